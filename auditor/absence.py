@@ -1,13 +1,15 @@
-"""When an absent bookie counts as lost: after the recovery delay, counted for each bookie by itself.
+"""When an absent bookie counts as lost: after the recovery delay, counted for each bookie by
+itself.
 
-While a maintenance window stands, its bookie is away on purpose, which is no absence. So the delay counts
-from the end of the window or from the bookie's going, whichever is later: an operator who ends a window by
-hand, or who forgot a bookie in it, has the same time to act as after any other loss.
+While a maintenance window stands, its bookie is away on purpose, which is no absence. So the delay
+counts from the end of the window or from the bookie's going, whichever is later: an operator who
+ends a window by hand, or who forgot a bookie in it, has the same time to act as after any other
+loss.
 
 Who is found away after an outage of our own connection has time to return first (``outages``).
 
-A leader goes on counting where the one before it was (``records``), unless nobody looked for a while: then
-the bookie may have come back and gone again unseen, and counting begins anew.
+A leader goes on counting where the one before it was (``records``), unless nobody looked for a
+while: then the bookie may have come back and gone again unseen, and counting begins anew.
 """
 
 import math
@@ -19,7 +21,8 @@ from ledgers.metadata import BookieId
 
 NO_OUTAGE = Outage()
 NAMING_MAX_MS = 120_000
-"""Counts that are older are of an earlier leader: whoever leads writes them twice in that time (``noting``)."""
+"""Counts that are older are of an earlier leader: whoever leads writes them twice in that time
+(``noting``)."""
 UNSEEN_MAX_MS = 600_000
 """So long nobody may have looked, between two leaders, for an absence to go on."""
 
@@ -28,8 +31,8 @@ UNSEEN_MAX_MS = 600_000
 class Copyless:
     """Ledgers that have entries whose every copy is on bookies that are away.
 
-    ``first``: some of their ids, the least. ``enough_for``: of each of these bookies that one of them names, how
-    many of them have a copy of each entry again once it alone is back.
+    ``first``: some of their ids, the least. ``enough_for``: of each of these bookies that one of
+    them names, how many of them have a copy of each entry again once it alone is back.
     """
 
     count: int
@@ -39,12 +42,13 @@ class Copyless:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAbsences:
-    """What a leader left behind. Times are wall-clock milliseconds; ``seen_ms``: when it last looked.
+    """What a leader left behind. Times are wall-clock milliseconds; ``seen_ms``: when it last
+    looked.
 
-    ``naming``: how many ledgers name each of them, and each that is away on purpose, for people; empty when
-    an earlier release wrote it.
-    ``are_all_named``: whether every ledger was counted.
-    ``copyless``: the ledgers with entries whose every copy is on these; None where they were not counted.
+    ``naming``: how many ledgers name each of them, and each that is away on purpose, for people;
+    empty when an earlier release wrote it. ``are_all_named``: whether every ledger was counted.
+    ``copyless``: the ledgers with entries whose every copy is on these; None where they were not
+    counted.
     """
 
     since_ms: Mapping[BookieId, int] = field(default_factory=dict)
@@ -152,7 +156,8 @@ def excused_until_s(
     overruled_s: float = -math.inf,
     outage: Outage = NO_OUTAGE,
 ) -> dict[BookieId, float]:
-    """Those whose loss the outage holds back, whatever the recovery delay, until when. Times as above."""
+    """Those whose loss the outage holds back, whatever the recovery delay, until when. Times as
+    above."""
     return {
         bookie: outage.excuses_until_s(since_s)
         for bookie, since_s in absent_since_s.items()

@@ -93,8 +93,9 @@ class GrowthOfLedgers:
     ) -> list[int]:
         """Return the ledgers to read in this look, at most about ``count_max``.
 
-        ``new_ids``: ledgers created since the last look. First come the last growing ledgers of bookies that would soon stop being active, then new
-        ledgers, then the next ledgers of the round.
+        ``new_ids``: ledgers created since the last look. First come the last growing ledgers of
+        bookies that would soon stop being active, then new ledgers, then the next ledgers of the
+        round.
         """
         if not self._left:
             is_short = len(open_ids) <= SORTED_MAX

@@ -1,11 +1,12 @@
 """The Auditor: while it leads, it sees bookies go, waits out the recovery delay, and marks.
 
-One loop: decide from the list of bookies and from the index who is lost, and mark the ledgers of whoever is
-lost that were not marked yet. What ledgers a loss touches the index knows, so that nothing is read for it.
-Whatever fails is tried again; what was handled is remembered only while the leadership lasts, so that a
-new leader misses nothing.
+One loop: decide from the list of bookies and from the index who is lost, and mark the ledgers of
+whoever is lost that were not marked yet. What ledgers a loss touches the index knows, so that
+nothing is read for it. Whatever fails is tried again; what was handled is remembered only while the
+leadership lasts, so that a new leader misses nothing.
 
-While the index is built, or read again, a loss is answered from what is known, and completed afterwards.
+While the index is built, or read again, a loss is answered from what is known, and completed
+afterwards.
 """
 
 import asyncio
@@ -45,7 +46,8 @@ RETRY_S = 5.0
 CHANGES_PAUSE_S = 0.1
 """Between two looks at the ledgers that changed: together they cost less."""
 STANDSTILL_MAX_S = 20.0
-"""So long a node may have stood still and have its session still, as a rule: twice the default time-out."""
+"""So long a node may have stood still and have its session still, as a rule: twice the default
+time-out."""
 
 
 @dataclass(slots=True)
@@ -81,8 +83,8 @@ class Auditor:
     ) -> None:
         """``keeper`` is run by somebody else. ``holds``: asked before anything is marked.
 
-        ``standstill_max_s``: a worker that stood still so long may be within its session, and what it writes
-        then rests on bookies as they were before.
+        ``standstill_max_s``: a worker that stood still so long may be within its session, and what
+        it writes then rests on bookies as they were before.
         """
         self._store = store
         self._ur = ur
@@ -112,13 +114,15 @@ class Auditor:
         """Likewise, which it had when this leader first saw it."""
         self._standstill_max_s = standstill_max_s
         self._again: frozenset[BookieId] = frozenset()
-        """Missing bookies that were there just before, so that a worker which found them there may be about to take
-        away marks that stand: these are to be renewed."""
+        """Missing bookies that were there just before, so that a worker which found them there may
+        be about to take away marks that stand: these are to be renewed."""
         self._inherited: frozenset[BookieId] = frozenset()
-        """Bookies that an earlier leader has marked for, and that were not seen back since: the marks are of this loss."""
+        """Bookies that an earlier leader has marked for, and that were not seen back since: the
+        marks are of this loss."""
         self._settling: dict[tuple[BookieId, int], float] = {}
-        """Bookies that were set up anew (with the cookie's czxid), whose ledgers are marked; until when others may come
-        to name them on the strength of copies that are gone. So long they are missing."""
+        """Bookies that were set up anew (with the cookie's czxid), whose ledgers are marked; until
+        when others may come to name them on the strength of copies that are gone. So long they are
+        missing."""
         self._switch = DisableSwitch(store, ur, clock)
         self._is_overruled = False
         """An operator asks for an audit of every bookie that is away now."""
@@ -126,7 +130,8 @@ class Auditor:
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Audit until cancelled. Raises SessionLostError or LeadershipLostError when that is over."""
+        """Audit until cancelled. Raises SessionLostError or LeadershipLostError when that is
+        over."""
         await until_answered(self._prepare, event="audit.delayed", clock=self._clock)
         keeper = self._keeper
         async with asyncio.TaskGroup() as tasks:
@@ -169,7 +174,8 @@ class Auditor:
             return RETRY_S
 
     async def run_once(self) -> float:
-        """Audit if there is a reason to; returns after how many seconds to look again at the latest."""
+        """Audit if there is a reason to; returns after how many seconds to look again at the
+        latest."""
         self._wake.clear()
         view = await self._views.refresh() if self._is_overruled else self._views.current
         self._see(view)  # first: who is seen to be away only now is meant, too
@@ -239,7 +245,8 @@ class Auditor:
             await self._marks.mark_touched(touched, missing)
 
     def _is_due(self, missing: Missing) -> bool:
-        """Whether all ledgers of missing bookies are to be looked at, and not just those that changed."""
+        """Whether all ledgers of missing bookies are to be looked at, and not just those that
+        changed."""
         return (
             not missing.causes <= self._done.causes
             or self._keeper.completed_count != self._done.completed_count
@@ -258,7 +265,8 @@ class Auditor:
             self._done.check_due_s = started_s + self._settings.bookie_check_interval_s
             self._marks.forget()
         if completed_count != self._done.seen_count:
-            # All was read again, as we were cut off perhaps: then bookies may have been back, and marks be worked off.
+            # All was read again, as we were cut off perhaps: then bookies may have been back, and
+            # marks be worked off.
             if self._done.seen_count:
                 self._marks.forget()
             self._done.seen_count = completed_count
@@ -288,7 +296,8 @@ class Auditor:
         await self._tell(marked, started_s=started_s, is_complete=is_complete)
 
     def _is_superseded(self, missing: Missing) -> bool:
-        """Whether something happened that changes who is missing: then the audit begins anew with that.
+        """Whether something happened that changes who is missing: then the audit begins anew with
+        that.
 
         Another bookie that goes does so too, lost or not yet: a hold may be due.
         """
@@ -305,10 +314,12 @@ class Auditor:
         )
 
     async def _settle(self, missing: Missing) -> None:
-        """Of those set up anew: all their ledgers are marked, and so is, for a while, what comes to name them.
+        """Of those set up anew: all their ledgers are marked, and so is, for a while, what comes to
+        name them.
 
-        A worker that stands still after a bookie has acknowledged its copies, and goes on within its session,
-        names it without knowing that it was wiped meanwhile (rule S3). A leader that comes in between begins anew.
+        A worker that stands still after a bookie has acknowledged its copies, and goes on within
+        its session, names it without knowing that it was wiped meanwhile (rule S3). A leader that
+        comes in between begins anew.
         """
         is_done = self._done.completed_count == self._keeper.completed_count
         if not (missing.reborn and is_done and self._keeper.is_complete):

@@ -1,8 +1,9 @@
-"""Why a ledger is marked. A mark's payload is Java's and cannot say; a znode for each would double the writes.
+"""Why a ledger is marked. A mark's payload is Java's and cannot say; a znode for each would double
+the writes.
 
-So the leader notes, per bookie, why its copies are missing: ``<ur>/bookmender/causes``, one znode, versioned
-JSON. The reason of a mark follows from the replicas it names, from the orders (``draining``) and from what a
-periodic check found (``findings``).
+So the leader notes, per bookie, why its copies are missing: ``<ur>/bookmender/causes``, one znode,
+versioned JSON. The reason of a mark follows from the replicas it names, from the orders
+(``draining``) and from what a periodic check found (``findings``).
 """
 
 import enum
@@ -26,7 +27,8 @@ KEPT_MAX = 2_000
 """Bookies in the record; the oldest of those that are back go first."""
 
 CLOCKS_APART_MS = 10_000
-"""So far the clocks of two leaders may differ; and what is being marked just when a bookie is back takes a while."""
+"""So far the clocks of two leaders may differ; and what is being marked just when a bookie is back
+takes a while."""
 
 
 class Why(enum.Enum):
@@ -50,7 +52,8 @@ class Cause:
     def was_over_at(self, ctime_ms: int | None) -> bool:
         """Whether a mark made then is none of its marks. None: nobody knows when it was made.
 
-        An older mark may be: one that stood when the bookie was lost serves for that, too, and keeps its time.
+        An older mark may be: one that stood when the bookie was lost serves for that, too, and
+        keeps its time.
         """
         if self.ended_ms is None or ctime_ms is None:
             return False
@@ -123,8 +126,8 @@ def causes_path(ur: str) -> str:
 class MarkReason:
     """One of them. ``cause``: lost, reborn, drained, hand, unknown, or the name of a check.
 
-    ``bookie``: None where the mark is not about a single one. ``since_ms``: wall-clock; None: unknown.
-    ``detail`` is a part of a sentence for an operator; it may be empty.
+    ``bookie``: None where the mark is not about a single one. ``since_ms``: wall-clock; None:
+    unknown. ``detail`` is a part of a sentence for an operator; it may be empty.
     """
 
     cause: str

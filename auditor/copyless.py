@@ -1,9 +1,10 @@
-"""Which ledgers have entries whose every copy is on bookies that are away, for whatever reason: nobody reads these.
+"""Which ledgers have entries whose every copy is on bookies that are away, for whatever reason:
+nobody reads these.
 
-A decision about one ledger, from what the index keeps of it (``has_copyless``), and who counts them all, keeps
-the ids of a few, and sees which of the bookies would help. A
-ledger has such an entry only if it names as many of these bookies as make a write set: those alone are
-looked at, a block of the index at a time.
+A decision about one ledger, from what the index keeps of it (``has_copyless``), and who counts them
+all, keeps the ids of a few, and sees which of the bookies would help. A ledger has such an entry
+only if it names as many of these bookies as make a write set: those alone are looked at, a block of
+the index at a time.
 """
 
 import asyncio
@@ -79,7 +80,8 @@ class CopylessCounter:
             self._was_seen.set()
 
     def of(self, away: Collection[BookieId]) -> Copyless | None:
-        """None where these were not counted yet for just these, or only before the index was complete."""
+        """None where these were not counted yet for just these, or only before the index was
+        complete."""
         last = self._last
         return last.found if last and last.away == away and self._may_stand(last) else None
 

@@ -1,7 +1,9 @@
-"""The recovery delay as it stands in ``lostBookieRecoveryDelay``: one for the whole cluster, Java's znode.
+"""The recovery delay as it stands in ``lostBookieRecoveryDelay``: one for the whole cluster, Java's
+znode.
 
-The first leader makes it, from its setting; afterwards the znode decides. A write of it counts at once,
-whatever happened to the znode before: also its deletion, which Java's auditor never recovers from (G29).
+The first leader makes it, from its setting; afterwards the znode decides. A write of it counts at
+once, whatever happened to the znode before: also its deletion, which Java's auditor never recovers
+from (G29).
 """
 
 from collections.abc import AsyncGenerator
@@ -64,7 +66,8 @@ class RecoveryDelay:
         )
 
     async def changes(self) -> AsyncGenerator[tuple[Delay, Delay], None]:
-        """Each write, and the deletion: what was in force before, and what is now. Ends with the session.
+        """Each write, and the deletion: what was in force before, and what is now. Ends with the
+        session.
 
         Where it cannot be read the setting is in force, as for the next leader.
         """

@@ -1,12 +1,13 @@
 """Draining: the leader marks the ledgers that name a draining bookie, in our own queue.
 
-Their copies are all there, so that a Java worker would find the ledgers whole and take the marks away:
-they never go into the shared queue (rule S16). Workers of ours count a draining member as missing.
-All draining bookies are marked for as if they were lost together: fewest copies left first, then the order
-that was given first, then the largest.
+Their copies are all there, so that a Java worker would find the ledgers whole and take the marks
+away: they never go into the shared queue (rule S16). Workers of ours count a draining member as
+missing. All draining bookies are marked for as if they were lost together: fewest copies left
+first, then the order that was given first, then the largest.
 
-Which ledgers name one the index knows, those too that are put on a bookie that still takes writes. A bookie
-is drained when the index is complete and no ledger names it, nor may. How far it is stands in a record for people.
+Which ledgers name one the index knows, those too that are put on a bookie that still takes writes.
+A bookie is drained when the index is complete and no ledger names it, nor may. How far it is stands
+in a record for people.
 """
 
 from collections import Counter
@@ -46,7 +47,8 @@ LOOK_S, LOOK_SOON_S = 2.0, 0.25
 LOOKED_AT_PER_S = 50_000
 """Ledgers that are left; where they are many, the looks are fewer."""
 RELIST_S = 60.0
-"""Between two looks at which marks stand, and at which ledgers that cannot be read may name the bookies."""
+"""Between two looks at which marks stand, and at which ledgers that cannot be read may name the
+bookies."""
 DOUBTFUL_KEPT_MAX = 20
 """Ledgers in doubt that the record names, for one bookie."""
 
@@ -65,7 +67,8 @@ class _Listed:
 
 
 class Drainer:
-    """The leader's. ``marker`` marks in the own queue. ``run`` ends by cancellation or with the session."""
+    """The leader's. ``marker`` marks in the own queue. ``run`` ends by cancellation or with the
+    session."""
 
     def __init__(
         self,
@@ -136,8 +139,8 @@ class Drainer:
     async def _list(self, orders: Mapping[BookieId, DrainOrder]) -> _Listed:
         """What stands in the queue, and what is in doubt; as it was listed before, if that will do.
 
-        A mark may be gone whose ledger names the bookie still: somebody took it away, or a worker that did
-        not know of the order yet. Such a ledger is marked again, but not in a hot loop.
+        A mark may be gone whose ledger names the bookie still: somebody took it away, or a worker
+        that did not know of the order yet. Such a ledger is marked again, but not in a hot loop.
         """
         last, now_s = self._listed, self._clock.now_s()
         unreadable = self._keeper.index.unreadable

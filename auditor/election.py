@@ -1,8 +1,9 @@
 """Who leads: the node with the smallest vote, as Java's AutoRecovery elects, in the same znodes.
 
 Votes are ephemeral and sequential below ``<ur>/auditorelection``; everyone but the smallest watches
-just its predecessor, besides its own vote. Leadership is proven, not remembered (rule S9): every write made as leader is a
-multi that checks the vote and the session's znode. Source: BookKeeper's ZkLedgerAuditorManager.
+just its predecessor, besides its own vote. Leadership is proven, not remembered (rule S9): every
+write made as leader is a multi that checks the vote and the session's znode. Source: BookKeeper's
+ZkLedgerAuditorManager.
 """
 
 import asyncio
@@ -61,9 +62,11 @@ class Election:
         self._vote = payloads.vote_to_bytes(candidate)
 
     async def win(self) -> Leadership:
-        """Stand for election and wait to be elected. Raises LeadershipLostError when our vote vanishes.
+        """Stand for election and wait to be elected. Raises LeadershipLostError when our vote
+        vanishes.
 
-        Who waits without a vote would not be there when the leader goes: so that is noticed at once, too.
+        Who waits without a vote would not be there when the leader goes: so that is noticed at
+        once, too.
         """
         await ensure(self._store, self._election)
         vote_path = await self._store.create(
@@ -111,7 +114,8 @@ class Election:
                     return
 
     async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Neither that a vote is gone follows from a reply that did not come, nor that it stands (rule S8)."""
+        """Neither that a vote is gone follows from a reply that did not come, nor that it stands
+        (rule S8)."""
         return await until_answered(call, event="election.unanswered", clock=self._clock)
 
 

@@ -63,7 +63,8 @@ def _copies_left(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebirth:
-    """A bookie was set up: its cookie's ``czxid``, and whether it was known under another one before."""
+    """A bookie was set up: its cookie's ``czxid``, and whether it was known under another one
+    before."""
 
     czxid: int
     was_known: bool
@@ -71,8 +72,9 @@ class Rebirth:
     def is_after(self, ledger: IndexedLedger) -> bool:
         """Whether the bookie, if the ledger names it, may have lost its copies.
 
-        A later write of the metadata proves nothing of one that was known: a writer may have changed
-        another ensemble since. One that is new to us is more likely to have come in by such a write.
+        A later write of the metadata proves nothing of one that was known: a writer may have
+        changed another ensemble since. One that is new to us is more likely to have come in by such
+        a write.
         """
         return self.czxid > (ledger.czxid if self.was_known else ledger.mzxid)
 
@@ -84,13 +86,13 @@ def reborn_bookies(
     first_seen: Mapping[BookieId, int] | None = None,
     trusted: Mapping[BookieId, int] = MappingProxyType({}),
 ) -> dict[BookieId, Rebirth]:
-    """Bookies that were set up since their ledgers were looked at. ``identities``: the cookies' czxids then;
-    ``first_seen``: those of any time before, also while nobody was to look. ``trusted``: cookies' czxids that an
-    operator's order calls old (``IdentitiesOrder``).
+    """Bookies that were set up since their ledgers were looked at. ``identities``: the cookies'
+    czxids then; ``first_seen``: those of any time before, also while nobody was to look.
+    ``trusted``: cookies' czxids that an operator's order calls old (``IdentitiesOrder``).
 
     One that comes back under its old id may have lost everything (its disk was replaced): its
-    return withdraws no mark, and where there is none, calls for one (rule S6). Of one whose cookie ACLs shut away
-    nobody can tell.
+    return withdraws no mark, and where there is none, calls for one (rule S6). Of one whose cookie
+    ACLs shut away nobody can tell.
     """
     former = {**(first_seen or {}), **identities}
     return {
@@ -104,12 +106,14 @@ def reborn_bookies(
 
 
 LossCause = tuple[BookieId, int, float]
-"""A bookie, and its new cookie's czxid (0: it is away) or since when it is away, monotonic seconds."""
+"""A bookie, and its new cookie's czxid (0: it is away) or since when it is away, monotonic
+seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """Bookies whose copies are missing, in whole or, where one was set up anew, of older ledgers."""
+    """Bookies whose copies are missing, in whole or, where one was set up anew, of older
+    ledgers."""
 
     lost_since_s: Mapping[BookieId, float] = field(default_factory=dict)
     """Monotonic seconds."""
@@ -153,7 +157,8 @@ def most_endangered_first(
 
 
 class DangerQueue:
-    """The most endangered of what was added so far comes first; a heap, as more is added meanwhile."""
+    """The most endangered of what was added so far comes first; a heap, as more is added
+    meanwhile."""
 
     def __init__(self, absent_since_s: Mapping[BookieId, float]) -> None:
         self._absent_since_s = absent_since_s

@@ -1,8 +1,10 @@
-"""What a periodic check found wrong with a ledger: ``<ur>/bookmender/findings/<ledger id>``, versioned JSON.
+"""What a periodic check found wrong with a ledger: ``<ur>/bookmender/findings/<ledger id>``,
+versioned JSON.
 
-A mark itself cannot say why it was made: its payload is Java's. For a lost bookie the reason follows from
-``causes``; what a check, or fsck, found stands here, one znode a ledger, until the mark is gone. Workers go by
-``bookies``, too: those are asked for all that they should have, as a look at the ends may find nothing wrong.
+A mark itself cannot say why it was made: its payload is Java's. For a lost bookie the reason
+follows from ``causes``; what a check, or fsck, found stands here, one znode a ledger, until the
+mark is gone. Workers go by ``bookies``, too: those are asked for all that they should have, as a
+look at the ends may find nothing wrong.
 """
 
 import json
@@ -43,9 +45,11 @@ from replication.queue.mark_tree import MarkTree
 log = structlog.get_logger()
 
 SWEEP_S = 60.0
-"""Between two looks at which marks are gone: one that has none may have it to come, and is looked at once more."""
+"""Between two looks at which marks are gone: one that has none may have it to come, and is looked
+at once more."""
 SWEPT_PER_S = 200.0
-"""Findings looked at; where they are many, the looks are fewer: each finding costs ZooKeeper three reads."""
+"""Findings looked at; where they are many, the looks are fewer: each finding costs ZooKeeper three
+reads."""
 
 TRIES_MAX = 3
 """To write a finding whose directory is not there."""
@@ -68,7 +72,8 @@ class Finding:
     found_ms: int
 
     def beside(self, before: bytes) -> Self:
-        """With the bookies of an earlier one, as it stands in its znode; alone where that cannot be read."""
+        """With the bookies of an earlier one, as it stands in its znode; alone where that cannot be
+        read."""
         try:
             earlier = self.from_record(parse_record(before))
         except CorruptionError:
@@ -102,8 +107,8 @@ class Findings:
     async def write(
         self, ledger_id: int, check: str, bookies: Collection[BookieId], detail: str
     ) -> None:
-        """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's place, and adds its
-        bookies to those: what was found first may not be mended yet.
+        """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's
+        place, and adds its bookies to those: what was found first may not be mended yet.
 
         Raises UnavailableError.
         """
@@ -127,7 +132,8 @@ class Findings:
         )
 
     async def _put(self, path: str, finding: Finding) -> None:
-        """Raises NoNodeError where there is no directory, and like ConflictError when others were quicker."""
+        """Raises NoNodeError where there is no directory, and like ConflictError when others were
+        quicker."""
         try:
             await self._batcher.apply(Create(path=path, data=finding.to_json()))
         except NodeExistsError:
@@ -181,7 +187,8 @@ class Findings:
         return any([await tree.holds(ledger_id) for tree in trees])
 
     async def _make_directory(self) -> None:
-        """Not through the batcher: what is there by another's transaction of a batch goes if the batch fails.
+        """Not through the batcher: what is there by another's transaction of a batch goes if the
+        batch fails.
 
         It is empty, and proves nothing, so that it needs no guard."""
         if not self._has_directory:

@@ -1,18 +1,19 @@
 """The safety hold: so many bookies went at once that it is hardly they who failed.
 
-A switch, a rack's power or ZooKeeper itself takes many bookies' znodes away together, while their disks are
-as they were. To copy all that they hold would be the wrong answer, and to fence what is being written a
-harmful one. So the leader orders a hold (``holds``): no further ledger is marked for lost bookies, and nothing
-fenced, by any node, until enough of them are back, the hold's own end comes, or an operator says that they are
-lost.
+A switch, a rack's power or ZooKeeper itself takes many bookies' znodes away together, while their
+disks are as they were. To copy all that they hold would be the wrong answer, and to fence what is
+being written a harmful one. So the leader orders a hold (``holds``): no further ledger is marked
+for lost bookies, and nothing fenced, by any node, until enough of them are back, the hold's own end
+comes, or an operator says that they are lost.
 
-A hold begins when more than a set share of the bookies went within a window of each other, and they are at
-least so many, or a whole rack. The share must be exceeded in either case: where racks are small, losing one is
-an ordinary loss. What a leader finds away when it begins, and no leader before it knew of, went just now: after
-a power cut bookies may come back later than we do.
+A hold begins when more than a set share of the bookies went within a window of each other, and they
+are at least so many, or a whole rack. The share must be exceeded in either case: where racks are
+small, losing one is an ordinary loss. What a leader finds away when it begins, and no leader before
+it knew of, went just now: after a power cut bookies may come back later than we do.
 
-A hold that is over, by its own end or an operator's word, is kept as long as one of its bookies is away: it
-binds for these, so that nothing holds on their account again; a further wave of others does.
+A hold that is over, by its own end or an operator's word, is kept as long as one of its bookies is
+away: it binds for these, so that nothing holds on their account again; a further wave of others
+does.
 """
 
 from collections import defaultdict
@@ -51,12 +52,13 @@ class Muster:
         lost_since_s: Mapping[BookieId, float],
         rack_of: Locate,
     ) -> "Muster":
-        """Without those that are away on purpose: under maintenance, or drained and then gone. Nor does
-        one count that ledgers name and that has no cookie (any more).
+        """Without those that are away on purpose: under maintenance, or drained and then gone. Nor
+        does one count that ledgers name and that has no cookie (any more).
 
         ``lost_since_s``: whose ledgers are marked, by an earlier leader perhaps, which saw them go.
         """
-        # Without a single cookie, somebody deleted their directory: then every bookie counts, as no hold would begin.
+        # Without a single cookie, somebody deleted their directory: then every bookie counts, as no
+        # hold would begin.
         known = view.cookies.keys() or view.available | absent_since_s.keys()
         counted = known - view.orders.maintenance.keys() - view.orders.draining.keys()
         return cls(

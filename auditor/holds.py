@@ -1,4 +1,5 @@
-"""Safety holds carried out: the leader asks ``holding`` what should stand, writes it, and says so loudly."""
+"""Safety holds carried out: the leader asks ``holding`` what should stand, writes it, and says so
+loudly."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -22,8 +23,8 @@ from replication.queue.batching import Batcher
 log = structlog.get_logger()
 
 CALM_S = 15.0
-"""For so long the bookies that are still away must be too few for a hold before it ends: those that come and
-go would have it end and begin anew."""
+"""For so long the bookies that are still away must be too few for a hold before it ends: those that
+come and go would have it end and begin anew."""
 TRIES_MAX = 5
 BOOKIES_LOGGED_MAX = 20
 
@@ -118,8 +119,9 @@ class Holds:
     ) -> bool:
         """Begin, extend or end a hold as is due; whether one stands now: then nobody is lost.
 
-        ``absent_since_s``: as ``still_absent`` says. ``lost_since_s``: since when those are away whose
-        ledgers are marked. Raises UnavailableError: nobody can tell, so that nothing is to be marked.
+        ``absent_since_s``: as ``still_absent`` says. ``lost_since_s``: since when those are away
+        whose ledgers are marked. Raises UnavailableError: nobody can tell, so that nothing is to be
+        marked.
         """
         muster = self._judge.muster(view, absent_since_s, lost_since_s=lost_since_s)
         seen = view.orders.hold
@@ -146,7 +148,8 @@ class Holds:
     async def _write(
         self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
     ) -> bool:
-        """False when an operator was quicker, or somebody deleted the directory, which is there again then."""
+        """False when an operator was quicker, or somebody deleted the directory, which is there
+        again then."""
         try:
             await self._batcher.apply(self._operation(wanted, over=over))
         except (ConflictError, NodeExistsError):
@@ -185,7 +188,8 @@ def _is_same(hold: HoldOrder, other: HoldOrder | None) -> bool:
 
 
 def _tell_of_hold(hold: HoldOrder, muster: Muster, *, is_new: bool) -> None:
-    """An error: a person is to look. One that stood before this node led is told of by each new leader."""
+    """An error: a person is to look. One that stood before this node led is told of by each new
+    leader."""
     log.error(
         "hold.begun" if is_new else "hold.found",
         reason=hold.reason,

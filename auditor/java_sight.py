@@ -1,10 +1,11 @@
 """What Java's workers would see of a ledger's damage, and so in which queue it is marked. Pure.
 
-Java's ReplicationWorker asks its LedgerChecker, which reads of each bookie's part of a fragment the first and the
-last entry (``auditorLedgerVerificationPercentage`` is 0 unless set), takes any answer but the entry for a loss, and
-checks no digest. Whatever else is wrong it does not see: it finds the ledger whole and unmarks it within
-milliseconds. Where it does see it, it copies that whole part anew. So in the shared queue stands only what it sees,
-part by part, and the rest in our own, whose workers go by the finding.
+Java's ReplicationWorker asks its LedgerChecker, which reads of each bookie's part of a fragment the
+first and the last entry (``auditorLedgerVerificationPercentage`` is 0 unless set), takes any answer
+but the entry for a loss, and checks no digest. Whatever else is wrong it does not see: it finds the
+ledger whole and unmarks it within milliseconds. Where it does see it, it copies that whole part
+anew. So in the shared queue stands only what it sees, part by part, and the rest in our own, whose
+workers go by the finding.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,8 +19,9 @@ from replication.planning.entry_runs import NO_ENTRIES, EntryRuns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Of one bookie's copies of one ledger. ``bad``: entries of which it gives no good copy, at least the first and
-    the last such of each fragment; ``refused``: those of them that it does not give at all."""
+    """Of one bookie's copies of one ledger. ``bad``: entries of which it gives no good copy, at
+    least the first and the last such of each fragment; ``refused``: those of them that it does not
+    give at all."""
 
     bad: EntryRuns
     refused: EntryRuns = field(default_factory=lambda: NO_ENTRIES)
@@ -27,7 +29,8 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """Bookies with damage that Java's workers see, and with damage that they do not; one may be in both."""
+    """Bookies with damage that Java's workers see, and with damage that they do not; one may be in
+    both."""
 
     seen: frozenset[BookieId] = frozenset()
     unseen: frozenset[BookieId] = frozenset()
@@ -48,7 +51,8 @@ def java_sight(
     *,
     registered: Collection[BookieId],
 ) -> Sight:
-    """``fragments``: of the ledger; one that ends nobody knows where has no end that Java could look at.
+    """``fragments``: of the ledger; one that ends nobody knows where has no end that Java could
+    look at.
 
     Damage outside the fragments counts as unseen: better a look too many than one too few.
     """

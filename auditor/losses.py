@@ -1,9 +1,10 @@
 """The ledgers of lost bookies, out of the index and into the queue, the most endangered first.
 
-Nothing waits until all of them are known: they are looked up a slice at a time, and what is most endangered of
-those seen so far is marked meanwhile. So the first mark comes at once, however many there are, and the order
-is right but for the first few. What was marked is remembered as long as its bookies are missing: a ledger
-that changes while workers repair it is looked at, and not written again.
+Nothing waits until all of them are known: they are looked up a slice at a time, and what is most
+endangered of those seen so far is marked meanwhile. So the first mark comes at once, however many
+there are, and the order is right but for the first few. What was marked is remembered as long as
+its bookies are missing: a ledger that changes while workers repair it is looked at, and not written
+again.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ TOUCHED_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marked:
-    """What came of it. ``is_whole``: whether all were looked at. ``urgent``: as ``DangerQueue`` has it."""
+    """What came of it. ``is_whole``: whether all were looked at. ``urgent``: as ``DangerQueue`` has
+    it."""
 
     endangered_count: int
     mark_count: int
@@ -78,7 +80,8 @@ class KnownMarks:
 
 
 class LossMarks:
-    """Marks ledgers for missing bookies, and remembers which are marked for which, to write no mark twice."""
+    """Marks ledgers for missing bookies, and remembers which are marked for which, to write no mark
+    twice."""
 
     def __init__(self, index: LedgerIndex, marker: Marker) -> None:
         self._index = index
@@ -99,9 +102,9 @@ class LossMarks:
     ) -> Marked:
         """Mark all ledgers that miss copies, but for those whose marks stand.
 
-        ``first``: of the missing bookies, those to begin with. ``is_over``: asked now and then, whether to
-        leave it at that; the rest is for another call. ``again``: those that were back since they were lost
-        the last time, whose marks of then are renewed.
+        ``first``: of the missing bookies, those to begin with. ``is_over``: asked now and then,
+        whether to leave it at that; the rest is for another call. ``again``: those that were back
+        since they were lost the last time, whose marks of then are renewed.
         """
         ledger_ids = self._naming([*first, *(b for b in missing.bookies if b not in first)])
         stream = _DangerStream(self._index, missing, ledger_ids, self._known, is_over, again)
@@ -109,7 +112,8 @@ class LossMarks:
         return stream.result()
 
     async def mark_touched(self, ledger_ids: Collection[int], missing: Missing) -> int:
-        """Of ledgers that were created or changed: those that miss copies, and whose mark nobody knows of.
+        """Of ledgers that were created or changed: those that miss copies, and whose mark nobody
+        knows of.
 
         What a worker has in hand as it was before is marked all the same (rule S6).
         """
@@ -128,7 +132,8 @@ class LossMarks:
         return count
 
     def see(self, missing: Missing) -> None:
-        """Nothing is known any more of marks for bookies that are not missing now, or are anew: they may be worked off."""
+        """Nothing is known any more of marks for bookies that are not missing now, or are anew:
+        they may be worked off."""
         if news := {bookie for bookie, *_ in missing.causes - self._missing.causes}:
             self._restored = frozenset()
         self._known.keep_only(missing.bookies - news)
@@ -145,8 +150,8 @@ class LossMarks:
         return bool(self._missing.lost_since_s) and len(self._known) > 0
 
     async def lacking_among(self, listed: Sequence[int]) -> frozenset[int]:
-        """Ledgers of lost bookies whose marks are taken to stand, but are not among these, which ascend; but for those
-        that were made again once already for the same losses."""
+        """Ledgers of lost bookies whose marks are taken to stand, but are not among these, which
+        ascend; but for those that were made again once already for the same losses."""
         found = set()
         for number, ledger_id in enumerate(self._known.ledger_ids()):
             if number % SLICE == 0:
@@ -164,7 +169,8 @@ class LossMarks:
         self._restored = self._restored.union(ledger_ids)
 
     def _is_lost(self, ledger_id: int) -> bool:
-        """Whether it names a lost bookie: of one that was set up anew that says nothing once it was given back all."""
+        """Whether it names a lost bookie: of one that was set up anew that says nothing once it was
+        given back all."""
         ledger = self._index.get(ledger_id)
         return ledger is not None and not ledger.bookies.isdisjoint(self._missing.lost_since_s)
 
@@ -191,7 +197,8 @@ class LossMarks:
 
 
 class _DangerStream:
-    """A source of marks: finds ledgers that miss copies, and gives out those not marked yet in order."""
+    """A source of marks: finds ledgers that miss copies, and gives out those not marked yet in
+    order."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """Publishing under-replicated ledgers, in the order given, as Java's auditor would mark them.
 
-A new mark is {directory, leaf}; those of many ledgers share a multi (rule S14), a few of which are under way.
-A ledger that is marked already gets the replicas it does not name yet, and keeps the time of its first mark.
+A new mark is {directory, leaf}; those of many ledgers share a multi (rule S14), a few of which are
+under way. A ledger that is marked already gets the replicas it does not name yet, and keeps the
+time of its first mark.
 """
 
 import asyncio
@@ -73,8 +74,8 @@ class Marker:
         self._ur = ur
         self._clock = clock
         self._ensuring = asyncio.Lock()
-        """Directories are made by one at a time: what another one's multi made, and NodeExists told us of,
-        is not there before that multi was sent again without us."""
+        """Directories are made by one at a time: what another one's multi made, and NodeExists told
+        us of, is not there before that multi was sent again without us."""
         self._ensured_count = 0
         """How often that was done."""
 
@@ -95,8 +96,9 @@ class Marker:
     ) -> bool:
         """Whether the mark is new or names more replicas now.
 
-        ``is_renewed``: written also where it says all that already, for a worker that has the ledger in
-        hand as it was before, and is about to unmark it: it will find another version (rule S6).
+        ``is_renewed``: written also where it says all that already, for a worker that has the
+        ledger in hand as it was before, and is about to unmark it: it will find another version
+        (rule S6).
         """
         for _ in range(TRIES_MAX):
             try:
@@ -111,7 +113,8 @@ class Marker:
     # --- Many together -----------------------------------------------------------------------------
 
     async def _mark_next(self, source: MarkSource) -> int:
-        """Until there are no more. Where one part was marked already the next is thought to be, too."""
+        """Until there are no more. Where one part was marked already the next is thought to be,
+        too."""
         count, are_new = 0, True
         while part := await source.take(MARKS_PER_MULTI):
             if are_new and await self._create_all(part):
@@ -156,7 +159,8 @@ class Marker:
                 try:
                     await self._ensure_parents(ledgers, unless_since=ensured_count)
                 except (UnauthorizedError, NoNodeError):
-                    # Some are shut away, or a worker tidies away what we make: each is tried by itself.
+                    # Some are shut away, or a worker tidies away what we make: each is tried by
+                    # itself.
                     return False
             else:
                 return True
@@ -165,7 +169,8 @@ class Marker:
     async def _ensure_parents(self, ledgers: Sequence[Endangered], *, unless_since: int) -> None:
         """The three upper directories, shared by up to 65,536 ledgers each.
 
-        ``unless_since``: as ``_ensured_count`` was when they lacked; what somebody made since may be them.
+        ``unless_since``: as ``_ensured_count`` was when they lacked; what somebody made since may
+        be them.
         """
         async with self._ensuring:
             if self._ensured_count == unless_since:
@@ -215,7 +220,8 @@ class Marker:
 
 
 class BothQueues:
-    """Marks where it helps: in the shared queue what Java's workers see, in our own what they would find whole."""
+    """Marks where it helps: in the shared queue what Java's workers see, in our own what they would
+    find whole."""
 
     def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, clock: Clock) -> None:
         self._shared = Marker(store, batcher, ur, clock)

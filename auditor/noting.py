@@ -1,7 +1,8 @@
-"""What a leader knows of bookies that are away, and notes for the next one: since when, and why it marked.
+"""What a leader knows of bookies that are away, and notes for the next one: since when, and why it
+marked.
 
-Decisions are ``absence``'s and ``causes``'; here they are kept up to date, and written where they change. Who
-merely looks on (``observer``) keeps them likewise and notes nothing.
+Decisions are ``absence``'s and ``causes``'; here they are kept up to date, and written where they
+change. Who merely looks on (``observer``) keeps them likewise and notes nothing.
 """
 
 import asyncio
@@ -36,7 +37,8 @@ from replication.cluster.cluster_view import ClusterView
 log = structlog.get_logger()
 
 WRITE_S = 60.0
-"""How often it is noted that absent bookies are still absent: the next leader goes on from there."""
+"""How often it is noted that absent bookies are still absent: the next leader goes on from
+there."""
 COUNTS_WRITE_S = 5.0
 """Between two writes for no other reason than that more or fewer ledgers name absent bookies."""
 RETRY_S = 5.0
@@ -45,7 +47,8 @@ RETRY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """``naming``: how many ledgers name each bookie that is away. The rest: as in ``StoredAbsences``."""
+    """``naming``: how many ledgers name each bookie that is away. The rest: as in
+    ``StoredAbsences``."""
 
     naming: Mapping[BookieId, int] = field(default_factory=dict)
     are_all_named: bool = False
@@ -63,14 +66,16 @@ class Absences:
     def __init__(
         self, store: MetadataStore, ur: str, clock: Clock, outages: Outages | None = None
     ) -> None:
-        """``outages``: of the connection that the bookies are seen through; None: there are none."""
+        """``outages``: of the connection that the bookies are seen through; None: there are
+        none."""
         self._store, self._ur = store, ur
         self._clock = clock
         self._outages = outages
         self.since_s: dict[BookieId, float] = {}
         """Every bookie that is away, and not on purpose."""
         self._on_purpose: frozenset[BookieId] = frozenset()
-        """Those that are away under maintenance: noted with how many ledgers name them, for people."""
+        """Those that are away under maintenance: noted with how many ledgers name them, for
+        people."""
         self._overruled_s = -math.inf
         self._written: frozenset[BookieId] = frozenset()
         """Those that the record names."""
@@ -91,8 +96,8 @@ class Absences:
             self._write_due_s = now_s
 
     def see(self, view: ClusterView, *, named: Collection[BookieId], are_all_named: bool) -> None:
-        """``named``: bookies that some ledger names; ``are_all_named``: whether every ledger is known, so that
-        no other is. One that was set up is known, too."""
+        """``named``: bookies that some ledger names; ``are_all_named``: whether every ledger is
+        known, so that no other is. One that was set up is known, too."""
         self._are_all_named = are_all_named
         known = view.cookies.keys() | named
         if not are_all_named:
@@ -108,9 +113,11 @@ class Absences:
         self._was_seen.set()
 
     def named_since_s(self, keeper: IndexKeeper) -> Mapping[BookieId, float]:
-        """Of ``since_s`` those that ledgers name; until all ledgers were read, or where some cannot be, all of them.
+        """Of ``since_s`` those that ledgers name; until all ledgers were read, or where some cannot
+        be, all of them.
 
-        A cookie that a machine left behind, which was replaced long ago, makes no hold. Monotonic seconds.
+        A cookie that a machine left behind, which was replaced long ago, makes no hold. Monotonic
+        seconds.
         """
         if not keeper.completed_count or keeper.refusal is not None:
             return self.since_s
@@ -157,11 +164,12 @@ class Absences:
         naming_count: Callable[[BookieId], int],
         copyless: Callable[[Collection[BookieId]], Copyless | None],
     ) -> None:
-        """When they change, and now and then that they go on: however long an audit takes meanwhile.
+        """When they change, and now and then that they go on: however long an audit takes
+        meanwhile.
 
-        ``naming_count``: how many ledgers name a bookie, as far as it is known now. ``copyless``: those
-        that have entries whose every copy is on these; None while they are counted.
-        Until cancelled. Raises SessionLostError or LeadershipLostError.
+        ``naming_count``: how many ledgers name a bookie, as far as it is known now. ``copyless``:
+        those that have entries whose every copy is on these; None while they are counted. Until
+        cancelled. Raises SessionLostError or LeadershipLostError.
         """
         while True:
             await self._wait_for_news()

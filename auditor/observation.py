@@ -1,4 +1,5 @@
-"""What a leader of ours would do now, and how that compares with the marks that stand: values, no I/O."""
+"""What a leader of ours would do now, and how that compares with the marks that stand: values, no
+I/O."""
 
 import enum
 from collections import Counter
@@ -24,7 +25,8 @@ class Absence(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingBookie:
-    """``left_s``: of the recovery delay; 0 unless ``WAITING``. ``ledger_count``: of those it endangers."""
+    """``left_s``: of the recovery delay; 0 unless ``WAITING``. ``ledger_count``: of those it
+    endangers."""
 
     bookie: BookieId
     absence: Absence
@@ -34,10 +36,12 @@ class MissingBookie:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Between the marks that we would make and those that stand in the shared queue. Ids ascend in ``surplus``.
+    """Between the marks that we would make and those that stand in the shared queue. Ids ascend in
+    ``surplus``.
 
-    ``unmarked``: ours alone, most endangered first; likewise ``partly_marked``: their marks stand, and lack a
-    lost replica. ``surplus``: standing marks that we would not make; a worker may be about to take them back.
+    ``unmarked``: ours alone, most endangered first; likewise ``partly_marked``: their marks stand,
+    and lack a lost replica. ``surplus``: standing marks that we would not make; a worker may be
+    about to take them back.
     """
 
     agreed_count: int
@@ -91,14 +95,16 @@ class Observation:
 
     @property
     def by_copies_left(self) -> dict[int, int]:
-        """Endangered ledgers, by how many copies are left of their worst entry; the fewest first."""
+        """Endangered ledgers, by how many copies are left of their worst entry; the fewest
+        first."""
         return dict(sorted(Counter(each.copies_left for each in self.endangered).items()))
 
 
 def compare(
     endangered: Sequence[Endangered], marks: Mapping[int, Collection[BookieId]]
 ) -> Difference:
-    """``marks``: the replicas that each mark names, by ledger; of a mark that cannot be read none."""
+    """``marks``: the replicas that each mark names, by ledger; of a mark that cannot be read
+    none."""
     unmarked = tuple(each.ledger_id for each in endangered if each.ledger_id not in marks)
     partly_marked = tuple(
         each.ledger_id

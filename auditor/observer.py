@@ -1,8 +1,10 @@
-"""The leader's decisions without the leadership: who is lost, what would be held, what would be marked.
+"""The leader's decisions without the leadership: who is lost, what would be held, what would be
+marked.
 
-It reads, and writes nothing: no vote, no lock, no znode whatever. What decides is the leader's own code
-(``noting``, ``holding``, ``endangered``); what it cannot know is what a leader of ours would have noted
-before: beside Java alone absences count from when it began to look, and nobody's cookie was seen before.
+It reads, and writes nothing: no vote, no lock, no znode whatever. What decides is the leader's own
+code (``noting``, ``holding``, ``endangered``); what it cannot know is what a leader of ours would
+have noted before: beside Java alone absences count from when it began to look, and nobody's cookie
+was seen before.
 """
 
 import asyncio
@@ -78,7 +80,8 @@ class Observer:
         await self._absences.resume()
 
     async def look(self) -> Observation:
-        """What would be done now. Raises UnavailableError when something could not be read whole."""
+        """What would be done now. Raises UnavailableError when something could not be read
+        whole."""
         view = self._views.current
         delay_s = await self._follow_delay()
         keeper = self._keeper
@@ -123,7 +126,8 @@ class Observer:
     # --- Who is missing ------------------------------------------------------------------------------
 
     async def _follow_delay(self) -> int:
-        """The recovery delay in seconds. Written anew, unchanged, it asks not to wait any longer."""
+        """The recovery delay in seconds. Written anew, unchanged, it asks not to wait any
+        longer."""
         before = self._delay
         self._delay = await read_delay(
             self._store, self._ur, default_s=self._settings.lost_bookie_recovery_delay_s
@@ -199,7 +203,8 @@ class Observer:
     async def _read_marks(self, endangered: Sequence[Endangered]) -> None:
         """All that stand. Those that were as we would make them are not read again: they only grow.
 
-        When one of them goes, its ledger was repaired: then it is endangered no more, and is looked at.
+        When one of them goes, its ledger was repaired: then it is endangered no more, and is looked
+        at.
         """
         listed = await marked_ledger_ids(self._store, self._ur)
         agreed = {

@@ -1,7 +1,8 @@
 """Outages of our own connection to ZooKeeper, after which bookies need a while to register again.
 
-A bookie whose session ended in the same outage is alive and well, and comes back by itself. So whoever is found
-away right after one is not lost before the time to return is over, whatever the recovery delay.
+A bookie whose session ended in the same outage is alive and well, and comes back by itself. So
+whoever is found away right after one is not lost before the time to return is over, whatever the
+recovery delay.
 """
 
 import math
@@ -15,7 +16,8 @@ from ledgers.store import MetadataStore
 log = structlog.get_logger()
 
 JOINED_MAX_S = 300.0
-"""So long after the first of them began outages count as one; who is still away then is so for a reason of its own."""
+"""So long after the first of them began outages count as one; who is still away then is so for a
+reason of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,8 @@ class Outage:
     settled_s: float = -math.inf
 
     def excuses_until_s(self, since_s: float) -> float:
-        """Before then a bookie that is away since ``since_s`` is not lost; -inf: no outage explains it."""
+        """Before then a bookie that is away since ``since_s`` is not lost; -inf: no outage explains
+        it."""
         return self.settled_s if self.began_s <= since_s <= self.settled_s else -math.inf
 
 
@@ -59,8 +62,9 @@ class Outages:
             await store.wait_connected()
 
     def begin(self) -> None:
-        """The connection is away. Any number of times. While some have time to return from the last outage this one goes
-        on with it, for ``JOINED_MAX_S``: it ends the sessions of those that are about to."""
+        """The connection is away. Any number of times. While some have time to return from the last
+        outage this one goes on with it, for ``JOINED_MAX_S``: it ends the sessions of those that
+        are about to."""
         if self._began_s is None:
             now_s, last = self._clock.now_s(), self._ended
             is_joined = now_s <= last.settled_s and now_s - last.began_s < JOINED_MAX_S

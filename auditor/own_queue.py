@@ -1,7 +1,7 @@
 """What stands in our own queue alone, where Java's workers do not look.
 
-Damage that they would find whole, as a check or fsck found it (``java_sight``), is told from what operators ordered:
-ledgers of draining bookies, and repairs by hand, that may well be whole.
+Damage that they would find whole, as a check or fsck found it (``java_sight``), is told from what
+operators ordered: ledgers of draining bookies, and repairs by hand, that may well be whole.
 """
 
 from collections.abc import Collection
@@ -31,8 +31,8 @@ class OwnQueue:
 async def read_own_queue(
     store: MetadataStore, ur: str, *, shared: Collection[int], known_damaged: Collection[int] = ()
 ) -> OwnQueue:
-    """``shared``: what is marked in the other queue. ``known_damaged``: by an earlier look; a finding stays until its
-    mark is gone, so that these are not read again."""
+    """``shared``: what is marked in the other queue. ``known_damaged``: by an earlier look; a
+    finding stays until its mark is gone, so that these are not read again."""
     ledger_ids = set(await marked_ledger_ids(store, own_path(ur))).difference(shared)
     damaged = ledger_ids.intersection(known_damaged)
     findings = await read_findings(store, ur, sorted(ledger_ids - damaged))

@@ -1,11 +1,13 @@
-"""Reads recent copies again on their targets, once the targets can no longer lose them silently (rule S6).
+"""Reads recent copies again on their targets, once the targets can no longer lose them silently
+(rule S6).
 
-``replication/recent_copies.py`` says why a copy that was acknowledged may disappear, and how repairs
-record their copies. A worker's session reads its own records ``after_s`` after the repairs ended.
-Records of sessions that have ended are taken over by one of the live workers, the one with the
-smallest session id; it waits ``after_s`` from then, because nothing says when those repairs ended.
-A record is deleted when each of its copies was read, or is not named by metadata any more. A target
-that does not answer, or is not registered, is asked again later, for as long as metadata names it.
+``replication/recent_copies.py`` says why a copy that was acknowledged may disappear, and how
+repairs record their copies. A worker's session reads its own records ``after_s`` after the repairs
+ended. Records of sessions that have ended are taken over by one of the live workers, the one with
+the smallest session id; it waits ``after_s`` from then, because nothing says when those repairs
+ended. A record is deleted when each of its copies was read, or is not named by metadata any more. A
+target that does not answer, or is not registered, is asked again later, for as long as metadata
+names it.
 
 A copy that is not there is reported like the finding of a periodic check: the ledger is marked, and
 a worker reads the whole copy and repairs it.
@@ -64,7 +66,8 @@ _COUNTERS = {
 }
 
 SAMPLE_ENTRIES = 1
-"""Entries between the ends that are read of a copy. A late deletion takes all entries of a ledger."""
+"""Entries between the ends that are read of a copy. A late deletion takes all entries of a
+ledger."""
 LEDGERS_AT_ONCE = 16
 LEDGERS_PER_S = 500.0
 """At most. The repairs of a lost bookie end together, so their copies become due together."""
@@ -182,8 +185,8 @@ class CopyRecheck:
     async def _outcome(self, copies: CopiesToRead) -> tuple[str, frozenset[BookieId]]:
         """Return the outcome, and the targets that are to be asked again.
 
-        A target that metadata names and that is not registered has to be asked when it is back: within
-        the recovery delay nothing marks its ledgers.
+        A target that metadata names and that is not registered has to be asked when it is back:
+        within the recovery delay nothing marks its ledgers.
         """
         ledger_id = copies.ledger_id
         try:

@@ -1,9 +1,10 @@
 """What the leader leaves behind for the next leader, and for people: znodes of ours.
 
 ``identities``: the cookie of each bookie whose ledgers were looked at since it was set up, so that
-one which comes back empty is noticed, and once only. ``absences``: since when each bookie is away, so that the
-recovery delay goes on. ``audit``: what the last audit found. ``drains``: how far the draining of bookies is.
-``causes``, ``urgent``, ``index`` (in ``index.note``), ``activity`` (in ``replication.cluster.activity``): see there.
+one which comes back empty is noticed, and once only. ``absences``: since when each bookie is away,
+so that the recovery delay goes on. ``audit``: what the last audit found. ``drains``: how far the
+draining of bookies is. ``causes``, ``urgent``, ``index`` (in ``index.note``), ``activity`` (in
+``replication.cluster.activity``): see there.
 """
 
 import json
@@ -54,10 +55,11 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainProgress:
-    """Of one bookie. ``since_ms``: of the order that it is about. ``ledgers_most``: that were ever left.
+    """Of one bookie. ``since_ms``: of the order that it is about. ``ledgers_most``: that were ever
+    left.
 
-    ``is_drained``: the last scan found no ledger that names it, and none that may. ``is_in_doubt``: none
-    that names it, but some whose metadata cannot be read, so that nobody can tell.
+    ``is_drained``: the last scan found no ledger that names it, and none that may. ``is_in_doubt``:
+    none that names it, but some whose metadata cannot be read, so that nobody can tell.
     """
 
     since_ms: int
@@ -73,7 +75,8 @@ class DrainProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRecord:
-    """Of all draining bookies. ``unreadable_count``: ledgers of which the scan cannot say anything."""
+    """Of all draining bookies. ``unreadable_count``: ledgers of which the scan cannot say
+    anything."""
 
     scanned_ms: int
     unreadable_count: int = 0
@@ -81,8 +84,8 @@ class DrainRecord:
 
 
 class Records:
-    """Written through ``batcher``, whose guards prove the leadership (rule S9). Each is an aid: where ACLs keep it from
-    being written that is told, and everything goes on."""
+    """Written through ``batcher``, whose guards prove the leadership (rule S9). Each is an aid:
+    where ACLs keep it from being written that is told, and everything goes on."""
 
     def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
         self._store, self._batcher, self._ur = store, batcher, ur

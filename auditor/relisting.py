@@ -1,10 +1,12 @@
 """Whether the marks that the leader made still stand where they should.
 
-What was marked is remembered, so that no mark is written twice (``losses``). But a mark may be gone though its ledger
-misses copies still: a bookie was back, a worker found the ledger whole, and the bookie went again, all unseen by a
-leader that stood still; or somebody deleted marks, and their directories, by hand. So the queue is listed now and then, and what lacks its
-mark twice running (a repair is seen in the index a moment later than in the queue) is marked again. Each ledger once
-for the same losses: where Java's workers see it otherwise every time, the two shall not wear each other out.
+What was marked is remembered, so that no mark is written twice (``losses``). But a mark may be gone
+though its ledger misses copies still: a bookie was back, a worker found the ledger whole, and the
+bookie went again, all unseen by a leader that stood still; or somebody deleted marks, and their
+directories, by hand. So the queue is listed now and then, and what lacks its mark twice running (a
+repair is seen in the index a moment later than in the queue) is marked again. Each ledger once for
+the same losses: where Java's workers see it otherwise every time, the two shall not wear each other
+out.
 """
 
 from array import array
@@ -27,8 +29,8 @@ RELIST_PAUSE = 20
 
 
 class Relisting:
-    """The leader's. ``keeper``: of the index, without which what was repaired cannot be told from what lost its mark.
-    ``on_gone``: told which are to be marked again."""
+    """The leader's. ``keeper``: of the index, without which what was repaired cannot be told from
+    what lost its mark. ``on_gone``: told which are to be marked again."""
 
     def __init__(
         self,

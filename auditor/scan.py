@@ -1,5 +1,5 @@
-"""Reading every ledger's metadata, many at a time, to find those that a loss touches: for a command, which
-looks once. The leader has its index.
+"""Reading every ledger's metadata, many at a time, to find those that a loss touches: for a
+command, which looks once. The leader has its index.
 
 One unreadable ledger stops nothing: it is reported by id and counted, and the rest goes on. A walk
 that breaks off is a failure of the whole scan, never a shorter result (rule S8).
@@ -29,7 +29,8 @@ UNREADABLE_LOGGED_MAX = 20
 
 @dataclass(slots=True)
 class Scan:
-    """What a scan found. ``endangered``: in the order of their ids, as far as they were listed so."""
+    """What a scan found. ``endangered``: in the order of their ids, as far as they were listed
+    so."""
 
     ledger_count: int = 0
     unreadable: list[int] = field(default_factory=list)
@@ -64,8 +65,9 @@ async def may_be_named(
 ) -> dict[BookieId, list[int]]:
     """Which of these ledgers may name which of the bookies, though their metadata cannot be read.
 
-    All of them, but for those whose bytes prove that they name others only (``may_name``). A ledger that
-    is gone names nobody; one that may not be read, anybody. Raises UnavailableError when that cannot be told.
+    All of them, but for those whose bytes prove that they name others only (``may_name``). A ledger
+    that is gone names nobody; one that may not be read, anybody. Raises UnavailableError when that
+    cannot be told.
     """
 
     async def named_in(ledger_id: int) -> Collection[BookieId]:
@@ -88,7 +90,8 @@ async def may_be_named(
 async def read_indexed(
     manager: LedgerManager, ledger_ids: Sequence[int]
 ) -> tuple[list[IndexedLedger], list[int]]:
-    """The ledgers, and which of them cannot be read; those that were deleted are in neither. Raises UnavailableError."""
+    """The ledgers, and which of them cannot be read; those that were deleted are in neither. Raises
+    UnavailableError."""
     results = await asyncio.gather(
         *(manager.read(ledger_id) for ledger_id in ledger_ids), return_exceptions=True
     )

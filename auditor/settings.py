@@ -20,7 +20,8 @@ class AuditorSettings:
     bookie_check_interval_s: float = 86_400.0
     """How often the list of bookies is compared with all ledgers, whatever was seen to happen."""
     rescan_interval_s: float = 3_600.0
-    """How often all metadata is read again where ZooKeeper (before 3.6) does not tell what changed."""
+    """How often all metadata is read again where ZooKeeper (before 3.6) does not tell what
+    changed."""
     standbys_keep_index: bool = False
     """Whether this node knows all ledgers also while another one leads: it takes over at once, for
     about 100 bytes of memory a ledger and the reads of one scan."""
@@ -39,7 +40,8 @@ class HoldSettings:
     enabled: bool = True
     """False: no hold begins by itself; one that an operator orders still stands."""
     share: float = 0.3
-    """A hold begins when more than this share of the bookies is gone at once (0: whatever their share; 1: never), and"""
+    """A hold begins when more than this share of the bookies is gone at once (0: whatever their
+    share; 1: never), and"""
     bookies_min: int = 3
     """at least so many of them, or a whole rack of at least two."""
     window_s: float = 120.0
@@ -56,7 +58,8 @@ class HoldSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksSettings:
-    """The section ``[checks]``: what the leader looks at from time to time. An interval of 0: never."""
+    """The section ``[checks]``: what the leader looks at from time to time. An interval of 0:
+    never."""
 
     all_ledgers_interval_s: float = 604_800.0
     """Reads entries of every copy of every ledger (auditorPeriodicCheckInterval)."""
@@ -71,13 +74,13 @@ class ChecksSettings:
     """Compares where copies are with the placement policy; reads no entry
     (auditorPeriodicPlacementPolicyCheckInterval)."""
     repairs_placement: bool = False
-    """Whether closed ledgers whose placement breaks a rule are marked, by the leader, and moved, by workers:
-    to be the same on all nodes (repairedPlacementPolicyNotAdheringBookieEnabled)."""
+    """Whether closed ledgers whose placement breaks a rule are marked, by the leader, and moved, by
+    workers: to be the same on all nodes (repairedPlacementPolicyNotAdheringBookieEnabled)."""
     idle_open_after_s: float = 86_400.0
     """An open ledger that got no entry for so long is reported as idle. 0: none is."""
     overdue_after_s: float = 0.0
-    """A ledger that is marked for longer is reported as overdue (underreplicatedLedgerRecoveryGracePeriod).
-    0: none is."""
+    """A ledger that is marked for longer is reported as overdue
+    (underreplicatedLedgerRecoveryGracePeriod). 0: none is."""
     reads_per_s: int = 1_000
     """Entries that all checks together read in a second at most. 0: no limit."""
     bytes_per_s: int = 50_000_000

@@ -1,7 +1,8 @@
-"""Where contenders meet: ZooKeeper and five bookies, the ledgers on them, and the judge of their copies.
+"""Where contenders meet: ZooKeeper and five bookies, the ledgers on them, and the judge of their
+copies.
 
-Bookies run with the memory and the compiler that an operator would give them; ZooKeeper does not wait
-for the disk.
+Bookies run with the memory and the compiler that an operator would give them; ZooKeeper does not
+wait for the disk.
 """
 
 import asyncio
@@ -72,8 +73,8 @@ class Arena:
         first = next(self._ledger_ids)
         self._ledger_ids = itertools.count(first + count)
         ledgers = load.ledgers(self.cluster.bookies, first_ledger_id=first)
-        # Metadata comes first. A bookie's garbage collector, which runs every 15 minutes, deletes entries of
-        # ledgers without metadata.
+        # Metadata comes first. A bookie's garbage collector, which runs every 15 minutes, deletes
+        # entries of ledgers without metadata.
         manager = self.seen.manager
         await _each(ledgers, lambda ledger: manager.create(ledger.ledger_id, ledger.metadata()))
         await asyncio.gather(
@@ -82,7 +83,8 @@ class Arena:
         return ledgers
 
     async def judge(self, ledgers: Sequence[BenchLedger]) -> int:
-        """How many copies BookKeeper's own client read; raises UnavailableError unless all are good."""
+        """How many copies BookKeeper's own client read; raises UnavailableError unless all are
+        good."""
         ledger_ids = [ledger.ledger_id for ledger in ledgers]
         ask = partial(self.java.judge, self.cluster.metadata_service_uri, ledger_ids)
         report = await asyncio.to_thread(ask)
@@ -120,7 +122,8 @@ class Arena:
         await asyncio.to_thread(self.cluster.start_bookie, self.victim)
 
     async def copied_bytes(self, ledgers: Sequence[BenchLedger]) -> int:
-        """What the survivors stored of these ledgers, written last, beyond what ``write`` gave them."""
+        """What the survivors stored of these ledgers, written last, beyond what ``write`` gave
+        them."""
         ledger_ids = frozenset(ledger.ledger_id for ledger in ledgers)
         written = sum(
             len(ledger.stripe(bookie)) * ledger.part.entry_bytes

@@ -43,7 +43,8 @@ class Contender:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, ground: Ground, *, before: Sequence[str] = PLAIN) -> Child:
-        """Bring up the daemon; it is ready when its vote stands. ``before``: what our Python runs."""
+        """Bring up the daemon; it is ready when its vote stands. ``before``: what our Python
+        runs."""
         if self.is_ours:
             return self._start_ours(ground, before)
         grace = {"openLedgerRereplicationGracePeriod": str(OPEN_LEDGER_GRACE_S * 1_000)}

@@ -1,9 +1,11 @@
-"""How fast entries are copied between real bookies, and what each costs us: ``python -m bench.copy_bench``.
+"""How fast entries are copied between real bookies, and what each costs us: ``python -m
+bench.copy_bench``.
 
-Starts a local cluster, stores the same entries on two bookies, and copies them to a third, half from
-each: read, digest checked, written as recovery adds; with batch reads, and without. CPU is this process's alone, user and system.
-The bookies share the machine, so rates are theirs as much as ours; the cost per entry is ours. Each figure
-is given as the best and the median pass over the load: the best is nearest to what undisturbed passes cost.
+Starts a local cluster, stores the same entries on two bookies, and copies them to a third, half
+from each: read, digest checked, written as recovery adds; with batch reads, and without. CPU is
+this process's alone, user and system. The bookies share the machine, so rates are theirs as much as
+ours; the cost per entry is ours. Each figure is given as the best and the median pass over the
+load: the best is nearest to what undisturbed passes cost.
 """
 
 import asyncio

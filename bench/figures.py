@@ -1,4 +1,5 @@
-"""What is read off the runs: figures of one run, best and median of several, ratios between contenders."""
+"""What is read off the runs: figures of one run, best and median of several, ratios between
+contenders."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """How many copies a second one process of fsck looks at: ``python -m bench.inspect_bench``.
 
-Starts a local cluster of three bookies, stores closed ledgers of which each has all entries, and looks at all of
-them at a level, through ``auditor.fsck.inspecting`` alone: no Spark. A copy is an entry read from one bookie, its
-digest checked, at level ``full`` its fingerprint compared with the others'. CPU is this process's alone. The
-bookies share the machine, so rates are theirs as much as ours; the cost for each copy is ours.
+Starts a local cluster of three bookies, stores closed ledgers of which each has all entries, and
+looks at all of them at a level, through ``auditor.fsck.inspecting`` alone: no Spark. A copy is an
+entry read from one bookie, its digest checked, at level ``full`` its fingerprint compared with the
+others'. CPU is this process's alone. The bookies share the machine, so rates are theirs as much as
+ours; the cost for each copy is ours.
 """
 
 import asyncio

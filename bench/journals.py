@@ -1,8 +1,8 @@
 """What bookies were really given: counted in their journals, where each accepted add stands.
 
 So an entry that is copied twice counts twice, whoever copied it, and bookies need no metrics. The
-format is that of BookKeeper's JournalChannel, version 5 and later: a header of one sector, then records
-of a length and that many bytes, and between them padding.
+format is that of BookKeeper's JournalChannel, version 5 and later: a header of one sector, then
+records of a length and that many bytes, and between them padding.
 """
 
 import mmap
@@ -20,7 +20,8 @@ _IDS = struct.Struct(">qq")
 
 
 def added_bytes(journals: Path, ledger_ids: Container[int], *, since_s: float) -> int:
-    """Of entries of these ledgers, as stored, in the journals written to since then (wall clock)."""
+    """Of entries of these ledgers, as stored, in the journals written to since then (wall
+    clock)."""
     files = sorted(journals.glob("current/*.txn"))
     return sum(
         size

@@ -1,8 +1,10 @@
-"""Where the time of a repair goes, and how far it is from what the machine can do: ``python -m bench.limit``.
+"""Where the time of a repair goes, and how far it is from what the machine can do: ``python -m
+bench.limit``.
 
-Each load is lost twice. Once undisturbed: that gives the times, and the CPU of everybody. Then with a
-sampler in our daemon: that gives the shares in which its CPU is split. The limit is the time in which all
-cores would have done the bookies' part alone, which nobody can save but by asking less of them.
+Each load is lost twice. Once undisturbed: that gives the times, and the CPU of everybody. Then with
+a sampler in our daemon: that gives the shares in which its CPU is split. The limit is the time in
+which all cores would have done the bookies' part alone, which nobody can save but by asking less of
+them.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """One loss, measured: a bookie is killed, and the queue watched until nothing names it any more.
 
-The watching costs ZooKeeper as little as can be (one ``exists`` of the queue's directory at a time),
-and what it costs is subtracted, as is what the cluster does when idle.
+The watching costs ZooKeeper as little as can be (one ``exists`` of the queue's directory at a
+time), and what it costs is subtracted, as is what the cluster does when idle.
 """
 
 import asyncio
@@ -19,9 +19,11 @@ from ledgers.errors import UnavailableError
 from replication.queue.payloads import mark_path
 
 POLL_S, POLL_SHARE = 0.005, 0.01
-"""How often the queue is looked at: every hundredth of the time it has taken so far, as looking disturbs."""
+"""How often the queue is looked at: every hundredth of the time it has taken so far, as looking
+disturbs."""
 BESIDE_POLL_S = 0.02
-"""More seldom beside a writer: 200 looks a second would be a fifth of a core just when all begins."""
+"""More seldom beside a writer: 200 looks a second would be a fifth of a core just when all
+begins."""
 SESSION_END_TIMEOUT_S = 30.0
 REPAIR_TIMEOUT_S = 240.0
 SETTLE_S, IDLE_S = 2.0, 3.0
@@ -29,8 +31,8 @@ SETTLE_S, IDLE_S = 2.0, 3.0
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """What one repair took, from the end of the lost bookie's znode to whole: the empty queue, and no
-    metadata that names it. CPU in seconds, user and system; ``bookies``: the four that live."""
+    """What one repair took, from the end of the lost bookie's znode to whole: the empty queue, and
+    no metadata that names it. CPU in seconds, user and system; ``bookies``: the four that live."""
 
     lost_ledgers: int
     lost_entries: int

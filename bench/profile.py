@@ -35,9 +35,9 @@ GROUPS: Mapping[str, str] = {
 """By the beginning of a path; the first that fits decides."""
 REST = "the rest"
 WAITING = ("select", "wait")
-"""Innermost functions in which threads wait. One that is found there has spent its time elsewhere since
-it was last looked at, nobody knows where: such samples are left out, and what waiting itself costs with
-them."""
+"""Innermost functions in which threads wait. One that is found there has spent its time elsewhere
+since it was last looked at, nobody knows where: such samples are left out, and what waiting itself
+costs with them."""
 
 
 def load_samples(path: Path, *, begin_s: float, end_s: float) -> list[Sample]:
@@ -51,8 +51,8 @@ def load_samples(path: Path, *, begin_s: float, end_s: float) -> list[Sample]:
 
 
 def by_group(samples: Iterable[Sample]) -> Mapping[str, float]:
-    """CPU seconds. The innermost frame that belongs to a group decides: what a module of the standard
-    library does counts for who called it, but for the event loop's own."""
+    """CPU seconds. The innermost frame that belongs to a group decides: what a module of the
+    standard library does counts for who called it, but for the event loop's own."""
     spent: dict[str, float] = defaultdict(float)
     for sample in samples:
         groups = (group for name in sample.stack if (group := group_of(name)) is not None)

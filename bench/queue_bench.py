@@ -1,8 +1,9 @@
-"""What the queue costs ZooKeeper, by the number of nodes that share it: ``python -m bench.queue_bench``.
+"""What the queue costs ZooKeeper, by the number of nodes that share it: ``python -m
+bench.queue_bench``.
 
-All nodes wait at the disable switch, with the queue full; it is opened, and all begin in one moment,
-which is the worst that may happen. Packets are those that the server counted, all of them: looks, locks,
-unmarks, pings; only the bench's own are taken off.
+All nodes wait at the disable switch, with the queue full; it is opened, and all begin in one
+moment, which is the worst that may happen. Packets are those that the server counted, all of them:
+looks, locks, unmarks, pings; only the bench's own are taken off.
 """
 
 import asyncio

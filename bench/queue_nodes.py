@@ -1,4 +1,5 @@
-"""Worker halves without bookies: real sessions, queue and worker, repairs that only take their time.
+"""Worker halves without bookies: real sessions, queue and worker, repairs that only take their
+time.
 
 Several share a process, as a hundred processes would measure the machine rather than the queue.
 """
@@ -69,7 +70,8 @@ class _Timed:
 
 
 def run_nodes(task: NodesTask, parent: Connection) -> None:
-    """A process's main function: says ``ready``, works until told to stop, sends a ``NodesResult``."""
+    """A process's main function: says ``ready``, works until told to stop, sends a
+    ``NodesResult``."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     asyncio.run(_run_nodes(task, parent))
 

@@ -31,7 +31,8 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """CPU seconds of the daemon, the bookies and ZooKeeper; ``took_s``: from the first read to the last."""
+    """CPU seconds of the daemon, the bookies and ZooKeeper; ``took_s``: from the first read to the
+    last."""
 
     ledgers: int
     records: int

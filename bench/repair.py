@@ -1,8 +1,8 @@
 """Our daemon and Java's AutoRecovery on the same bookies, turn about: ``python -m bench.repair``.
 
-All on one cluster, each contender in its turn, in another order each time. Every run is recorded as it
-ends; a bench that was interrupted goes on with ``--resume``, and what is not asked
-for again (``--only``, ``--contenders``) stays as it was.
+All on one cluster, each contender in its turn, in another order each time. Every run is recorded as
+it ends; a bench that was interrupted goes on with ``--resume``, and what is not asked for again
+(``--only``, ``--contenders``) stays as it was.
 """
 
 import asyncio
@@ -104,7 +104,8 @@ def main(
 def plan(
     contenders: Sequence[Contender], loads: Sequence[Load], *, repeat: int, writer_repeat: int
 ) -> list[Turn]:
-    """Turns in order. Nobody always meets the fresher bookies: every other time it goes backwards."""
+    """Turns in order. Nobody always meets the fresher bookies: every other time it goes
+    backwards."""
     turns: list[Turn] = []
     for of_pass, count in ((Pass.ALONE, repeat), (Pass.BESIDE_WRITER, writer_repeat)):
         for number in range(1, count + 1):

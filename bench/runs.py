@@ -1,4 +1,5 @@
-"""The record of all runs, one JSON line each, written as they come: an interrupted bench keeps them."""
+"""The record of all runs, one JSON line each, written as they come: an interrupted bench keeps
+them."""
 
 import enum
 from collections.abc import Collection, Hashable, Iterator
@@ -28,7 +29,8 @@ class Key(NamedTuple):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One loss, repaired. ``judged_copies``: that BookKeeper's own client then read, all of them good."""
+    """One loss, repaired. ``judged_copies``: that BookKeeper's own client then read, all of them
+    good."""
 
     of_pass: Pass
     load: str
@@ -57,7 +59,8 @@ class RunFile(Generic[R]):
     """Runs by key; the last one of a key counts."""
 
     def __init__(self, path: Path, kind: Any) -> None:
-        """Goes on with what is in ``path``, if it exists. ``kind``: their class, or several (a union)."""
+        """Goes on with what is in ``path``, if it exists. ``kind``: their class, or several (a
+        union)."""
         self._path = path
         decoder = msgspec.json.Decoder(kind)
         lines = path.read_bytes().splitlines() if path.exists() else []

@@ -1,8 +1,10 @@
-"""bookmender with a thread beside it that keeps looking where the others are: ``python -m bench.sampled``.
+"""bookmender with a thread beside it that keeps looking where the others are: ``python -m
+bench.sampled``.
 
 Each look charges the CPU time that a thread used since the look before to where it is now, so that
-waiting costs nothing. It sees a thread only where the interpreter may switch to another one; with the
-switch interval set low that is at most a fraction of a millisecond after the moment it asked for.
+waiting costs nothing. It sees a thread only where the interpreter may switch to another one; with
+the switch interval set low that is at most a fraction of a millisecond after the moment it asked
+for.
 """
 
 import sys

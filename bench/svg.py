@@ -28,7 +28,8 @@ def text(x: float, y: float, content: str, size: int = 12, anchor: str = "start"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogAxis:
-    """From value ``low`` at pixel ``start`` to ``high`` at ``end``; what is lower is shown at the start."""
+    """From value ``low`` at pixel ``start`` to ``high`` at ``end``; what is lower is shown at the
+    start."""
 
     low: float
     high: float

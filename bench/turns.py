@@ -1,4 +1,5 @@
-"""One contender's turn in the arena: its daemon alone, a small loss to get warm, then load after load."""
+"""One contender's turn in the arena: its daemon alone, a small loss to get warm, then load after
+load."""
 
 import asyncio
 import time
@@ -80,8 +81,8 @@ async def warm_bookies(
 ) -> None:
     """As those that have been up for a while: nobody is to be measured while they still compile.
 
-    Their CPU for each small ledger falls to a third over the first few losses; where these are repaired
-    gently, a writer's p99 does.
+    Their CPU for each small ledger falls to a third over the first few losses; where these are
+    repaired gently, a writer's p99 does.
     """
     async with warm_daemon(arena, contender) as child:
         for _ in range(losses):

@@ -72,6 +72,7 @@ def _status_bytes(pid: int, name: str) -> int:
 
 
 def forget_rss_max(pid: int) -> None:
-    """Let ``rss_bytes_max`` count from now on; where the kernel refuses, it counts from the start."""
+    """Let ``rss_bytes_max`` count from now on; where the kernel refuses, it counts from the
+    start."""
     with suppress(OSError):
         Path(f"/proc/{pid}/clear_refs").write_text(_RSS_MAX_RESET)

@@ -25,8 +25,8 @@ def daemon(config: Path | None) -> None:
     side by side with other nodes and with Java's AutoRecovery. Any setting can be given in the
     environment: open_ledger_grace_s of [replication] is BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S.
 
-    Exits 0 when it was stopped, 1 when some of it did not end in time, 2 when a setting or the state
-    directory is wrong, 3 when no ZooKeeper answers or there is no cluster in it.
+    Exits 0 when it was stopped, 1 when some of it did not end in time, 2 when a setting or the
+    state directory is wrong, 3 when no ZooKeeper answers or there is no cluster in it.
     """
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log)

@@ -59,21 +59,23 @@ def plan(
 
     Each ledger is looked at and planned for just as a daemon on this host would: metadata is read,
     bookies are asked for the ends of their copies; no lock is taken, nothing is written or fenced.
-    Among targets that are equally good the choice is by chance, so that a daemon may take another. Entries that
-    no bookie that is there has are not to be copied, but in the way, with the bookies that may have them.
+    Among targets that are equally good the choice is by chance, so that a daemon may take another.
+    Entries that no bookie that is there has are not to be copied, but in the way, with the bookies
+    that may have them.
 
     \b
       bookmender plan                       the most endangered of the marked ledgers
       bookmender plan 17 4711               these, marked or not
       bookmender plan --bookie host:3181    what draining it, or losing it, would take
 
-    Where none is marked it is said what status makes of that (none_marked), as without an auditor nobody
-    marks any. Of ledgers whose end could not be proven it is said so (unproven_ends), where none is named also of
-    those that are not marked: they miss no copy, and an operator has to close them.
+    Where none is marked it is said what status makes of that (none_marked), as without an auditor
+    nobody marks any. Of ledgers whose end could not be proven it is said so (unproven_ends), where
+    none is named also of those that are not marked: they miss no copy, and an operator has to close
+    them.
 
-    Exits 0 when nothing is to be done for them, 1 when something is, an end cannot be proven, or one that was
-    asked for is not there, 2 for a bookie that the cluster does not know, 3 when it could not tell: also where ledgers
-    that cannot be read may be on the bookie.
+    Exits 0 when nothing is to be done for them, 1 when something is, an end cannot be proven, or
+    one that was asked for is not there, 2 for a bookie that the cluster does not know, 3 when it
+    could not tell: also where ledgers that cannot be read may be on the bookie.
     """
     if ledger_ids and bookie is not None:
         raise click.UsageError("either ledgers or --bookie")
@@ -87,7 +89,8 @@ def plan(
 
 
 def _exit_code(found: Previews, *, are_named: bool) -> int:
-    """A ledger that is gone is a failure where it was asked for by id; else it was deleted just now."""
+    """A ledger that is gone is a failure where it was asked for by id; else it was deleted just
+    now."""
     if found.unreadable:
         return EXIT_UNKNOWN
     is_missing = are_named and any(each.is_gone for each in found.ledgers)

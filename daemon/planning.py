@@ -1,4 +1,5 @@
-"""Which ledgers a plan is shown for, and the parts that make one: those of a worker, without its locks."""
+"""Which ledgers a plan is shown for, and the parts that make one: those of a worker, without its
+locks."""
 
 import asyncio
 import random
@@ -56,8 +57,8 @@ class Chosen:
 class Previews:
     """``more``, ``unreadable``: as in ``Chosen``.
 
-    ``none_marked``: what ``status`` says where the marked ledgers were asked for and there is none, though all
-    is not well, or nobody may have looked; else empty.
+    ``none_marked``: what ``status`` says where the marked ledgers were asked for and there is none,
+    though all is not well, or nobody may have looked; else empty.
     """
 
     ledgers: Sequence[Preview]
@@ -67,7 +68,8 @@ class Previews:
     unproven: Sequence[UnprovenEnd] = ()
     """Those of ``ledgers`` whose end could not be proven at the last try."""
     unproven_others: Sequence[int] = ()
-    """Likewise, of all other ledgers, where the marked ones were asked for: they may well be marked no more."""
+    """Likewise, of all other ledgers, where the marked ones were asked for: they may well be marked
+    no more."""
 
 
 async def plan_for(
@@ -126,7 +128,8 @@ async def preview_all(
 
 
 async def most_endangered(cluster: Visit, *, limit: int) -> Chosen:
-    """Of both queues: what the leader calls urgent, then most bookies missing, then the oldest loss.
+    """Of both queues: what the leader calls urgent, then most bookies missing, then the oldest
+    loss.
 
     Of a very long queue only a part of the marks is read.
     """
@@ -234,7 +237,8 @@ async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
 async def open_previewer(
     cluster: Visit, *, drained: BookieId | None = None
 ) -> AsyncIterator[Previewer]:
-    """Looks at the cluster as it is now; with ``drained`` as if that one were being drained, too."""
+    """Looks at the cluster as it is now; with ``drained`` as if that one were being drained,
+    too."""
     ours = cluster.settings
     async with open_looking(cluster) as looking:
         local = local_bookie(ours.node.bookie_id, looking.view)

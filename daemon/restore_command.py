@@ -54,19 +54,21 @@ def restore(
       bookmender ledger restore 17 --at 1700000000000          what undoing one would change
       bookmender ledger restore 17 --at 1700000000000 --yes    undo it
 
-    Only the metadata is put back; copies that it named may have been deleted since. So the bookies that
-    it would name again are asked for every entry first, and there is doubt where one is not registered,
-    lacks entries or does not answer; likewise where the metadata was written again since, or a closed
-    ledger's end would move. With a doubt it is refused, unless forced. In any case the ledger is marked
-    with the same write: the nodes check it, copy what is missing, and take the mark away.
+    Only the metadata is put back; copies that it named may have been deleted since. So the bookies
+    that it would name again are asked for every entry first, and there is doubt where one is not
+    registered, lacks entries or does not answer; likewise where the metadata was written again
+    since, or a closed ledger's end would move. With a doubt it is refused, unless forced. In any
+    case the ledger is marked with the same write: the nodes check it, copy what is missing, and
+    take the mark away.
 
-    The ledger's lock is taken for it, and the undoing is recorded, too. Run it as the daemon's user,
-    with its settings: that is where the journal lies. Each host has its own, for all clusters that it
-    serves; what was written in another cluster is never put back in this one.
+    The ledger's lock is taken for it, and the undoing is recorded, too. Run it as the daemon's
+    user, with its settings: that is where the journal lies. Each host has its own, for all clusters
+    that it serves; what was written in another cluster is never put back in this one.
 
-    Exits 0 when it is done, or its records are listed; 1 when it is refused, or there is no such record, or no such
-    ledger; 3 when bookies or ZooKeeper failed, or somebody else works on the ledger: then it can be tried again.
-    Where it is only shown: 0 when --yes would do it, 1 when that would be refused.
+    Exits 0 when it is done, or its records are listed; 1 when it is refused, or there is no such
+    record, or no such ledger; 3 when bookies or ZooKeeper failed, or somebody else works on the
+    ledger: then it can be tried again. Where it is only shown: 0 when --yes would do it, 1 when
+    that would be refused.
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)

@@ -63,8 +63,8 @@ _OF_PORT = "_PORT_[0-9]{1,5}_(?:TCP|UDP|SCTP)"
 _SHAPES: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = tuple(
     (re.compile(f"[A-Z0-9_]+{ending}"), is_value)
     for ending, is_value in (
-        # A name may fit two shapes: BOOKMENDER_SERVICE_PORT is a number for the Service ``bookmender``, and a
-        # URL for the Service ``bookmender-service``.
+        # A name may fit two shapes: BOOKMENDER_SERVICE_PORT is a number for the Service
+        # ``bookmender``, and a URL for the Service ``bookmender-service``.
         ("_SERVICE_HOST", _is_address),
         ("_SERVICE_PORT(?:_[A-Z0-9_]+)?", _is_port),
         (_OF_PORT, _is_url),

@@ -6,7 +6,8 @@ from ledgers.zookeeper.store import ZooKeeperStore
 
 
 async def open_store(settings: Settings, *, ends_with_loop: bool = False) -> ZooKeeperStore:
-    """A new session. ``ends_with_loop``: as ``ZooKeeperStore.open`` has it. Raises UnavailableError that names the servers asked and the setting with them."""
+    """A new session. ``ends_with_loop``: as ``ZooKeeperStore.open`` has it. Raises UnavailableError
+    that names the servers asked and the setting with them."""
     try:
         return await ZooKeeperStore.open(
             settings.uri.hosts,

@@ -1,7 +1,9 @@
-"""Calls made again until they are answered, by whoever cannot go on without: nothing follows from silence (rule S8).
+"""Calls made again until they are answered, by whoever cannot go on without: nothing follows from
+silence (rule S8).
 
-For a loop that owns its work and lives as long as its session: one reply of a ZooKeeper that is overloaded, or one
-connection that broke again and again, is no reason to end it, and all that hangs on it.
+For a loop that owns its work and lives as long as its session: one reply of a ZooKeeper that is
+overloaded, or one connection that broke again and again, is no reason to end it, and all that hangs
+on it.
 """
 
 from collections.abc import Awaitable, Callable

@@ -13,14 +13,16 @@ class Changing:
         self._changed = asyncio.Event()
 
     async def wait_change(self, seen: int, *, timeout_s: float | None = None) -> None:
-        """Until ``change_count`` differs from ``seen``, or the time is over; None: there is no end."""
+        """Until ``change_count`` differs from ``seen``, or the time is over; None: there is no
+        end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.change_count == seen:
                     await self._changed.wait()
 
     def changes(self) -> AsyncGenerator[None, None]:
-        """It has changed since this was called. Changes while nobody asks for the next one make one together."""
+        """It has changed since this was called. Changes while nobody asks for the next one make one
+        together."""
         return self._changes_since(self.change_count)
 
     async def _changes_since(self, seen: int) -> AsyncGenerator[None, None]:

@@ -28,7 +28,8 @@ if google_crc32c.implementation != "c":  # 1,000 times slower: a repair would ta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryHeader:
-    """``lac``: what the writer knew when it sent the entry. ``length``: payload bytes so far, this one's included."""
+    """``lac``: what the writer knew when it sent the entry. ``length``: payload bytes so far, this
+    one's included."""
 
     ledger_id: int
     entry_id: int

@@ -1,7 +1,8 @@
 """What an entry holds, in a number: so that copies of it can be compared without being kept.
 
-A fingerprint is made of the payload and of the ledger's length, which an entry has for good. LAC and digest do
-not count: a recovery writes entries again with the LAC it knows, and so does Java's repair.
+A fingerprint is made of the payload and of the ledger's length, which an entry has for good. LAC
+and digest do not count: a recovery writes entries again with the LAC it knows, and so does Java's
+repair.
 """
 
 import struct
@@ -20,7 +21,8 @@ SPAN_MAX = 1 << 20
 
 
 class Fingerprints:
-    """Of one bookie's copies: 8 bytes for every id from the first to the last, whether it was read or not."""
+    """Of one bookie's copies: 8 bytes for every id from the first to the last, whether it was read
+    or not."""
 
     __slots__ = ("first_entry_id", "values")
 

@@ -1,4 +1,5 @@
-"""Which cluster this is: BookKeeper gives each a UUID when it is formatted, and its cookies carry it."""
+"""Which cluster this is: BookKeeper gives each a UUID when it is formatted, and its cookies carry
+it."""
 
 from ledgers.errors import NoNodeError
 from ledgers.store import MetadataStore

@@ -1,7 +1,7 @@
 """The ledgers' metadata in the store: read, created, changed by compare-and-set, deleted, listed.
 
-BookKeeper's word for this is ledger manager. Every overwrite names the version that its decision was
-made from (rule S2), and hands the bytes before and after to the journal first.
+BookKeeper's word for this is ledger manager. Every overwrite names the version that its decision
+was made from (rule S2), and hands the bytes before and after to the journal first.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -30,7 +30,8 @@ from ledgers.zookeeper.parents import create_with_parents
 from ledgers.zookeeper.walk import OnStray, ledger_trees, walk_ledger_ids
 
 Journal = Callable[[int, bytes, bytes], Awaitable[None]]
-"""Receives ledger id, bytes before, bytes after, and keeps them; an error from it keeps the write from happening."""
+"""Receives ledger id, bytes before, bytes after, and keeps them; an error from it keeps the write
+from happening."""
 
 
 WRITE_SLACK_BYTES = 8 * 1024
@@ -65,8 +66,9 @@ class LedgerManager:
     ) -> "LedgerManager":
         """For the cluster that ``uri`` names.
 
-        Raises UnavailableError when there is no cluster: the URI may name another path, or ZooKeeper have lost what it
-        had. SettingsError: its LAYOUT is not what the URI says (rule S8), or the URI may mean another cluster.
+        Raises UnavailableError when there is no cluster: the URI may name another path, or
+        ZooKeeper have lost what it had. SettingsError: its LAYOUT is not what the URI says (rule
+        S8), or the URI may mean another cluster.
         """
         await _refuse_pulsar_root(store, uri)
         try:
@@ -140,8 +142,8 @@ class LedgerManager:
     ) -> VersionedMetadata:
         """Compare-and-set on the version of ``read_as``; ``guards`` must hold too (rule S3).
 
-        ``beside`` is applied in the same transaction. Raises ConflictError, also where ``beside`` does
-        not apply any more; NoSuchLedgerError, UnknownOutcomeError (the reply was lost: read);
+        ``beside`` is applied in the same transaction. Raises ConflictError, also where ``beside``
+        does not apply any more; NoSuchLedgerError, UnknownOutcomeError (the reply was lost: read);
         LockLostError when a guard does not hold.
         """
         operation = await self.write_operation(ledger_id, metadata, read_as=read_as)
@@ -176,7 +178,8 @@ class LedgerManager:
         )
 
     def has_room_for(self, versioned: VersionedMetadata) -> bool:
-        """Whether this metadata could be written again, changed a little, in a transaction with others."""
+        """Whether this metadata could be written again, changed a little, in a transaction with
+        others."""
         return len(versioned.data) + WRITE_SLACK_BYTES <= self.request_bytes_max
 
     @property
@@ -197,7 +200,8 @@ class LedgerManager:
         return SetData(path=self.path(ledger_id), data=data, version=version)
 
     async def delete(self, ledger_id: int, *, version: int) -> None:
-        """And the parents that it leaves empty, as BookKeeper does. A ledger that is gone is success.
+        """And the parents that it leaves empty, as BookKeeper does. A ledger that is gone is
+        success.
 
         Raises ConflictError, UnknownOutcomeError.
         """
@@ -229,15 +233,16 @@ class LedgerManager:
         return walk_ledger_ids(self._store, self.root, self.layout, tree=tree, on_stray=on_stray)
 
     async def trees(self) -> list[str]:
-        """The topmost znodes below which all ledgers lie, and, but for a flat layout, nothing else."""
+        """The topmost znodes below which all ledgers lie, and, but for a flat layout, nothing
+        else."""
         return await ledger_trees(self._store, self.root, self.layout)
 
 
 async def _refuse_pulsar_root(store: MetadataStore, uri: MetadataUri) -> None:
     """Raise SettingsError where Pulsar's driver keeps a cluster at another root than ``uri.root``.
 
-    Its bookies register there. At ``uri.root`` may be nothing, or the empty cluster of an earlier set-up, in which
-    every ledger would be found whole.
+    Its bookies register there. At ``uri.root`` may be nothing, or the empty cluster of an earlier
+    set-up, in which every ledger would be found whole.
     """
     if uri.pulsar_root and await store.exists(f"{uri.pulsar_root}/LAYOUT") is not None:
         raise SettingsError(

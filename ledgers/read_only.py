@@ -1,4 +1,5 @@
-"""A metadata store that only reads: for whoever looks on, so that no slip of ours can change anything."""
+"""A metadata store that only reads: for whoever looks on, so that no slip of ours can change
+anything."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import NoReturn

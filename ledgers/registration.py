@@ -1,7 +1,7 @@
 """Which bookies there are: their registrations below ``<root>/available``, and their cookies.
 
-Writable and read-only bookies are read so that one that changes sides meanwhile is in the result, and
-an empty or missing list is unknown, never a mass loss (rule S8).
+Writable and read-only bookies are read so that one that changes sides meanwhile is in the result,
+and an empty or missing list is unknown, never a mass loss (rule S8).
 """
 
 import asyncio
@@ -31,13 +31,14 @@ NO_BOOKIE = (
     "its name cannot be a bookie's, so it counts as none: delete it, if nothing else needs it"
 )
 UNTOLD_CZXID = 2**63 - 1
-"""Of a cookie that ACLs shut away: as it may be new, what its bookie lacks proves nothing of any ledger (rule S5)."""
+"""Of a cookie that ACLs shut away: as it may be new, what its bookie lacks proves nothing of any
+ledger (rule S5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredBookie:
-    """A bookie that is there. ``czxid``, of its registration, tells one life of it from the next; 0 where ACLs shut
-    that away."""
+    """A bookie that is there. ``czxid``, of its registration, tells one life of it from the next; 0
+    where ACLs shut that away."""
 
     bookie_id: BookieId
     address: Address | None
@@ -64,7 +65,8 @@ class BookieView:
 
     @cached_property
     def superseded(self) -> frozenset[BookieId]:
-        """Registered bookies at whose address another bookie registered later. Requests to them would reach that one."""
+        """Registered bookies at whose address another bookie registered later. Requests to them
+        would reach that one."""
         return frozenset(
             bookie
             for bookie, registered in self.available.items()
@@ -74,9 +76,9 @@ class BookieView:
     def locate(self, bookie: BookieId, *, last_known: Address | None = None) -> Address:
         """Return the address at which this bookie itself answers, as far as the registrations show.
 
-        An absent bookie is looked for at its ``last_known`` address, else at the one that its id spells out, but
-        only while no other bookie is registered there: that one would answer "no such entry" for entries that
-        it never stored (rule S5). Raises UnavailableError.
+        An absent bookie is looked for at its ``last_known`` address, else at the one that its id
+        spells out, but only while no other bookie is registered there: that one would answer "no
+        such entry" for entries that it never stored (rule S5). Raises UnavailableError.
         """
         address = self.address(bookie)
         if address is None:
@@ -98,10 +100,12 @@ class BookieView:
 
 
 def latest_registrant(sharing: Sequence[RegisteredBookie]) -> BookieId | None:
-    """Return which of the bookies that registered one address answers there; None where that cannot be told.
+    """Return which of the bookies that registered one address answers there; None where that cannot
+    be told.
 
-    A port has one process. Where two ids registered one address, the process of the earlier one is gone, and only
-    its session has not expired yet. Where ACLs hide a czxid, the order of the registrations is unknown.
+    A port has one process. Where two ids registered one address, the process of the earlier one is
+    gone, and only its session has not expired yet. Where ACLs hide a czxid, the order of the
+    registrations is unknown.
     """
     if len(sharing) > 1 and any(registered.czxid == 0 for registered in sharing):
         return None
@@ -120,7 +124,8 @@ class Registration:
         """By znode path, as of the last read: spares parsing them again. A registration never
         changes its data, but a bookie may come back under the same path: the czxid tells."""
         self._told: set[str] = set()
-        """Paths of which it was said already that ACLs shut them away, or that they are no bookie's."""
+        """Paths of which it was said already that ACLs shut them away, or that they are no
+        bookie's."""
 
     async def read(self) -> BookieView:
         """Raises UnavailableError when the list cannot be had whole, or is empty."""
@@ -143,7 +148,8 @@ class Registration:
         )
 
     async def is_as_in(self, view: BookieView, bookie: BookieId) -> bool:
-        """Whether its registration, as this session reads it now, is the one that the view shows."""
+        """Whether its registration, as this session reads it now, is the one that the view
+        shows."""
         registered = view.available[bookie]
         if registered.czxid == 0:  # shut away: there is nothing to be compared
             return True
@@ -154,7 +160,8 @@ class Registration:
         return znode is not None and znode[1].czxid == registered.czxid
 
     async def czxid_now(self, registered: RegisteredBookie) -> int:
-        """The czxid of this registration's znode, as this session reads it now; 0: it is gone, or hidden by ACLs."""
+        """The czxid of this registration's znode, as this session reads it now; 0: it is gone, or
+        hidden by ACLs."""
         try:
             znode = await self._get(self._path(registered))
         except UnauthorizedError:
@@ -162,18 +169,19 @@ class Registration:
         return 0 if znode is None else znode[1].czxid
 
     def check_of(self, registered: RegisteredBookie) -> Check:
-        """Holds as long as a bookie is registered there. It may be another life of the bookie: the check
-        of a transaction compares no czxid."""
+        """Holds as long as a bookie is registered there. It may be another life of the bookie: the
+        check of a transaction compares no czxid."""
         return Check(path=self._path(registered), version=ANY_VERSION)
 
     async def doubtful_since(
         self, view: BookieView, bookies: Collection[BookieId]
     ) -> Mapping[BookieId, str]:
-        """Return which of these bookies may not have answered at their addresses since ``view``, and why.
+        """Return which of these bookies may not have answered at their addresses since ``view``,
+        and why.
 
-        A bookie is beyond doubt if its registration is the znode that the view shows, and no bookie has registered at
-        its address that the view does not show. Costs a sync, two listings, a read for each bookie, and one for each
-        bookie that is new. Raises UnavailableError.
+        A bookie is beyond doubt if its registration is the znode that the view shows, and no bookie
+        has registered at its address that the view does not show. Costs a sync, two listings, a
+        read for each bookie, and one for each bookie that is new. Raises UnavailableError.
         """
         await self._store.sync(self._available)
         doubts = {
@@ -195,15 +203,17 @@ class Registration:
     async def _listed(self) -> set[BookieId]:
         """Return every id in the two lists of bookies.
 
-        A bookie that becomes read-only between the two listings is in both results. One that becomes writable is in
-        neither; that is rare, and ``read`` lists writable bookies twice for it.
+        A bookie that becomes read-only between the two listings is in both results. One that
+        becomes writable is in neither; that is rare, and ``read`` lists writable bookies twice for
+        it.
         """
         writable = await self._writable_names()
         read_only = await children_if_any(self._store, self._read_only)
         return writable | self._ids(self._read_only, read_only)
 
     async def cookies(self) -> Mapping[BookieId, Stat]:
-        """Every bookie that was ever set up and not decommissioned; its cookie's znode (``UNTOLD_CZXID``)."""
+        """Every bookie that was ever set up and not decommissioned; its cookie's znode
+        (``UNTOLD_CZXID``)."""
         names = await children_if_any(self._store, self._cookies)  # comes with the first bookie
         return await self._cookies_of(sorted(self._ids(self._cookies, names)))
 
@@ -239,7 +249,8 @@ class Registration:
                 yield
 
     def listing_changes(self) -> Sequence[AsyncGenerator[Event, None]]:
-        """The same in two, for a server that watches no trees (``changes`` raises UnsupportedError)."""
+        """The same in two, for a server that watches no trees (``changes`` raises
+        UnsupportedError)."""
         lists = (self._available, self._read_only)
         return [self._store.watch(path, events_max=1) for path in lists]
 
@@ -253,7 +264,8 @@ class Registration:
         return self._ids(self._available, [name for name in names if name != READ_ONLY])
 
     def _ids(self, parent: str, names: Iterable[str]) -> set[BookieId]:
-        """Those that can be of bookies. What somebody else left there would be taken for one, and be given copies."""
+        """Those that can be of bookies. What somebody else left there would be taken for one, and
+        be given copies."""
         bookies = set()
         for name in names:
             try:
@@ -293,8 +305,8 @@ class Registration:
         )
 
     def _shut_away(self, bookie: BookieId, path: str, error: UnauthorizedError) -> RegisteredBookie:
-        """It is listed, so that it is there. But as nobody can tell one life of it from the next, it is not to be written
-        to (rule S3)."""
+        """It is listed, so that it is there. But as nobody can tell one life of it from the next,
+        it is not to be written to (rule S3)."""
         self._tell_once("registration.shut_away", path, bookie=bookie, error=str(error))
         known = self._known.get(path)
         address = parse_address(bookie) if known is None else known.address

@@ -1,4 +1,5 @@
-"""Entries that an operator gave up when a ledger was closed: ``<ur>/bookmender/given_up/<ledger id>``.
+"""Entries that an operator gave up when a ledger was closed: ``<ur>/bookmender/given_up/<ledger
+id>``.
 
 Versioned JSON, one record a ledger, for people who ask later why a ledger ends where it does. It is
 written before CLOSED, so that no entry is given up without a record; it stays.
@@ -17,8 +18,8 @@ from replication.queue.locks import guarded_multi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUpEntries:
-    """From the first to the last, both inclusive. ``replies``: what bookies said of the first one. ``by``: the
-    user and host of the command. ``at_ms``: wall-clock."""
+    """From the first to the last, both inclusive. ``replies``: what bookies said of the first one.
+    ``by``: the user and host of the command. ``at_ms``: wall-clock."""
 
     first_entry_id: int
     last_entry_id: int
@@ -58,7 +59,8 @@ async def record_given_up(
     *,
     guards: Sequence[Check],
 ) -> None:
-    """Write the record, in place of an earlier attempt's. Raises LockLostError, UnavailableError, RejectedError."""
+    """Write the record, in place of an earlier attempt's. Raises LockLostError, UnavailableError,
+    RejectedError."""
     path = given_up_path(ur, ledger_id)
     await ensure(store, path.rpartition("/")[0])
     is_there = await store.exists(path) is not None

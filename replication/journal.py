@@ -1,10 +1,10 @@
 """A local record of every metadata write: the bytes before and after (rule S2).
 
-JSON lines, so that a command can put a ledger's metadata back as it was (``restoring``). One file a process, so that
-several daemons on a host never write into each other's lines; when it has grown to its bound it is
-set aside, and the oldest files of all processes are deleted beyond a bound for all of them together.
-A process whose file was deleted, or the whole folder, begins another one; one that wrote nothing leaves none behind.
-Folder and files are for their owner alone.
+JSON lines, so that a command can put a ledger's metadata back as it was (``restoring``). One file a
+process, so that several daemons on a host never write into each other's lines; when it has grown to
+its bound it is set aside, and the oldest files of all processes are deleted beyond a bound for all
+of them together. A process whose file was deleted, or the whole folder, begins another one; one
+that wrote nothing leaves none behind. Folder and files are for their owner alone.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecord:
-    """One write of a ledger's metadata. ``time_ms``: this host's wall clock; it tells records apart.
+    """One write of a ledger's metadata. ``time_ms``: this host's wall clock; it tells records
+    apart.
 
     ``cluster``: its instance id; None where it has none, or an older release did not record it.
     """
@@ -53,7 +54,8 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
 BYTES_MAX = 8 * FILE_BYTES_MAX
-"""Of all processes of this host. Not a number of files: a process that starts again and again has many."""
+"""Of all processes of this host. Not a number of files: a process that starts again and again has
+many."""
 CLOSE_TIMEOUT_S = 1.0
 """How long the end waits for a write that another thread has under way."""
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
@@ -84,7 +86,8 @@ class MetadataJournal:
         self._delete_oldest()
 
     def record(self, records: Sequence[JournalRecord]) -> None:
-        """Written to the file, all or none, before the metadata is. Raises JournalError: then no metadata may be."""
+        """Written to the file, all or none, before the metadata is. Raises JournalError: then no
+        metadata may be."""
         lines = b"".join(map(_encoded, records))
         with self._lock:
             try:
@@ -98,7 +101,8 @@ class MetadataJournal:
                 ) from error
 
     def try_out(self) -> None:
-        """Whether a record could be written now, which a full disk shows no sooner: logged as a write would be."""
+        """Whether a record could be written now, which a full disk shows no sooner: logged as a
+        write would be."""
         with self._lock:
             try:
                 self._append(_TRIED)
@@ -191,7 +195,8 @@ class MetadataJournal:
 class ClusterJournal:
     """The journal of those of a process's writes that one event loop makes in one cluster.
 
-    What comes in the same turn of the loop is written at once: each write lets the process's other threads run first.
+    What comes in the same turn of the loop is written at once: each write lets the process's other
+    threads run first.
     """
 
     def __init__(self, journal: MetadataJournal, cluster: str | None) -> None:
@@ -245,7 +250,8 @@ def _encoded(record: JournalRecord) -> bytes:
 
 
 def _make_private(directory: Path) -> None:
-    """For its owner alone, what it holds already included: metadata has ledgers' passwords in clear."""
+    """For its owner alone, what it holds already included: metadata has ledgers' passwords in
+    clear."""
     directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     _tighten(directory, FOLDER_MODE)
     for file in directory.glob("metadata-*.jsonl"):
@@ -268,10 +274,12 @@ def _modified_and_size(file: Path) -> tuple[float, int]:
 
 
 def read_journal(directory: Path, ledger_id: int) -> list[JournalRecord]:
-    """The recorded writes of a ledger by all processes of this host, in any cluster, the oldest first.
+    """The recorded writes of a ledger by all processes of this host, in any cluster, the oldest
+    first.
 
     A write may have been recorded and then not made: the record comes first. Lines that cannot be
-    read (cut short by a crash, a later release's) are passed over. Raises OSError, also where there is no such directory.
+    read (cut short by a crash, a later release's) are passed over. Raises OSError, also where there
+    is no such directory.
     """
     os.listdir(directory)  # glob says nothing of a directory that may not be read
     files = sorted(directory.glob("metadata-*.jsonl"))

@@ -15,8 +15,8 @@ class OutcomeKind(enum.Enum):
     WAITING = "waiting"
     """Something is in the way; the lock is still ours."""
     MARKED_AGAIN = "marked-again"
-    """Its marks are others by now, as somebody found more missing, or a loss is over: give it back, to be taken anew. The
-    lock is still ours."""
+    """Its marks are others by now, as somebody found more missing, or a loss is over: give it back,
+    to be taken anew. The lock is still ours."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -24,7 +24,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
     ``sighting``: given with the grace reasons, to come back with. ``retry_at_ms``: wall-clock, when
     what is in the way will be over; None where nobody knows. ``besides``: what else is in the way.
-    ``bad_sources``: bookies whose copies turned out bad, so that the next try has to read them whole.
+    ``bad_sources``: bookies whose copies turned out bad, so that the next try has to read them
+    whole.
     """
 
     kind: OutcomeKind

@@ -41,12 +41,14 @@ class Reason(enum.Enum):
 
     @property
     def is_of_recovery(self) -> bool:
-        """Whether the ledger may have been recovered in vain: while its next grace goes on, that is what is to be known."""
+        """Whether the ledger may have been recovered in vain: while its next grace goes on, that is
+        what is to be known."""
         return self in _OF_RECOVERY
 
     @property
     def ends_with_a_bookie(self) -> bool:
-        """Whether a bookie that comes (back) is all that helps: every node sees it at once, and tries again."""
+        """Whether a bookie that comes (back) is all that helps: every node sees it at once, and
+        tries again."""
         return self in (Reason.NO_COPY, Reason.NO_COVERAGE)
 
     @property
@@ -80,8 +82,8 @@ _NEEDS_HELP = frozenset(
 class Blocked:
     """What stands in the way of a repair. ``detail`` is a sentence for an operator.
 
-    ``until_ms``: wall-clock, when it will be over; None where nobody knows. ``besides``: reasons of others that
-    it stands for.
+    ``until_ms``: wall-clock, when it will be over; None where nobody knows. ``besides``: reasons of
+    others that it stands for.
     """
 
     reason: Reason
@@ -91,8 +93,8 @@ class Blocked:
 
 
 def gravest(blocked: Sequence[Blocked]) -> Blocked:
-    """One for all of them, at least one: that entries have no copy comes first, as what helps the others may not help
-    these; then what needs help, then what came first."""
+    """One for all of them, at least one: that entries have no copy comes first, as what helps the
+    others may not help these; then what needs help, then what came first."""
     ordered = sorted(blocked, key=lambda each: gravity(each.reason))  # stable
     untils = [each.until_ms for each in ordered]
     return Blocked(
@@ -120,7 +122,8 @@ def writer_hint(ledger_id: int) -> str:
 
 
 def give_up_hint(ledger_id: int) -> str:
-    """What an operator can do about an open ledger of which the last entries have damaged copies alone."""
+    """What an operator can do about an open ledger of which the last entries have damaged copies
+    alone."""
     return (
         "where no bookie will ever give a good copy, bookmender ledger close "
         f"{ledger_id} --accept-loss --force shows which entries would be given up, and with --yes closes it before them"
@@ -128,10 +131,11 @@ def give_up_hint(ledger_id: int) -> str:
 
 
 def close_hint(ledger_id: int, *, are_any_silent: bool, wanted: Sequence[str] = ()) -> str:
-    """What an operator can do about a ledger whose end cannot be proven. ``are_any_silent``: of its bookies.
+    """What an operator can do about a ledger whose end cannot be proven. ``are_any_silent``: of its
+    bookies.
 
-    ``wanted``: those that are, where they are so many that nothing is proven of any end, and so it is not closed
-    whatever is accepted (rule S5).
+    ``wanted``: those that are, where they are so many that nothing is proven of any end, and so it
+    is not closed whatever is accepted (rule S5).
     """
     if wanted:
         first = (

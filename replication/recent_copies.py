@@ -1,10 +1,10 @@
 """Records of copies that were made a short while ago, and that are to be read again.
 
 A bookie can acknowledge a copy and lose it silently afterwards. BookKeeper's DbLedgerStorage does:
-when its garbage collector deletes a ledger, EntryLocationIndex only notes the ledger id, and the next
-checkpoint (up to ``flushInterval`` later) removes the index of every entry of that ledger, also of
-entries that were added in between. So a copy is proven only when it is still there after the
-checkpoint (rule S6).
+when its garbage collector deletes a ledger, EntryLocationIndex only notes the ledger id, and the
+next checkpoint (up to ``flushInterval`` later) removes the index of every entry of that ledger,
+also of entries that were added in between. So a copy is proven only when it is still there after
+the checkpoint (rule S6).
 
 Before a repair writes metadata that names a new bookie, it records (ledger, bookie) here:
 ``<ur>/bookmender/recent_copies/<session uuid>.<number>``, versioned JSON. The session that made the
@@ -84,7 +84,8 @@ class CopyRecord:
 
     targets: dict[int, set[BookieId]] = field(default_factory=dict)
     path: str | None = None
-    """None before it is written, and where it is refused: then this process alone knows of the copies."""
+    """None before it is written, and where it is refused: then this process alone knows of the
+    copies."""
     unread: int = 0
     """Repairs whose copies are yet to be read again. At 0 the record is deleted."""
     is_written: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,8 +117,8 @@ class CopiesToRead:
 class CopyRecorder:
     """Writes the records of one session's copies. ``run`` must be running.
 
-    ``session``: the uuid of the session's znode. ``on_ended``, which may be set before ``run`` begins, is
-    called when a repair that recorded copies has ended.
+    ``session``: the uuid of the session's znode. ``on_ended``, which may be set before ``run``
+    begins, is called when a repair that recorded copies has ended.
     """
 
     def __init__(
@@ -150,7 +151,8 @@ class CopyRecorder:
         try:
             while True:
                 await self._arrived.wait()
-                # Repairs that are ready in this turn share the record; more of them while writers go first.
+                # Repairs that are ready in this turn share the record; more of them while writers
+                # go first.
                 await asyncio.sleep(self._batcher.linger_s)
                 self._arrived.clear()
                 while self._waiting:
@@ -175,7 +177,8 @@ class CopyRecorder:
         self.on_ended(CopiesToRead(ledger_id=ledger_id, targets=frozenset(targets), record=record))
 
     async def _write(self, record: CopyRecord) -> None:
-        """A record that is refused (ACLs, a quota) stops no repair: this process knows of its copies."""
+        """A record that is refused (ACLs, a quota) stops no repair: this process knows of its
+        copies."""
         path = f"{self._directory}/{self._session}.{next(self._numbers)}"
         try:
             await self._create(path, record.to_json())
@@ -213,7 +216,8 @@ async def record_by_hand(
     session: Check,
     guards: Sequence[Check],
 ) -> None:
-    """Record what a command is about to make metadata name; nodes read it again when the command has ended.
+    """Record what a command is about to make metadata name; nodes read it again when the command
+    has ended.
 
     ``session``: the check of the command's own session znode, whose name the record carries. Raises
     LockLostError, UnavailableError, and RejectedError where ZooKeeper refuses the record.
@@ -238,7 +242,8 @@ class RepairCopies:
         self._records: dict[CopyRecord, set[BookieId]] = {}
 
     def add(self, targets: Collection[BookieId]) -> None:
-        """Begin to record copies on these bookies. Does not wait, so that the copy can go on beside it."""
+        """Begin to record copies on these bookies. Does not wait, so that the copy can go on beside
+        it."""
         new = set(targets).difference(*self._records.values())
         if new and (record := self._recorder.join(self._ledger_id, new)) is not None:
             if record not in self._records:

@@ -1,9 +1,9 @@
 """Putting a ledger's metadata back as it was before a recorded write (rule S2).
 
 Under the ledger's lock, by compare-and-set on the version that the decision was made from, and
-recorded itself, so that it can be undone in turn. What the metadata says is put back, not what bookies
-store: copies that it named then may be gone since. So its bookies are asked first, and in the same
-transaction the ledger is marked in our own queue: nodes check it in any case, and mend it.
+recorded itself, so that it can be undone in turn. What the metadata says is put back, not what
+bookies store: copies that it named then may be gone since. So its bookies are asked first, and in
+the same transaction the ledger is marked in our own queue: nodes check it in any case, and mend it.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,8 @@ from replication.recent_copies import record_by_hand
 from replication.waiting.notes import WaitingNote, WaitingNotes
 
 MARK_TRIES_MAX = 5
-"""Each fails only when a worker tidies the mark's empty directories away at that very moment, or the leader adds to it."""
+"""Each fails only when a worker tidies the mark's empty directories away at that very moment, or
+the leader adds to it."""
 _CHANGED = NodeExistsError | NoNodeError | ConflictError
 
 
@@ -122,15 +123,16 @@ class Restorer:
     ) -> None:
         """``cluster``: its instance id. ``tell``: says what is waited for."""
         self._store, self._manager, self._surveyor = store, manager, surveyor
-        # A bookie that drains may be named again, if it has the copies: it is not to be passed over.
+        # A bookie that drains may be named again, if it has the copies: it is not to be passed
+        # over.
         self._view = replace(view, orders=replace(view.orders, draining={}))
         self._ur, self._cluster, self._clock, self._tell = ur, cluster, clock, tell
 
     async def plan(self, record: JournalRecord) -> Restoring:
         """Nothing is written, or fenced.
 
-        Raises RestoreRefusedError for another cluster's record, NoSuchLedgerError, and CorruptionError
-        when the record cannot be read as metadata.
+        Raises RestoreRefusedError for another cluster's record, NoSuchLedgerError, and
+        CorruptionError when the record cannot be read as metadata.
         """
         if record.cluster not in (None, self._cluster):
             raise RestoreRefusedError(
@@ -157,9 +159,9 @@ class Restorer:
     ) -> Restoring:
         """Put back what was before the recorded write, and mark the ledger; what was done.
 
-        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts. Raises
-        RestoreRefusedError; UnavailableError when somebody else holds the ledger; ConflictError,
-        LockLostError and UnknownOutcomeError as ``LedgerManager.write``.
+        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts.
+        Raises RestoreRefusedError; UnavailableError when somebody else holds the ledger;
+        ConflictError, LockLostError and UnknownOutcomeError as ``LedgerManager.write``.
         """
         ledger_id = record.ledger_id
         async with locked(
@@ -174,7 +176,8 @@ class Restorer:
                 ledger_id, record.before, present=found.present, version=found.stat.version
             )
             guards = [session, lock]
-            # What was in the way of its repair is not so any more. Before the mark: who takes that must know.
+            # What was in the way of its repair is not so any more. Before the mark: who takes that
+            # must know.
             suspicion = self._suspicion(found, holder=holder)
             await WaitingNotes(self._store, self._ur).let_go(
                 ledger_id, guards=guards, beside=suspicion
@@ -193,7 +196,8 @@ class Restorer:
             return found
 
     def _suspicion(self, found: Restoring, *, holder: str) -> WaitingNote | None:
-        """Whom bookies spoke against is read whole: its ends may be there, and entries between them not."""
+        """Whom bookies spoke against is read whole: its ends may be there, and entries between them
+        not."""
         if not found.copy_doubts:
             return None
         return WaitingNote(

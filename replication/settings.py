@@ -25,9 +25,9 @@ class ReplicationSettings:
     """First wait after a ledger could not be repaired; doubles up to ``retry_max_s``."""
     retry_max_s: float = 300.0
     idle_wait_s: float = 2.0
-    """How often an idle worker polls the queue, in seconds. While no ledger is marked, it polls five
-    times less often, because the first mark wakes it. All nodes together poll at most 20 times per
-    second, so with more than 20 × ``idle_wait_s`` nodes each node polls less often."""
+    """How often an idle worker polls the queue, in seconds. While no ledger is marked, it polls
+    five times less often, because the first mark wakes it. All nodes together poll at most 20 times
+    per second, so with more than 20 × ``idle_wait_s`` nodes each node polls less often."""
     target: str = "placement"
     """``placement``: as the placement policy says, the least loaded bookie first, among equals this
     host's. ``local``: this host's only; a ledger that has it already is left to other nodes."""

@@ -1,10 +1,10 @@
 """How many ledgers are at work at once, not counting those that merely wait.
 
-A ledger that needs a bookie which hangs is at nothing until its requests time out. Were it to keep its
-place meanwhile, a few such ledgers would bring all others to a stop.
+A ledger that needs a bookie which hangs is at nothing until its requests time out. Were it to keep
+its place meanwhile, a few such ledgers would bring all others to a stop.
 
-Ledgers that lost copies must not queue behind those that did not (of draining bookies, or repaired by
-hand), which may be many, and slow where they are throttled: some places are kept for losses.
+Ledgers that lost copies must not queue behind those that did not (of draining bookies, or repaired
+by hand), which may be many, and slow where they are throttled: some places are kept for losses.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 LATE_TIMES_MAX = 9
-"""So many times the places are lent by ledgers that take long: those of a bookie that hangs are not to
-fill them, and a node that is merely throttled is not to take the whole queue for itself."""
+"""So many times the places are lent by ledgers that take long: those of a bookie that hangs are not
+to fill them, and a node that is merely throttled is not to take the whole queue for itself."""
 
 
 def kept_for_losses(count: int) -> int:
@@ -134,7 +134,8 @@ class Slots:
 
 
 class LateLoan(AbstractAsyncContextManager[None]):
-    """``Slots.lent_after``. A class, for nearly every block ends in time, and there are two a ledger."""
+    """``Slots.lent_after``. A class, for nearly every block ends in time, and there are two a
+    ledger."""
 
     __slots__ = ("_alarm", "_is_lent", "_slots")
 

@@ -41,6 +41,7 @@ class Summary:
         self.repaired_count = self.waiting_count = self.entry_count = self.entry_bytes = 0
 
     def tell_if_done(self) -> None:
-        """Nothing is at hand: say so at once where anything was repaired. Tries that were in vain can wait."""
+        """Nothing is at hand: say so at once where anything was repaired. Tries that were in vain
+        can wait."""
         if self.repaired_count:
             self.tell(at_work_count=0)

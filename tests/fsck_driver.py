@@ -1,4 +1,5 @@
-"""A run of fsck in a process of its own, to be killed: ``python -m tests.fsck_driver MASTER URI OUTPUT RUN READS``."""
+"""A run of fsck in a process of its own, to be killed: ``python -m tests.fsck_driver MASTER URI
+OUTPUT RUN READS``."""
 
 import json
 import sys

@@ -13,9 +13,11 @@ Pair = tuple[int, Any, int, Any]
 
 
 def pairwise(*dimensions: Sequence[Any]) -> list[Case]:
-    """Cases, one value of each dimension in turn, among which are all pairs. The same ones each time.
+    """Cases, one value of each dimension in turn, among which are all pairs. The same ones each
+    time.
 
-    Greedy: always the first of the cases with the most pairs that are still wanted. Values are hashable.
+    Greedy: always the first of the cases with the most pairs that are still wanted. Values are
+    hashable.
     """
     every_case = list(itertools.product(*dimensions))
     wanted = {pair for case in every_case for pair in pairs(case)}

@@ -1,7 +1,8 @@
 """``python -m tests.prepare``: fetches what no test should wait for, and says how far it is.
 
-BookKeeper's jars, of every version that the suite runs: about 100 MB each, once on a machine; and those
-of an old ZooKeeper. With ``--default-only`` just those of the version that a local cluster has by default.
+BookKeeper's jars, of every version that the suite runs: about 100 MB each, once on a machine; and
+those of an old ZooKeeper. With ``--default-only`` just those of the version that a local cluster
+has by default.
 """
 
 import sys

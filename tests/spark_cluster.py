@@ -1,4 +1,5 @@
-"""Spark on loopback: sessions as small as they can be, and a standalone cluster of processes of its own."""
+"""Spark on loopback: sessions as small as they can be, and a standalone cluster of processes of its
+own."""
 
 import json
 import os
@@ -114,7 +115,8 @@ class StandaloneSpark:
 
 
 def _parents() -> dict[int, int]:
-    """Of every process that runs, by its id. The shell that a server was started by left a dead one."""
+    """Of every process that runs, by its id. The shell that a server was started by left a dead
+    one."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -59,7 +59,8 @@ class TcpProxy:
         self._is_silent = False
 
     def hold_replies(self) -> None:
-        """Requests arrive, replies wait for ``restore``; those of a connection cut before are lost."""
+        """Requests arrive, replies wait for ``restore``; those of a connection cut before are
+        lost."""
         self._replies_pass.clear()
         self._has_reply.clear()
 

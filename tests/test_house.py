@@ -1,4 +1,5 @@
-"""The house itself: imports, locks, make targets, how long a file may be, and what none may name."""
+"""The house itself: imports, locks, make targets, how long a file may be, and what none may
+name."""
 
 import ast
 import dataclasses
@@ -39,7 +40,8 @@ def modules_of(package: str) -> list[Path]:
 
 
 def errors_logged() -> set[str]:
-    """Events of level error: by ``log.error`` and ``log.exception``, or a function that hands them on."""
+    """Events of level error: by ``log.error`` and ``log.exception``, or a function that hands them
+    on."""
     events: set[str] = set()
     for package in ("daemon", *PACKAGES_BELOW_DAEMON):
         for path in modules_of(package):
@@ -101,7 +103,8 @@ def test_only_the_daemon_reads_environment_and_arguments(package: str) -> None:
 
 
 def unnamed_in(package: Path) -> set[str]:
-    """Modules and packages in it that its docstring does not name, as ``this``. Generated ones need not be."""
+    """Modules and packages in it that its docstring does not name, as ``this``. Generated ones need
+    not be."""
     docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
     modules = {path.stem for path in package.glob("[!_]*.py") if not path.stem.endswith("_pb2")}
     packages = {path.parent.name for path in package.glob("*/__init__.py")}
@@ -203,7 +206,8 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
 
 
 def test_the_page_of_compatibility_is_what_the_markers_of_the_tests_say() -> None:
-    """Without running them: `make compat` does. Every row has a test, on real bookies where need be."""
+    """Without running them: `make compat` does. Every row has a test, on real bookies where need
+    be."""
     rows, witnesses = load_catalogue(), look()
 
     assert faults(rows, witnesses, has_run=False) == []

@@ -27,7 +27,8 @@ class LoopClock:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """No timer fires early, as on other loops: who waits for the rest would, where time stands still, for ever."""
+    """No timer fires early, as on other loops: who waits for the rest would, where time stands
+    still, for ever."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

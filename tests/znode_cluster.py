@@ -1,4 +1,5 @@
-"""A cluster that is nothing but znodes: bookies are registrations and cookies, ledgers are metadata.
+"""A cluster that is nothing but znodes: bookies are registrations and cookies, ledgers are
+metadata.
 
 All that an auditor looks at, in numbers for which bookies with data would not do.
 """
@@ -38,7 +39,8 @@ def bookie(number: int) -> BookieId:
 
 
 def closed(*ensemble: BookieId, length: int = 1_000_000) -> LedgerMetadata:
-    """A ledger of a thousand entries, as a writer leaves it; of each entry every bookie has a copy."""
+    """A ledger of a thousand entries, as a writer leaves it; of each entry every bookie has a
+    copy."""
     return LedgerMetadata(
         ensemble_size=len(ensemble),
         write_quorum=len(ensemble),
@@ -62,7 +64,8 @@ class ZnodeCluster:
         return LedgerManager(self.store, ROOT, LAYOUT)
 
     async def format(self) -> None:
-        """All ledgers count as checked just now: reading entries of bookies without any is nobody's aim."""
+        """All ledgers count as checked just now: reading entries of bookies without any is nobody's
+        aim."""
         store = self.store
         await store.create(f"{ROOT}/LAYOUT", serialize_layout(LAYOUT), with_parents=True)
         await store.create(f"{ROOT}/available/readonly", with_parents=True)

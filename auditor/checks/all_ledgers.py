@@ -1,7 +1,8 @@
 """Reads entries of every copy of every ledger, and marks the ledgers that lack some.
 
-Java's AuditorCheckAllLedgersTask takes a time-out for a missing copy, ends with the first ledger that it
-cannot open, and does not look at what it reads: ours verifies digests, and marks only what was said twice.
+Java's AuditorCheckAllLedgersTask takes a time-out for a missing copy, ends with the first ledger
+that it cannot open, and does not look at what it reads: ours verifies digests, and marks only what
+was said twice.
 """
 
 from collections import Counter

@@ -1,6 +1,8 @@
-"""What a periodic check is: something that the leader does with every ledger, a part of them at a time.
+"""What a periodic check is: something that the leader does with every ledger, a part of them at a
+time.
 
-When it is due, how far it is, pauses and what happens after a crash are the ``CheckRunner``'s business.
+When it is due, how far it is, pauses and what happens after a crash are the ``CheckRunner``'s
+business.
 """
 
 from abc import ABC, abstractmethod
@@ -16,11 +18,12 @@ class Check(ABC):
 
     kind: CheckKind
     part_size: int = 500
-    """Ledgers that are looked at together: after each part its progress is noted. What is asked for at a
-    time ``look_at`` sees to itself."""
+    """Ledgers that are looked at together: after each part its progress is noted. What is asked for
+    at a time ``look_at`` sees to itself."""
     look_size: int | None = None
-    """Of a part, how many one call of ``look_at`` is given. The calls are made side by side, and those that are
-    through are not made again after a pause. None: the whole part, which is worth it where a ledger is cheap."""
+    """Of a part, how many one call of ``look_at`` is given. The calls are made side by side, and
+    those that are through are not made again after a pause. None: the whole part, which is worth it
+    where a ledger is cheap."""
 
     async def begin(self, run: CheckRun) -> None:  # noqa: B027  # most have nothing to do
         """A run begins, or goes on where an earlier leader left it (``run.cursor`` is beyond 0)."""
@@ -29,9 +32,9 @@ class Check(ABC):
     async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
         """Look at these ledgers, ascending; what came of it, counted by kind.
 
-        They were there when the index was last told; one may be gone or unreadable. It may be cancelled at
-        any time, and is then called again with the same ledgers, perhaps by another leader: only what it
-        returns is counted. Raises UnavailableError: it is tried again.
+        They were there when the index was last told; one may be gone or unreadable. It may be
+        cancelled at any time, and is then called again with the same ledgers, perhaps by another
+        leader: only what it returns is counted. Raises UnavailableError: it is tried again.
         """
 
     async def finish(self, run: CheckRun) -> None:  # noqa: B027  # likewise

@@ -1,9 +1,10 @@
-"""A ledger's copies, asked for and, where something seems wrong, asked for again. Writes and fences nothing.
+"""A ledger's copies, asked for and, where something seems wrong, asked for again. Writes and fences
+nothing.
 
-What comes of it is certain enough to be acted on: an entry is bad on a bookie only if that said so twice,
-a while apart, and the metadata then still was what it had been asked by. That a bookie said nothing is
-unknown, never bad (rule S5); one that is not registered is not asked. Open fragments are left out: their
-entries may be on their way still.
+What comes of it is certain enough to be acted on: an entry is bad on a bookie only if that said so
+twice, a while apart, and the metadata then still was what it had been asked by. That a bookie said
+nothing is unknown, never bad (rule S5); one that is not registered is not asked. Open fragments are
+left out: their entries may be on their way still.
 """
 
 import asyncio
@@ -40,7 +41,8 @@ LARGE_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bad:
-    """What a bookie does not have of a ledger, or has damaged, or cannot read; not all three are empty."""
+    """What a bookie does not have of a ledger, or has damaged, or cannot read; not all three are
+    empty."""
 
     absent: EntryRuns
     mismatched: EntryRuns
@@ -67,7 +69,8 @@ class Bad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """What is known of the copies in a ledger's closed fragments. ``bad``: only what was said twice."""
+    """What is known of the copies in a ledger's closed fragments. ``bad``: only what was said
+    twice."""
 
     metadata: LedgerMetadata
     fragments: tuple[Fragment, ...]
@@ -136,11 +139,13 @@ class CopyReader:
             return None
 
     async def sample(self, versioned: VersionedMetadata, share: float) -> Copies | None:
-        """The ends of each copy, and ``share`` of the entries between them. None: the ledger is gone."""
+        """The ends of each copy, and ``share`` of the entries between them. None: the ledger is
+        gone."""
         return await self._look(versioned, share=share)
 
     async def all(self, versioned: VersionedMetadata) -> Copies | None:
-        """Every entry of each copy; with entry lists, the ends alone of one whose list says it is whole."""
+        """Every entry of each copy; with entry lists, the ends alone of one whose list says it is
+        whole."""
         return await self._look(versioned, share=0.0 if self._lists else 1.0, lists=self._lists)
 
     async def of(
@@ -203,7 +208,8 @@ class CopyReader:
         lists: EntryLists | None,
         among: frozenset[BookieId] | None,
     ) -> Questions:
-        """Ends, and a share of what is between; with entry lists all of a copy, unless its list says that it is whole."""
+        """Ends, and a share of what is between; with entry lists all of a copy, unless its list
+        says that it is whole."""
         available = self._views.current.available
         if among is not None:
             available &= among
@@ -242,8 +248,8 @@ def _unanswered(refusals: Mapping[BookieId, Refused]) -> frozenset[BookieId]:
 
 
 def closed_fragments(versioned: VersionedMetadata) -> tuple[Fragment, ...]:
-    """Those that never change again. Nobody is asked: that a segment was begun says that all before it
-    is acknowledged."""
+    """Those that never change again. Nobody is asked: that a segment was begun says that all before
+    it is acknowledged."""
     metadata = versioned.metadata
     settled = metadata.last_segment.first_entry_id - 1
     found = fragments(versioned.ledger_id, metadata, lac=settled)
@@ -270,7 +276,8 @@ def _most_bad(fragment: Fragment, bad: Mapping[BookieId, Bad]) -> int:
 
 
 def _edges(entries: EntryRuns) -> Iterator[tuple[int, int]]:
-    """Where runs begin and end, ascending. Of two at one place the end comes first, also when merged."""
+    """Where runs begin and end, ascending. Of two at one place the end comes first, also when
+    merged."""
     for run in entries.each_run():
         yield run.start, 1
         yield run.stop, -1

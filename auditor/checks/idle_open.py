@@ -1,8 +1,9 @@
 """Looks for open ledgers that nobody writes any more, though all their bookies are there (gap G35).
 
-The bookies of the last ensemble are asked for their last entry, without fencing; one that stays the same from
-one run to the next, while the metadata is not written either, means that the ledger is idle. It is told of,
-with its age, and never closed: a writer may be slow, and closing locks him out (``bookmender ledger close``).
+The bookies of the last ensemble are asked for their last entry, without fencing; one that stays the
+same from one run to the next, while the metadata is not written either, means that the ledger is
+idle. It is told of, with its age, and never closed: a writer may be slow, and closing locks him out
+(``bookmender ledger close``).
 """
 
 from collections import Counter
@@ -65,7 +66,8 @@ class IdleOpenCheck(Check):
         """The idle ledgers that were logged last."""
 
     async def begin(self, run: CheckRun) -> None:
-        """What an earlier leader saw in this run is lost: those ledgers are as the run before saw them."""
+        """What an earlier leader saw in this run is lost: those ledgers are as the run before saw
+        them."""
         if self._started_ms != run.started_ms:
             self._known = await self._sightings.read()
             self._started_ms = run.started_ms
@@ -87,7 +89,8 @@ class IdleOpenCheck(Check):
         self._tell({i: age_s for i, age_s in ages_s.items() if age_s >= self._after_s})
 
     def _tell(self, ages_s: Mapping[int, float]) -> None:
-        """``ages_s``: of those that are idle. A warning only where others are than were at the last look of this leader."""
+        """``ages_s``: of those that are idle. A warning only where others are than were at the last
+        look of this leader."""
         is_news, self._warned_of = ages_s.keys() != self._warned_of, frozenset(ages_s)
         if not ages_s:
             return

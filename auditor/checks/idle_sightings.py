@@ -26,7 +26,8 @@ SIGHTINGS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """An open ledger has got no entry since ``since_ms`` (wall clock), nor was its metadata written.
+    """An open ledger has got no entry since ``since_ms`` (wall clock), nor was its metadata
+    written.
 
     ``last_entry_id``: the last that its bookies told of; -1: none.
     """
@@ -44,8 +45,8 @@ def seen_again(
 ) -> Sighting | None:
     """What is known of a ledger now. None: nothing, for no bookie said anything.
 
-    ``written_ms``: when its metadata was last written. A last entry before the one known comes of bookies
-    that did not answer this time.
+    ``written_ms``: when its metadata was last written. A last entry before the one known comes of
+    bookies that did not answer this time.
     """
     is_as_before = (
         before is not None
@@ -81,7 +82,8 @@ def sightings_to_json(sightings: Mapping[int, Sighting]) -> bytes:
 
 
 async def read_sightings(store: MetadataStore, ur: str) -> dict[int, Sighting]:
-    """By ledger, the longest idle first; none where nothing is stored, or nothing that can be read."""
+    """By ledger, the longest idle first; none where nothing is stored, or nothing that can be
+    read."""
     return await read_record(store, idle_path(ur), _sightings) or {}
 
 

@@ -14,9 +14,11 @@ class CheckKind:
     name: str
     about: str
     audit: Audit | None = None
-    """Whose znode keeps the time of the last run, as Java's auditor does; None: our record alone."""
+    """Whose znode keeps the time of the last run, as Java's auditor does; None: our record
+    alone."""
     interval_of: Callable[[ChecksSettings], float]
-    """Seconds from the end of a run to the beginning of the next. 0: only when somebody asks for it."""
+    """Seconds from the end of a run to the beginning of the next. 0: only when somebody asks for
+    it."""
 
 
 ALL_LEDGERS = CheckKind(

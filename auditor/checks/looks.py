@@ -1,4 +1,5 @@
-"""The calls by which a check looks at a part of the ledgers: each is made until it is through, and once then."""
+"""The calls by which a check looks at a part of the ledgers: each is made until it is through, and
+once then."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -45,7 +46,8 @@ class Looks:
 
 
 async def _look_at_all(check: Check, part: Sequence[int]) -> Counter[str]:
-    """A defect of ours that one ledger brings to light costs that ledger, neither the rest nor the leader."""
+    """A defect of ours that one ledger brings to light costs that ledger, neither the rest nor the
+    leader."""
     try:
         return await check.look_at(part)
     except (UnavailableError, SessionLostError, LeadershipLostError):

@@ -1,9 +1,10 @@
 """Ledgers that have been marked for too long: somebody should look why they are not repaired.
 
-Those in our own queue count where a check or fsck found damage; what operators ordered takes its time.
+Those in our own queue count where a check or fsck found damage; what operators ordered takes its
+time.
 
-Java's auditor looks in its placement check, at the time in the mark, which it sets anew whenever it adds a
-bookie. Ours goes by the older of that and the znode's own.
+Java's auditor looks in its placement check, at the time in the mark, which it sets anew whenever it
+adds a bookie. Ours goes by the older of that and the znode's own.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,8 @@ LOGGED_MAX = 20
 
 
 class OverdueMarks:
-    """The leader's. Reads the queue now and then, and writes a record; marks nothing, so it never pauses."""
+    """The leader's. Reads the queue now and then, and writes a record; marks nothing, so it never
+    pauses."""
 
     def __init__(
         self,
@@ -77,8 +79,8 @@ class OverdueMarks:
             log.warning("check.failed", check=OVERDUE, error=str(error))
 
     async def run_once(self) -> list[int]:
-        """The overdue ledgers, ascending. Of a mark that ACLs shut away nobody knows: it is told of, and not among
-        them."""
+        """The overdue ledgers, ascending. Of a mark that ACLs shut away nobody knows: it is told
+        of, and not among them."""
         started_ms = self._clock.wall_ms()
         shared = await marked_ledger_ids(self._store, self._ur)
         own = await read_own_queue(self._store, self._ur, shared=shared)
@@ -101,7 +103,8 @@ class OverdueMarks:
         return overdue
 
     async def _marked_since_ms(self, queue: str, ledger_id: int) -> int | UnauthorizedError | None:
-        """``queue``: its root. None for a ledger that is not marked any more; the error where ACLs shut us out."""
+        """``queue``: its root. None for a ledger that is not marked any more; the error where ACLs
+        shut us out."""
         try:
             data, stat = await self._store.get(payloads.mark_path(queue, ledger_id))
             mark = payloads.parse_mark(data)
@@ -136,7 +139,8 @@ class OverdueMarks:
         await self._records.write(OVERDUE, CheckRecord(last=run))
 
     def _log(self, overdue: Sequence[int]) -> None:
-        """Once of each ledger, not at each look, nor when others are repaired; and when none is left."""
+        """Once of each ledger, not at each look, nor when others are repaired; and when none is
+        left."""
         new = [ledger_id for ledger_id in overdue if ledger_id not in self._told]
         if new:
             log.error(

@@ -2,13 +2,14 @@
 
 A ledger counts once, by its worst segment; closed ledgers and those still written to apart (Java's
 AuditorPlacementPolicyCheckTask looks at closed ones only). Where the verdict depends on a bookie of
-which nobody knows where it is, or was, it is unknown, not a failure (gap G19). Where nobody has set a source of racks there is
-nothing to compare with: no finding, and no doubt either.
+which nobody knows where it is, or was, it is unknown, not a failure (gap G19). Where nobody has set
+a source of racks there is nothing to compare with: no finding, and no doubt either.
 
-Where that is wanted, closed ledgers that fail are marked for a worker to move their copies: in our own queue,
-for a Java worker would find them whole, or move them by a policy of its own. No others are
-marked than those that some writable bookie would make better now (gap G18) and whose bookies are all there, and
-no more than a few thousand in a run: a slip in the file of racks is not to set the whole cluster moving.
+Where that is wanted, closed ledgers that fail are marked for a worker to move their copies: in our
+own queue, for a Java worker would find them whole, or move them by a policy of its own. No others
+are marked than those that some writable bookie would make better now (gap G18) and whose bookies
+are all there, and no more than a few thousand in a run: a slip in the file of racks is not to set
+the whole cluster moving.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ from replication.cluster.cluster_view import ViewSource
 log = structlog.get_logger()
 
 MARKS_MAX = 10_000
-"""Ledgers that one run marks, give or take a handful. The next one goes on: those that were moved are well placed by then."""
+"""Ledgers that one run marks, give or take a handful. The next one goes on: those that were moved
+are well placed by then."""
 REPORTS_AT_ONCE = 16
 LEDGERS_PER_TURN = 100
 """Judged before others on the loop have theirs."""
@@ -92,9 +94,10 @@ def _can_be_better(
 
 
 class PlacementCheck(Check):
-    """Counts ledgers by verdict: ``fail``, ``soft``, ``strict``, ``unknown``, and ``open_fail`` and so on of
-    those that are not closed; ``marked`` marks that are new; ``unreadable`` those of which nothing is known;
-    ``uncompared``, open ones too, instead of ``unknown`` where no source of racks is set."""
+    """Counts ledgers by verdict: ``fail``, ``soft``, ``strict``, ``unknown``, and ``open_fail`` and
+    so on of those that are not closed; ``marked`` marks that are new; ``unreadable`` those of which
+    nothing is known; ``uncompared``, open ones too, instead of ``unknown`` where no source of racks
+    is set."""
 
     kind = PLACEMENT
 

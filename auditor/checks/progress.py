@@ -20,7 +20,8 @@ LOG_INTERVAL_S = 60.0
 
 
 class Progress:
-    """Of one run. ``record`` is what is told; it is written now and then, and whenever a pause changes."""
+    """Of one run. ``record`` is what is told; it is written now and then, and whenever a pause
+    changes."""
 
     def __init__(
         self, check: str, record: CheckRecord, *, records: CheckRecords, clock: Clock

@@ -1,7 +1,7 @@
 """How far each check is, and what it found when it last ran: ``<ur>/bookmender/checks/<name>``.
 
-A leader goes on from here where the one before it stopped. The time at which Java's auditor, too, looks
-stands in a znode of its own (``last_run_ms``).
+A leader goes on from here where the one before it stopped. The time at which Java's auditor, too,
+looks stands in a znode of its own (``last_run_ms``).
 """
 
 import json
@@ -79,7 +79,8 @@ class CheckRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRecord:
-    """``running``: the run that is not over, be anybody at it or not. ``last``: the last one that is."""
+    """``running``: the run that is not over, be anybody at it or not. ``last``: the last one that
+    is."""
 
     running: CheckRun | None = None
     last: CheckRun | None = None

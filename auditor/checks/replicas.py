@@ -1,7 +1,9 @@
-"""Counts the copies of every entry of every closed ledger; the worst entry decides what is said of it.
+"""Counts the copies of every entry of every closed ledger; the worst entry decides what is said of
+it.
 
-Java's AuditorReplicasCheckTask asks for lists of entries, which bookies with DbLedgerStorage never answer,
-counts, and leaves it at that. Ours reads every entry, unless lists are switched on, and marks what it finds.
+Java's AuditorReplicasCheckTask asks for lists of entries, which bookies with DbLedgerStorage never
+answer, counts, and leaves it at that. Ours reads every entry, unless lists are switched on, and
+marks what it finds.
 """
 
 from collections import Counter
@@ -63,7 +65,8 @@ class ReplicasCheck(Check):
 def worst_entry(copies: Copies) -> str | None:
     """What the entry with the fewest copies has; None where none lacks any.
 
-    Copies that nobody knows of count as there: a bookie that cannot be reached has lost nothing yet.
+    Copies that nobody knows of count as there: a bookie that cannot be reached has lost nothing
+    yet.
     """
     lacking = most_bad(copies)
     left = copies.metadata.write_quorum - lacking

@@ -12,8 +12,8 @@ from auditor.marking import BothQueues
 log = structlog.get_logger()
 
 LOGGED_MAX = 20
-"""Ledgers that one leader names in its log for each check: a disk may lose a hundred thousand. The queue
-names all of them."""
+"""Ledgers that one leader names in its log for each check: a disk may lose a hundred thousand. The
+queue names all of them."""
 
 
 class Reports:
@@ -26,7 +26,8 @@ class Reports:
     async def report(
         self, kind: CheckKind, ledger_id: int, sight: Sight, detail: str
     ) -> Counter[str]:
-        """``sight``: of those whose copies are at fault; of none where copies are merely in the wrong place.
+        """``sight``: of those whose copies are at fault; of none where copies are merely in the
+        wrong place.
 
         Counts what was ``found``, and ``marked``: marks that are new, or name more bookies now.
         """

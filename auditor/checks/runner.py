@@ -1,9 +1,10 @@
 """Runs the periodic checks: those that are due, one at a time, each to its end.
 
-A run goes through all ledgers in the order of their ids, a part at a time. After a part its cursor and its
-counts are kept, so that another leader goes on from there. It waits while it must not go on (``pause_of``).
-The time of the last run is written when every ledger was looked at, and not before: Java's auditor
-writes it also when it was disabled in between, and never after a ledger that it could not open.
+A run goes through all ledgers in the order of their ids, a part at a time. After a part its cursor
+and its counts are kept, so that another leader goes on from there. It waits while it must not go on
+(``pause_of``). The time of the last run is written when every ledger was looked at, and not before:
+Java's auditor writes it also when it was disabled in between, and never after a ledger that it
+could not open.
 """
 
 import asyncio
@@ -47,8 +48,8 @@ IDS_AT_ONCE = 10_000
 def pause_of(orders: Orders, *, is_disabled: bool, is_audit_pending: bool) -> str:
     """Why no check may go on now; empty: they may.
 
-    Checks mark. So they wait where nothing may be marked, and, as Java's do, while a bookie that is away
-    is not lost yet: its ledgers would be marked before their time.
+    Checks mark. So they wait where nothing may be marked, and, as Java's do, while a bookie that is
+    away is not lost yet: its ledgers would be marked before their time.
     """
     if orders.paused_checks is not None:
         return "by order"
@@ -78,8 +79,8 @@ class CheckRunner:
     ) -> None:
         """``checks``: of those that are due alike, the first runs first.
 
-        ``is_index_ready``: whether every ledger is known. ``is_audit_pending``: whether a bookie is away
-        whose recovery delay is not over.
+        ``is_index_ready``: whether every ledger is known. ``is_audit_pending``: whether a bookie is
+        away whose recovery delay is not over.
         """
         self._checks = {check.kind.name: check for check in checks}
         self._store = store
@@ -95,7 +96,8 @@ class CheckRunner:
         self._shown: set[str] = set()
         """Checks whose last run the metrics tell of, if there was one."""
         self._shut: set[str] = set()
-        """Checks of which ACLs shut away when they last ran, or how far they are: they do not run."""
+        """Checks of which ACLs shut away when they last ran, or how far they are: they do not
+        run."""
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -122,7 +124,8 @@ class CheckRunner:
             return SHUT_RETRY_S
 
     async def run_once(self) -> float | None:
-        """Run the check that is due; after how many seconds to look again. None: not before we are told."""
+        """Run the check that is due; after how many seconds to look again. None: not before we are
+        told."""
         self._wake.clear()
         await self._read_times()
         found = self._timetable.next()
@@ -236,7 +239,8 @@ class CheckRunner:
         )
 
     async def _retried(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Until ZooKeeper is to be had. Raises SessionLostError, and whatever is not Unavailable."""
+        """Until ZooKeeper is to be had. Raises SessionLostError, and whatever is not
+        Unavailable."""
         return await until_answered(
             work,
             event="check.delayed",

@@ -1,11 +1,13 @@
 """A run's budget, shared by its executors however many there are: each takes the same part of it.
 
-An executor is an ephemeral znode, ``<ur>/bookmender/fsck/executors/<run>.<uuid>``, and that is all it writes. All
-watch the list: when one joins, or leaves, or dies, the others' parts change within a second. What a bookie may be
-asked at a time counts the executors of all runs, and the nodes of the daemon, who count them as well (rule S10).
+An executor is an ephemeral znode, ``<ur>/bookmender/fsck/executors/<run>.<uuid>``, and that is all
+it writes. All watch the list: when one joins, or leaves, or dies, the others' parts change within a
+second. What a bookie may be asked at a time counts the executors of all runs, and the nodes of the
+daemon, who count them as well (rule S10).
 
-The parts never sum up to more than the whole: who joins waits until the others have made room, unless there is
-enough for all as it is, and who cannot see the list, as ZooKeeper is out of reach, reads nothing.
+The parts never sum up to more than the whole: who joins waits until the others have made room,
+unless there is enough for all as it is, and who cannot see the list, as ZooKeeper is out of reach,
+reads nothing.
 """
 
 import asyncio
@@ -47,7 +49,8 @@ LEAVE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPace:
-    """Begins the pace of each executor of one run; can be pickled. To be given as ``begin_pace``."""
+    """Begins the pace of each executor of one run; can be pickled. To be given as
+    ``begin_pace``."""
 
     run: str
     """Its name, without a dot in it."""
@@ -63,10 +66,11 @@ class SharedPace:
 def share_of(
     options: FsckOptions, *, name: str, executors: Collection[str], node_reader_count: int
 ) -> ReadShare | None:
-    """The part of the executor called ``name`` (its znode), which is one of ``executors``, those of all runs.
+    """The part of the executor called ``name`` (its znode), which is one of ``executors``, those of
+    all runs.
 
-    None: there is less to read in a second than executors, and others are served. ``node_reader_count``: the
-    readers that are none of fsck's.
+    None: there is less to read in a second than executors, and others are served.
+    ``node_reader_count``: the readers that are none of fsck's.
     """
     assert name in executors, name
     siblings = sorted(each for each in executors if run_of(each) == run_of(name))
@@ -87,10 +91,11 @@ def share_of(
 
 
 def takes_from_others(options: FsckOptions, *, reader_count: int) -> bool:
-    """Whether an executor that joins, and makes them so many readers, has its part from what the others had.
+    """Whether an executor that joins, and makes them so many readers, has its part from what the
+    others had.
 
-    Not where a run is not limited and all may ask a bookie for as much as they are set to. Every task is an executor,
-    many are short, and none is to wait in vain.
+    Not where a run is not limited and all may ask a bookie for as much as they are set to. Every
+    task is an executor, many are short, and none is to wait in vain.
     """
     wanted = min(options.reads_in_flight_per_bookie, READS_IN_FLIGHT_CEILING)
     is_short = reads_in_flight_max(wanted, reader_count=reader_count) < wanted

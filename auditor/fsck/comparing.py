@@ -1,6 +1,7 @@
 """Copies with good digests held against each other: which are not what the others are. Pure.
 
-LAC and digest may differ (a recovery, and Java's repair, write what they know by then); payload and length may not.
+LAC and digest may differ (a recovery, and Java's repair, write what they know by then); payload and
+length may not.
 """
 
 from collections import Counter, defaultdict
@@ -21,8 +22,8 @@ def differing(
 ) -> dict[BookieId, EntryRuns]:
     """Of the entries from the first to the last, those of each bookie that are not what most are.
 
-    Where no value has most of them, nobody knows which is right: all are named. Entries E apart have their
-    copies on the same bookies, so that whole columns are compared at a time.
+    Where no value has most of them, nobody knows which is right: all are named. Entries E apart
+    have their copies on the same bookies, so that whole columns are compared at a time.
     """
     if len(found) < 2:
         return {}

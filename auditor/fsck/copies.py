@@ -1,9 +1,11 @@
-"""Ledgers looked at: where each ends, how its copies are (``look``), how they are placed, whether it is idle.
+"""Ledgers looked at: where each ends, how its copies are (``look``), how they are placed, whether
+it is idle.
 
-Of a ledger that is not closed no more is expected than what is acknowledged, which its bookies tell without
-being fenced; at a second look, than what was at the first. But where a recovery was begun and never ended, or a
-bookie of an idle one was wiped, whatever any bookie shows may have been acknowledged: it is expected, too. Not
-beyond an entry that all its bookies deny, though, if none of them was wiped: no writer was told of it.
+Of a ledger that is not closed no more is expected than what is acknowledged, which its bookies tell
+without being fenced; at a second look, than what was at the first. But where a recovery was begun
+and never ended, or a bookie of an idle one was wiped, whatever any bookie shows may have been
+acknowledged: it is expected, too. Not beyond an entry that all its bookies deny, though, if none of
+them was wiped: no writer was told of it.
 """
 
 import random
@@ -132,9 +134,10 @@ class CopyInspector:
     async def _shown(
         self, versioned: VersionedMetadata, last: int, *, is_idle: bool
     ) -> tuple[int, bool]:
-        """The last entry that copies are looked for of, of a ledger that is not closed: ``last``, or beyond it what
-        may have been acknowledged; and whether there may be later ones, as nobody looks beyond ``last``, or a bookie did
-        not say how far it has it. ``is_idle``: nothing was since the first look."""
+        """The last entry that copies are looked for of, of a ledger that is not closed: ``last``,
+        or beyond it what may have been acknowledged; and whether there may be later ones, as nobody
+        looks beyond ``last``, or a bookie did not say how far it has it. ``is_idle``: nothing was
+        since the first look."""
         metadata, view = versioned.metadata, self._views.current
         members = view.available.intersection(metadata.last_segment.ensemble)
         is_wiped = not members.isdisjoint(view.initialised_after(versioned.stat.czxid))
@@ -157,7 +160,8 @@ class CopyInspector:
         return shown, is_unseen
 
     async def _last_before_gap(self, versioned: VersionedMetadata, last: int, shown: int) -> int:
-        """Of the entries after ``last``: a writer that died may have left later ones that were on their way."""
+        """Of the entries after ``last``: a writer that died may have left later ones that were on
+        their way."""
         reader = LedgerReader(
             versioned.ledger_id,
             versioned.metadata,
@@ -225,7 +229,8 @@ class CopyInspector:
     def _is_idle(
         self, versioned: VersionedMetadata, end: "End", since: LedgerVerdict | None
     ) -> bool:
-        """At a first look, whether it may be; at the last, whether its end stands where it stood."""
+        """At a first look, whether it may be; at the last, whether its end stands where it
+        stood."""
         metadata = versioned.metadata
         if metadata.is_closed or not end.is_known or not self._asks:
             return False

@@ -1,4 +1,5 @@
-"""What one executor holds while it looks at ledgers: a session, a view of the bookies, connections to them.
+"""What one executor holds while it looks at ledgers: a session, a view of the bookies, connections
+to them.
 
 The session writes nothing but what the pace needs: everything else has a store that only reads.
 """
@@ -42,8 +43,8 @@ class Executor:
 
 @asynccontextmanager
 async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIterator[Executor]:
-    """Ready once there is a share of the budget. Raises UnavailableError, SettingsError; within, also
-    SessionLostError, and whatever the pace raises."""
+    """Ready once there is a share of the budget. Raises UnavailableError, SettingsError; within,
+    also SessionLostError, and whatever the pace raises."""
     uri = MetadataUri.parse(options.metadata_service_uri)
     async with AsyncExitStack() as stack:
         store = await open_session(uri, options.timeouts)

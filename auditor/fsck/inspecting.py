@@ -1,6 +1,8 @@
-"""What an executor runs: ledgers looked at, each by itself, and a verdict for each. Writes and fences nothing.
+"""What an executor runs: ledgers looked at, each by itself, and a verdict for each. Writes and
+fences nothing.
 
-A second look (``recheck``) at what seemed wrong comes later in the run, at fresh metadata: only then is it told.
+A second look (``recheck``) at what seemed wrong comes later in the run, at fresh metadata: only
+then is it told.
 """
 
 import asyncio
@@ -34,9 +36,10 @@ def inspect(
 ) -> AsyncGenerator[LedgerVerdict, None]:
     """A verdict for each ledger that there is, as they are done; a ledger that is gone yields none.
 
-    In one session of its own, with one connection of a kind to each bookie. Raises SessionLostError,
-    UnavailableError (ZooKeeper does not answer), SettingsError (no such cluster): then nothing is known of the
-    ledgers that are yet to come. To be closed (``aclosing``) by who does not read it to its end.
+    In one session of its own, with one connection of a kind to each bookie. Raises
+    SessionLostError, UnavailableError (ZooKeeper does not answer), SettingsError (no such cluster):
+    then nothing is known of the ledgers that are yet to come. To be closed (``aclosing``) by who
+    does not read it to its end.
     """
     return _verdicts(options, ledger_ids, look_at, begin_pace)
 
@@ -46,8 +49,8 @@ def recheck(
 ) -> AsyncGenerator[LedgerVerdict, None]:
     """What is to be said instead of verdicts that ``seems_wrong``; as ``inspect``.
 
-    Of open ledgers only what was acknowledged at the first look is expected; they are idle if nothing has
-    been written since.
+    Of open ledgers only what was acknowledged at the first look is expected; they are idle if
+    nothing has been written since.
     """
     return _verdicts(options, verdicts, look_again, begin_pace)
 
@@ -140,7 +143,8 @@ def _unreadable(
 async def _verdicts(
     options: FsckOptions, asked: Iterable[T], look: LookFunction[T], begin_pace: BeginPace
 ) -> AsyncGenerator[LedgerVerdict, None]:
-    """The work is a task's, with all that belongs to it, so that whoever reads this may do so from any task."""
+    """The work is a task's, with all that belongs to it, so that whoever reads this may do so from
+    any task."""
     done: asyncio.Queue[LedgerVerdict | None] = asyncio.Queue(VERDICTS_WAITING_MAX)
 
     async def work() -> None:

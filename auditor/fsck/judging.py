@@ -1,8 +1,8 @@
 """From what was seen of a ledger's copies to what is said of the ledger. Pure.
 
-A ledger is judged stretch by stretch, so that of ten million entries only some thousand are at hand at a time,
-and these in a few bytes each: how many copies of an entry are bad, gone, silent. Stretches without anything to
-tell, nearly all there are, cost nothing.
+A ledger is judged stretch by stretch, so that of ten million entries only some thousand are at hand
+at a time, and these in a few bytes each: how many copies of an entry are bad, gone, silent.
+Stretches without anything to tell, nearly all there are, cost nothing.
 """
 
 import re
@@ -27,8 +27,8 @@ _PLUS_ONE = bytes(min(count + 1, 255) for count in range(256))
 class Stretch:
     """A run of one fragment's entries, both ends included, and what was seen of their copies.
 
-    What stands in none of the mappings is good, or was not looked at. ``excused``: bookie indexes that the
-    writer may have gone on without.
+    What stands in none of the mappings is good, or was not looked at. ``excused``: bookie indexes
+    that the writer may have gone on without.
     """
 
     fragment: Fragment
@@ -62,7 +62,8 @@ class Stretch:
         return found.only(lambda entry_id: self._is_of(index, entry_id))
 
     def _is_of(self, index: int, entry_id: int) -> bool:
-        """Whether the index stores it, and none before it does that is the same bookie: that is one copy."""
+        """Whether the index stores it, and none before it does that is the same bookie: that is one
+        copy."""
         places = [*again_at(self.fragment, index), index]
         return _first_place(self.fragment, places, entry_id) == index
 
@@ -96,8 +97,8 @@ def judge(stretch: Stretch) -> StretchVerdict:
 
 
 def again_at(fragment: Fragment, index: int) -> Sequence[int]:
-    """The bookie indexes before this one at which the same bookie stands; none, as nearly always, but where Java's
-    repairs conflicted."""
+    """The bookie indexes before this one at which the same bookie stands; none, as nearly always,
+    but where Java's repairs conflicted."""
     ensemble = fragment.ensemble
     return [before for before in range(index) if ensemble[before] == ensemble[index]]
 
@@ -115,7 +116,8 @@ def _first_place(fragment: Fragment, places: Sequence[int], entry_id: int) -> in
 
 
 def without_copy(stretch: Stretch) -> EntryRuns:
-    """The entries of which every recorded copy is known to be bad: former members are to be asked."""
+    """The entries of which every recorded copy is known to be bad: former members are to be
+    asked."""
     if not any(refused.has_bad for refused in stretch.refused.values()):
         return NO_ENTRIES
     return _Copies.of(stretch).without_any()
@@ -126,10 +128,11 @@ def excused_indexes(
 ) -> frozenset[int]:
     """Where copies may be missing, as long as an ack quorum has the entry.
 
-    Of an earlier fragment, those bookies that the writer replaced later: an entry that was on its way to one
-    then needed it no more. Of one that may still be written, all: a copy may be on its way. ``young``: bookies that were
-    set up after the ledger was made. In its first fragment one was wiped since, or came there by a repair, which
-    gave it every entry; in a later one its writer may have chosen it.
+    Of an earlier fragment, those bookies that the writer replaced later: an entry that was on its
+    way to one then needed it no more. Of one that may still be written, all: a copy may be on its
+    way. ``young``: bookies that were set up after the ledger was made. In its first fragment one
+    was wiped since, or came there by a repair, which gave it every entry; in a later one its writer
+    may have chosen it.
     """
     if metadata.ack_quorum == metadata.write_quorum:
         return frozenset()
@@ -152,8 +155,8 @@ def excused_indexes(
 class _Copies:
     """How many copies of each entry of a stretch are what: a byte an entry and kind.
 
-    Where a stretch refuses nothing but whole bookies, its first entries stand for all: entries E apart have
-    their copies on the same bookies.
+    Where a stretch refuses nothing but whole bookies, its first entries stand for all: entries E
+    apart have their copies on the same bookies.
     """
 
     stretch: Stretch
@@ -243,7 +246,8 @@ class _Copies:
 
 
 def _evidence(stretch: Stretch, *, is_excused: bool) -> Iterable[Evidence]:
-    """``is_excused``: whether every copy that may be missing is one that the entry can do without."""
+    """``is_excused``: whether every copy that may be missing is one that the entry can do
+    without."""
     for index, bookie in enumerate(stretch.fragment.ensemble):
         if again_at(stretch.fragment, index):
             yield Evidence(

@@ -36,7 +36,8 @@ async def list_ledger_ids(
 def cut(ledger_ids: Sequence[int], *, count: int) -> list[Sequence[int]]:
     """Up to ``count`` parts of ascending ids, none empty, that differ by one ledger at most.
 
-    By number and not by directory of ZooKeeper's tree, of which one may hold 10,000 ledgers and the next one.
+    By number and not by directory of ZooKeeper's tree, of which one may hold 10,000 ledgers and the
+    next one.
     """
     assert count >= 1, count
     size = len(ledger_ids)
@@ -46,7 +47,8 @@ def cut(ledger_ids: Sequence[int], *, count: int) -> list[Sequence[int]]:
 
 
 def pack(ledger_ids: Sequence[int]) -> bytes:
-    """Ascending ids, as the steps between them: some bytes for a dense range, however long it is."""
+    """Ascending ids, as the steps between them: some bytes for a dense range, however long it
+    is."""
     steps = array("Q")
     before = 0
     for ledger_id in ledger_ids:

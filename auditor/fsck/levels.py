@@ -1,4 +1,5 @@
-"""How closely a run looks, and all that an executor needs to know of the run: values that can be pickled."""
+"""How closely a run looks, and all that an executor needs to know of the run: values that can be
+pickled."""
 
 import enum
 from collections.abc import Mapping
@@ -40,7 +41,8 @@ DEFAULT_TIMEOUTS = SessionTimeouts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsckOptions:
-    """What a run was asked for. Everything here reaches every executor, so no secrets but the password."""
+    """What a run was asked for. Everything here reaches every executor, so no secrets but the
+    password."""
 
     metadata_service_uri: str
     level: Level = Level.ENDS
@@ -49,7 +51,8 @@ class FsckOptions:
     seed: int = 0
     """Of the sample; the same seed reads the same entries."""
     entry_lists: bool = False
-    """Whether bookies are asked for lists of their entries first (see ``replication.entry_lists``)."""
+    """Whether bookies are asked for lists of their entries first (see
+    ``replication.entry_lists``)."""
     reads_per_s: int = 0
     """Entries that all executors together read in a second at most. 0: no limit."""
     bytes_per_s: int = 0

@@ -1,8 +1,10 @@
-"""One look at one ledger's copies: its bookies are asked as closely as the level wants, and it is judged.
+"""One look at one ledger's copies: its bookies are asked as closely as the level wants, and it is
+judged.
 
-A ledger is gone through stretch by stretch. At levels that look at some of the entries only, a bookie that lacks
-any of them is asked for all that it should have of that fragment. Entries that no recorded bookie has are asked
-of former members, of which the metadata still tells, and at last of whoever else is there.
+A ledger is gone through stretch by stretch. At levels that look at some of the entries only, a
+bookie that lacks any of them is asked for all that it should have of that fragment. Entries that no
+recorded bookie has are asked of former members, of which the metadata still tells, and at last of
+whoever else is there.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -47,8 +49,8 @@ class LedgerLook:
         is_last_word: bool,
         young: Collection[BookieId] = (),
     ) -> None:
-        """``fragments``: all, the last one as far as its end is known. ``available``: who is registered. ``young``: who
-        was set up after the ledger was made."""
+        """``fragments``: all, the last one as far as its end is known. ``available``: who is
+        registered. ``young``: who was set up after the ledger was made."""
         self._metadata = versioned.metadata
         self._ledger_id = versioned.ledger_id
         self._fragments = fragments
@@ -142,7 +144,8 @@ class LedgerLook:
         asked: frozenset[BookieId] = frozenset(),
         seen: Refusals = NOTHING_SEEN,
     ) -> None:
-        """Judge the whole fragment: by all entries of ``asked``, and by what was ``seen`` of the others."""
+        """Judge the whole fragment: by all entries of ``asked``, and by what was ``seen`` of the
+        others."""
         asked &= self._available
         others = {b: refused for b, refused in seen.items() if b not in asked}
         missed = self._gone | self._reads.silent
@@ -249,7 +252,8 @@ def _stretches(fragment: Fragment, width: int) -> Iterator[tuple[int, int]]:
 def _by_bookie(
     fragment: Fragment, asked: Collection[BookieId], listed: Callable[[int], Sequence[int]]
 ) -> dict[BookieId, Sequence[int]]:
-    """``listed``: the entries of a bookie index. Who stands in the ensemble twice is asked once for each."""
+    """``listed``: the entries of a bookie index. Who stands in the ensemble twice is asked once for
+    each."""
     reads: dict[BookieId, Sequence[int]] = {}
     for index, bookie in enumerate(fragment.ensemble):
         if bookie in asked and (entries := listed(index)):

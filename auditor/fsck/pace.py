@@ -1,6 +1,7 @@
 """How much of the bookies one executor may take: told by whoever shares out the run's budget.
 
-The engine takes what it is told when it is told. ``FixedPace`` tells it the settings, as if no other executor ran.
+The engine takes what it is told when it is told. ``FixedPace`` tells it the settings, as if no
+other executor ran.
 """
 
 import asyncio
@@ -37,16 +38,18 @@ class ReadPace(Protocol):
     """One executor's share, as it changes."""
 
     async def run(self, apply: Apply) -> None:
-        """``apply`` the share, first as soon as there is one and then whenever it changes; until cancelled.
+        """``apply`` the share, first as soon as there is one and then whenever it changes; until
+        cancelled.
 
-        Nothing is read before the first share. What it raises ends the inspection, and is raised there.
-        Cancelled, it gives back what it held.
+        Nothing is read before the first share. What it raises ends the inspection, and is raised
+        there. Cancelled, it gives back what it held.
         """
         ...
 
 
 BeginPace = Callable[[FsckOptions, MetadataStore, str], ReadPace]
-"""Of the options, the session of this executor (which may write), and the path ``underreplication``."""
+"""Of the options, the session of this executor (which may write), and the path
+``underreplication``."""
 
 
 class FixedPace:

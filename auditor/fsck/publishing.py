@@ -1,9 +1,11 @@
-"""What a run found, given to the daemon: ledgers whose copies are known to be missing or bad are marked.
+"""What a run found, given to the daemon: ledgers whose copies are known to be missing or bad are
+marked.
 
-In the shared queue what Java's workers see as well, in our own what they would find whole (``java_sight``).
-A mark says which bookies, a finding beside it why, so that workers ask those for all that they should have of the
-ledger. Left to others: what is merely unknown; bookies that are gone, whose recovery delay the leader keeps; and
-copies that are legally missing, or differ, as nobody knows which is right.
+In the shared queue what Java's workers see as well, in our own what they would find whole
+(``java_sight``). A mark says which bookies, a finding beside it why, so that workers ask those for
+all that they should have of the ledger. Left to others: what is merely unknown; bookies that are
+gone, whose recovery delay the leader keeps; and copies that are legally missing, or differ, as
+nobody knows which is right.
 """
 
 import asyncio
@@ -39,9 +41,9 @@ Show = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A ledger to be marked. ``metadata_version``, ``mtime_ms``: of the metadata that it was judged by; the
-    version alone says little, as most metadata is never written again. ``last_entry_id``: of one that is not
-    closed, the last that was known to be acknowledged."""
+    """A ledger to be marked. ``metadata_version``, ``mtime_ms``: of the metadata that it was judged
+    by; the version alone says little, as most metadata is never written again. ``last_entry_id``:
+    of one that is not closed, the last that was known to be acknowledged."""
 
     ledger_id: int
     grade: Grade
@@ -64,9 +66,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """``new``: ledgers whose marks are, or name more bookies now. ``changed``: ledgers that are gone, or whose
-    metadata was written since, or can no longer be read, so that what was found may be mended: not marked.
-    ``own``: of those that are marked, how many stand in our own queue, which Java's workers do not look at."""
+    """``new``: ledgers whose marks are, or name more bookies now. ``changed``: ledgers that are
+    gone, or whose metadata was written since, or can no longer be read, so that what was found may
+    be mended: not marked. ``own``: of those that are marked, how many stand in our own queue, which
+    Java's workers do not look at."""
 
     new: int = 0
     known: int = 0
@@ -84,7 +87,8 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreseen:
-    """What would be published now. ``faults``: those that would be marked, or are; the others as in ``Published``."""
+    """What would be published now. ``faults``: those that would be marked, or are; the others as in
+    ``Published``."""
 
     faults: tuple[Fault, ...] = ()
     changed: int = 0
@@ -114,7 +118,8 @@ def fault_of(verdict: LedgerVerdict) -> Fault | None:
 
 
 def _damage(seen: Sequence[Evidence]) -> dict[BookieId, Damage]:
-    """An observation is of one fragment, and of its entries the first and the last are known to be bad."""
+    """An observation is of one fragment, and of its entries the first and the last are known to be
+    bad."""
     bad: dict[BookieId, set[int]] = defaultdict(set)
     refused: dict[BookieId, set[int]] = defaultdict(set)
     for each in seen:
@@ -140,7 +145,8 @@ def _clause(each: Evidence) -> str:
 
 
 async def sight_now(fault: Fault, manager: LedgerManager, view: ClusterView) -> Sight | None:
-    """How the ledger is to be marked; None where it is not there any more as it was judged: then it is not."""
+    """How the ledger is to be marked; None where it is not there any more as it was judged: then it
+    is not."""
     try:
         found = await manager.find(fault.ledger_id)
     except (CorruptionError, UnauthorizedError):
@@ -170,7 +176,8 @@ async def foresee(
 
 
 class Publisher:
-    """In a session that has joined: ``queues`` and ``findings`` write through its guards. ``views`` were refreshed."""
+    """In a session that has joined: ``queues`` and ``findings`` write through its guards. ``views``
+    were refreshed."""
 
     def __init__(
         self, queues: BothQueues, findings: Findings, manager: LedgerManager, views: ViewSource

@@ -1,4 +1,5 @@
-"""Sessions of ZooKeeper's: an executor's, and one that can only read, for as long as something is looked up."""
+"""Sessions of ZooKeeper's: an executor's, and one that can only read, for as long as something is
+looked up."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

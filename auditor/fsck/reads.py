@@ -1,8 +1,10 @@
-"""One ledger's entries, asked of its bookies in bulk, until each answer is one that can be built on.
+"""One ledger's entries, asked of its bookies in bulk, until each answer is one that can be built
+on.
 
-A read error counts once its bookie gave it twice; what a bookie left unanswered, while it answered for other
-entries, is asked for again, after a pause, as it may have been busy. One that answers for nothing is silent,
-and is left alone for the rest of the look. An explicit no is certain: the second look is the run's.
+A read error counts once its bookie gave it twice; what a bookie left unanswered, while it answered
+for other entries, is asked for again, after a pause, as it may have been busy. One that answers for
+nothing is silent, and is left alone for the rest of the look. An explicit no is certain: the second
+look is the run's.
 """
 
 from collections import Counter
@@ -70,7 +72,8 @@ class LedgerReads:
         return whole
 
     async def ask(self, reads: Reads, *, compares: bool = False) -> Answers:
-        """``compares``: whether fingerprints are wanted; the entries should stand close together then."""
+        """``compares``: whether fingerprints are wanted; the entries should stand close together
+        then."""
         reads = {b: ids for b, ids in reads.items() if ids and b not in self.silent}
         if not reads:
             return Answers()

@@ -1,4 +1,5 @@
-"""One run as it is ordered, and how far it is: what its command and the job on Spark tell each other."""
+"""One run as it is ordered, and how far it is: what its command and the job on Spark tell each
+other."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,17 +13,19 @@ class FsckJob:
     """What only the driver needs to know; ``FsckOptions`` is what each executor does."""
 
     run: str
-    """Its name: UTC, as in ``20261121T193500Z``, so that runs sort by their time. It stands in paths."""
+    """Its name: UTC, as in ``20261121T193500Z``, so that runs sort by their time. It stands in
+    paths."""
     output: Path
     """Of the results. It is there, and no other run writes there now."""
     checked_within_s: float = 0.0
-    """Closed ledgers that an earlier run found whole so lately, as closely, and whose metadata was not written since,
-    are left out. 0: none is."""
+    """Closed ledgers that an earlier run found whole so lately, as closely, and whose metadata was
+    not written since, are left out. 0: none is."""
     time_budget_s: float = 0.0
-    """After so long no further part is begun; those looked at as closely the longest ago come first. 0: no end."""
+    """After so long no further part is begun; those looked at as closely the longest ago come
+    first. 0: no end."""
     partition_count: int = 0
-    """Parts that the ledgers are looked at in, if there are as many ledgers, whatever a part then weighs. 0: by what
-    there is to be read, and the cores."""
+    """Parts that the ledgers are looked at in, if there are as many ledgers, whatever a part then
+    weighs. 0: by what there is to be read, and the cores."""
 
     def __post_init__(self) -> None:
         for name in ("checked_within_s", "time_budget_s", "partition_count"):
@@ -41,7 +44,8 @@ class FsckProgress:
     """0: not known yet."""
     work_done: int = 0
     work_expected: int = 0
-    """What takes the time: copies to be read, or ledgers where that is much alike. 0: not known yet."""
+    """What takes the time: copies to be read, or ledgers where that is much alike. 0: not known
+    yet."""
     entries_read: int = 0
     bytes_read: int = 0
 

@@ -1,4 +1,5 @@
-"""Which entries a run looks at that does not look at all of them. Pure; the same entries of each copy."""
+"""Which entries a run looks at that does not look at all of them. Pure; the same entries of each
+copy."""
 
 from collections.abc import Iterator
 from math import ceil, floor
@@ -8,10 +9,11 @@ _MASK = (1 << 64) - 1
 
 
 def sampled(first: int, last: int, *, share: float, seed: int) -> Iterator[int]:
-    """About ``share`` of the ids from the first to the last, ascending: one of each ``1 / share`` in a row.
+    """About ``share`` of the ids from the first to the last, ascending: one of each ``1 / share``
+    in a row.
 
-    Which one of them, the seed decides, and the id: whoever else looks at the ledger reads the same entries.
-    One drawn anew from each row, so that striping does not favour a bookie.
+    Which one of them, the seed decides, and the id: whoever else looks at the ledger reads the same
+    entries. One drawn anew from each row, so that striping does not favour a bookie.
     """
     assert 0 < share <= 1, share
     previous = first - 1

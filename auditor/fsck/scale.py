@@ -1,6 +1,7 @@
 """The graded scale, for a single entry: what is known of its copies, and the grade that this makes.
 
-Pure. Of its ``write_quorum`` copies each is good, bad, excused, missed with its bookie, or unanswered for.
+Pure. Of its ``write_quorum`` copies each is good, bad, excused, missed with its bookie, or
+unanswered for.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from auditor.fsck.verdicts import Grade
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryCopies:
-    """Of one entry, or of any number that are alike. What is none of these is good, or presumed to be."""
+    """Of one entry, or of any number that are alike. What is none of these is good, or presumed to
+    be."""
 
     write_quorum: int
     ack_quorum: int
@@ -39,8 +41,8 @@ class EntryCopies:
     def grade(self) -> Grade:
         """What was not answered for makes a loss neither certain nor excused (rule S5).
 
-        A bookie that is gone leaves an entry with fewer copies, but takes the last one with it only for all that
-        is known.
+        A bookie that is gone leaves an entry with fewer copies, but takes the last one with it only
+        for all that is known.
         """
         if self.good == self.write_quorum:
             return Grade.WHOLE

@@ -1,4 +1,5 @@
-"""One ledger's verdict, as it grows stretch by stretch. Pure; its size is that of the metadata, not of the ledger."""
+"""One ledger's verdict, as it grows stretch by stretch. Pure; its size is that of the metadata, not
+of the ledger."""
 
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
@@ -43,7 +44,8 @@ class SummingUp:
         self.length = versioned.metadata.length
 
     def add_fragment(self, position: int, fragment: Fragment, *, is_unknown: bool = False) -> None:
-        """That it is there; whole, unless more is told. ``is_unknown``: nobody said where it ends."""
+        """That it is there; whole, unless more is told. ``is_unknown``: nobody said where it
+        ends."""
         assert fragment.last_entry_id is not None, fragment
         self._fragments[position] = FragmentVerdict(
             first_entry_id=fragment.first_entry_id,
@@ -66,7 +68,8 @@ class SummingUp:
         self.note(found.evidence, fragment_start=known.first_entry_id)
 
     def doubt_end(self, evidence: Collection[Evidence]) -> None:
-        """That nobody can prove what the last fragment was to hold; nothing where there is no evidence of that."""
+        """That nobody can prove what the last fragment was to hold; nothing where there is no
+        evidence of that."""
         if not evidence:
             return
         position = max(self._fragments)
@@ -76,7 +79,8 @@ class SummingUp:
         self.note(evidence)
 
     def lacks(self, bookie: BookieId, entry_id: int) -> bool:
-        """Whether it was seen not to have the entry, which is the first that it was asked for of a fragment."""
+        """Whether it was seen not to have the entry, which is the first that it was asked for of a
+        fragment."""
         return any(
             each.bookie == bookie and each.first_entry_id == entry_id and each.finding in _LACKS
             for each in self._evidence.values()
@@ -90,7 +94,8 @@ class SummingUp:
             self._evidence[key] = each if known is None else _joined(known, each)
 
     def verdict(self, *, checked_ms: int, is_key_suspect: bool = False) -> LedgerVerdict:
-        """``is_key_suspect``: no entry fits our key, and the metadata holds none: nothing is known (rule S7)."""
+        """``is_key_suspect``: no entry fits our key, and the metadata holds none: nothing is known
+        (rule S7)."""
         if is_key_suspect:
             self.note([_WRONG_KEY])
             for position, fragment in self._fragments.items():
@@ -122,7 +127,8 @@ class SummingUp:
 
 
 def _grade(fragments: Sequence[FragmentVerdict], found: Set[Finding]) -> Grade:
-    """That of the worst fragment; but that copies are legally missing excuses nobody's silence about others."""
+    """That of the worst fragment; but that copies are legally missing excuses nobody's silence
+    about others."""
     worst = min((fragment.grade for fragment in fragments), key=lambda grade: grade.rank)
     is_legal = worst is Grade.DEGRADED and DAMAGE.isdisjoint(found)
     is_silent = any(fragment.rests_on_unknown for fragment in fragments)

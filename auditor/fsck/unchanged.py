@@ -11,14 +11,16 @@ from ledgers.operations.tasks import gather_in_parts
 READS_AT_ONCE = 500
 
 Written = tuple[int, int]
-"""Which writing of a ledger's metadata: the znode's version, and ``mtime_ms``, as one that was deleted and made anew
-counts from 0 again."""
+"""Which writing of a ledger's metadata: the znode's version, and ``mtime_ms``, as one that was
+deleted and made anew counts from 0 again."""
 
 
 async def unchanged(options: FsckOptions, known: Mapping[int, Written]) -> list[int]:
-    """Those ledgers whose metadata is as it was when it was ``known``, ascending. In a session of its own.
+    """Those ledgers whose metadata is as it was when it was ``known``, ascending. In a session of
+    its own.
 
-    One that is gone is not among them, nor one that ACLs shut away. Raises UnavailableError, SettingsError.
+    One that is gone is not among them, nor one that ACLs shut away. Raises UnavailableError,
+    SettingsError.
     """
     async with read_session(options.metadata_service_uri, options.timeouts) as (store, uri):
         manager = await LedgerManager.open(store, uri)

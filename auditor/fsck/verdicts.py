@@ -1,4 +1,5 @@
-"""What is said of a ledger: a grade by its entry that is worst off, findings beside it, and the evidence."""
+"""What is said of a ledger: a grade by its entry that is worst off, findings beside it, and the
+evidence."""
 
 import enum
 from dataclasses import dataclass
@@ -9,12 +10,14 @@ from ledgers.metadata import BookieId
 class Grade(enum.Enum):
     """By the entry that is worst off. Its value stands in results: never change one.
 
-    A copy that a level does not look at counts as good, for as long as what it looked at of that bookie's was.
-    One that was not answered for may be good or not: it makes no grade worse than ``UNKNOWN``, and none better.
+    A copy that a level does not look at counts as good, for as long as what it looked at of that
+    bookie's was. One that was not answered for may be good or not: it makes no grade worse than
+    ``UNKNOWN``, and none better.
     """
 
     LOST = "lost"
-    """No good copy, and every recorded one was answered for; nor on a former member, as far as these answered."""
+    """No good copy, and every recorded one was answered for; nor on a former member, as far as
+    these answered."""
     AT_RISK = "at_risk"
     """One copy at most, where the write quorum is above one; or none but a former member's."""
     DEGRADED = "degraded"
@@ -34,7 +37,8 @@ _RANKS = {grade: rank for rank, grade in enumerate(Grade)}
 
 
 class Finding(enum.Enum):
-    """What was noticed, and what a grade rests on. Its value stands in results: never change one."""
+    """What was noticed, and what a grade rests on. Its value stands in results: never change
+    one."""
 
     MISSING = "missing"
     """A bookie says that it does not have entries that it should have."""
@@ -44,11 +48,13 @@ class Finding(enum.Enum):
     NOT_ANSWERED = "not_answered"
     """Nobody answered for a copy: it is unknown, never missing."""
     END_UNPROVEN = "end_unproven"
-    """Of a ledger that is not closed: too many of its last bookies were wiped for a recovery to prove where it ends."""
+    """Of a ledger that is not closed: too many of its last bookies were wiped for a recovery to
+    prove where it ends."""
     BOOKIE_GONE = "bookie_gone"
     """The bookie is not registered: its copies are missed, but that they are lost is not known."""
     ACK_QUORUM_ONLY = "ack_quorum_only"
-    """Entries of a fragment that was, or is, written without some bookie, as is legal with the ack quorum."""
+    """Entries of a fragment that was, or is, written without some bookie, as is legal with the ack
+    quorum."""
     MISPLACED = "misplaced"
     """The ensemble breaks the placement policy."""
     STRAY = "stray"
@@ -61,7 +67,8 @@ class Finding(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One observation. ``first_entry_id`` to ``last_entry_id``, both included; -1 where it is of no entries.
+    """One observation. ``first_entry_id`` to ``last_entry_id``, both included; -1 where it is of no
+    entries.
 
     ``code``: what the bookie answered, or what was seen, in one word; ``detail`` for people.
     """
@@ -78,8 +85,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentVerdict:
-    """``copies_least``: good copies of its worst entry, as far as known. It is empty where ``last_entry_id`` is
-    below ``first_entry_id``; of an open one, ``last_entry_id`` is the last that is known to be acknowledged."""
+    """``copies_least``: good copies of its worst entry, as far as known. It is empty where
+    ``last_entry_id`` is below ``first_entry_id``; of an open one, ``last_entry_id`` is the last
+    that is known to be acknowledged."""
 
     first_entry_id: int
     last_entry_id: int
@@ -91,10 +99,11 @@ class FragmentVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerVerdict:
-    """One ledger's row. ``findings`` without repetition, in the order above; ``evidence`` is bounded.
+    """One ledger's row. ``findings`` without repetition, in the order above; ``evidence`` is
+    bounded.
 
-    ``rests_on_unknown``: some copy was not answered for (of a bookie that is gone, too), so that the truth may
-    be another: worse than the grade, or, with a bookie that is gone, better.
+    ``rests_on_unknown``: some copy was not answered for (of a bookie that is gone, too), so that
+    the truth may be another: worse than the grade, or, with a bookie that is gone, better.
     """
 
     ledger_id: int
@@ -110,7 +119,8 @@ class LedgerVerdict:
     last_entry_id: int = -1
     """Of a ledger that is not closed, the last that is known to be acknowledged."""
     is_tail_unseen: bool = False
-    """Whether what comes after that one, if anything does, was left to the writer, and no copy of it looked at."""
+    """Whether what comes after that one, if anything does, was left to the writer, and no copy of
+    it looked at."""
     metadata_version: int = -1
     """The znode's."""
     mtime_ms: int = 0
@@ -121,7 +131,8 @@ class LedgerVerdict:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether somebody should do something: exit code 1. Copies that are legally missing are no reason."""
+        """Whether somebody should do something: exit code 1. Copies that are legally missing are no
+        reason."""
         if Finding.SUSPECT in self.findings:
             return True
         if self.grade in (Grade.LOST, Grade.AT_RISK):
@@ -130,10 +141,11 @@ class LedgerVerdict:
 
     @property
     def kept_away(self) -> frozenset[BookieId]:
-        """Bookies that are gone, and with them all good copies of some entries: they are to be started.
+        """Bookies that are gone, and with them all good copies of some entries: they are to be
+        started.
 
-        None where the loss is known, and where some other bookie may have copies: it did not answer, is a
-        former member, or has what our key does not fit.
+        None where the loss is known, and where some other bookie may have copies: it did not
+        answer, is a former member, or has what our key does not fit.
         """
         if self.grade is Grade.LOST or _MAY_HAVE_COPIES.intersection(self.findings):
             return frozenset()

@@ -1,4 +1,5 @@
-"""How much there is to be read of each ledger, by its metadata: what parts of a run are cut by, and its progress told.
+"""How much there is to be read of each ledger, by its metadata: what parts of a run are cut by, and
+its progress told.
 
 No bookie is asked. The unit is a small copy; a large one weighs as many as are read in its time.
 """
@@ -24,12 +25,14 @@ OnWeighed = Callable[[int], None]
 
 
 def is_weighed(level: Level) -> bool:
-    """At the others ledgers are much alike, and reading their metadata would be half of the work."""
+    """At the others ledgers are much alike, and reading their metadata would be half of the
+    work."""
     return level in (Level.SAMPLE, Level.FULL)
 
 
 def weight_of(metadata: LedgerMetadata, options: FsckOptions) -> int:
-    """Of an open ledger as far as the metadata tells: nobody knows yet how far it will be written."""
+    """Of an open ledger as far as the metadata tells: nobody knows yet how far it will be
+    written."""
     share = options.sample_share if options.level is Level.SAMPLE else 1.0
     entries = metadata.last_segment.first_entry_id
     if metadata.is_closed:

@@ -1,12 +1,13 @@
 """Building the index, and keeping it true: one walk over all metadata, then what the watch tells.
 
-A ledger that was created, changed or deleted is read again, unless this node wrote what the event tells of; after a
-reconnection, which may have swallowed events, all of them are. One unreadable ledger stops nothing, and is tried again from time to time.
+A ledger that was created, changed or deleted is read again, unless this node wrote what the event
+tells of; after a reconnection, which may have swallowed events, all of them are. One unreadable
+ledger stops nothing, and is tried again from time to time.
 
-The ledgers root holds marks, locks and lists of bookies as well, and of these a repair changes many. So
-there is a watch for each directory of ledgers right below it (a *tree*), and one for the root's own children.
-What is scanned is a tree: where the walk breaks off, that tree is scanned again, and the index stays in
-use as it was.
+The ledgers root holds marks, locks and lists of bookies as well, and of these a repair changes
+many. So there is a watch for each directory of ledgers right below it (a *tree*), and one for the
+root's own children. What is scanned is a tree: where the walk breaks off, that tree is scanned
+again, and the index stays in use as it was.
 """
 
 import asyncio
@@ -45,9 +46,11 @@ UNREADABLE = Gauge(
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """Between two tries to read what could not be read; doubled from one to the next."""
 CHANGES_PAUSE_S = 0.1
-"""Before what changed is read: more of it is read together, and our own writes are known by then."""
+"""Before what changed is read: more of it is read together, and our own writes are known by
+then."""
 UNREADABLE_AGAIN_S = 600.0
-"""Between two tries to read what cannot be read, a ledger or a directory of them: no watch tells that an ACL was opened."""
+"""Between two tries to read what cannot be read, a ledger or a directory of them: no watch tells
+that an ACL was opened."""
 EVENTS_MAX = 100_000
 """Unread events of a tree, past which all of it is read again: that is dearer."""
 TOUCHED_MAX = 100_000
@@ -75,8 +78,8 @@ class IndexKeeper(Changing):
         rescan_interval_s: float,
         own_writes: OwnWrites | None = None,
     ) -> None:
-        """``rescan_interval_s``: between two scans where the server does not tell what changed. ``own_writes``: of
-        whoever writes metadata beside this, if anybody does."""
+        """``rescan_interval_s``: between two scans where the server does not tell what changed.
+        ``own_writes``: of whoever writes metadata beside this, if anybody does."""
         super().__init__()
         self._store = store
         self._manager = manager
@@ -85,8 +88,8 @@ class IndexKeeper(Changing):
         self._own_writes = own_writes or OwnWrites()
         self.index = LedgerIndex()
         self.completed_count = 0
-        """Grows when all of the index is to be looked at: all that can be read was read, or more was touched
-        than is remembered. 0 means that the index is still being built."""
+        """Grows when all of the index is to be looked at: all that can be read was read, or more
+        was touched than is remembered. 0 means that the index is still being built."""
         self.refusal: UnauthorizedError | None = None
         """Why no scan can be completed: what ACLs shut away. It is tried again, and again."""
         self.progress: ScanProgress | None = None
@@ -108,7 +111,8 @@ class IndexKeeper(Changing):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every ledger is known, as far as anything was told: no scan is under way or due."""
+        """Whether every ledger is known, as far as anything was told: no scan is under way or
+        due."""
         return self.completed_count > 0 and not self._is_unfinished
 
     def is_current(self, ledger_id: int) -> bool:
@@ -117,7 +121,8 @@ class IndexKeeper(Changing):
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether all that changes is told, and nothing is to be read again because it may have changed untold."""
+        """Whether all that changes is told, and nothing is to be read again because it may have
+        changed untold."""
         return self._is_told and not self._is_unfinished
 
     async def run(self) -> None:
@@ -217,8 +222,8 @@ class IndexKeeper(Changing):
                 is_second_try = False
 
     async def _wait_opened(self, error: UnauthorizedError) -> bool:
-        """All else of the tree was read, which is dear: it is due again when something else is (False), or after a
-        while."""
+        """All else of the tree was read, which is dear: it is due again when something else is
+        (False), or after a while."""
         retry_s = UNREADABLE_AGAIN_S if self._is_told else self._rescan_interval_s
         log.warning("index.shut_away", error=str(error), retry_s=retry_s)
         self._has_due.clear()
@@ -236,8 +241,8 @@ class IndexKeeper(Changing):
     async def _scan_trees(self) -> None:
         """All that are due, one after the other. One that fails stays due.
 
-        The rest goes on where ACLs shut a directory away; as nobody knows what lies there, the index is
-        not complete by that. Raises UnauthorizedError then, once all else was read.
+        The rest goes on where ACLs shut a directory away; as nobody knows what lies there, the
+        index is not complete by that. Raises UnauthorizedError then, once all else was read.
         """
         if self._unwatched or not self._is_listed:
             self._has_due.clear()
@@ -352,7 +357,8 @@ class IndexKeeper(Changing):
         *,
         errors: type[BookmenderError] | tuple[type[BookmenderError], ...] = READ_FAILED,
     ) -> T:
-        """What it returns once it succeeds; after these errors the pauses grow. The index stays in use as it is."""
+        """What it returns once it succeeds; after these errors the pauses grow. The index stays in
+        use as it is."""
 
         async def reading() -> T:
             try:

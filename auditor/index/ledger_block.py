@@ -1,4 +1,5 @@
-"""Some hundred ledgers with neighbouring ids, in arrays: a Python object each would weigh ten times as much."""
+"""Some hundred ledgers with neighbouring ids, in arrays: a Python object each would weigh ten times
+as much."""
 
 from array import array
 from bisect import bisect_left

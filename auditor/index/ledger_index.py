@@ -1,10 +1,10 @@
 """Bookie -> ledgers, and of each ledger what decides how endangered it is.
 
-Values only: ``keeper`` feeds it. A write of metadata that is older than what is known changes nothing, so
-that reads may come back in any order.
+Values only: ``keeper`` feeds it. A write of metadata that is older than what is known changes
+nothing, so that reads may come back in any order.
 
-A ledger weighs about 90 bytes (three bookies, one segment): it is a row of a ``LedgerBlock``, which names
-bookies by number, and its id stands in the ``SortedIds`` of each of its bookies.
+A ledger weighs about 90 bytes (three bookies, one segment): it is a row of a ``LedgerBlock``, which
+names bookies by number, and its id stands in the ``SortedIds`` of each of its bookies.
 """
 
 from bisect import bisect_right
@@ -60,14 +60,16 @@ class IndexedLedger(Struct, frozen=True, kw_only=True):
 
 
 Shape = tuple[LedgerState, int, int, int, WriteSets]
-"""State, write quorum, ack quorum, ensemble size and used write sets: few ledgers differ from all others in it."""
+"""State, write quorum, ack quorum, ensemble size and used write sets: few ledgers differ from all
+others in it."""
 
 OPENED_MAX = 1_000
 """Ledgers remembered as recently opened."""
 
 
 class LedgerIndex:
-    """All ledgers. A ledger whose metadata cannot be read is in ``unreadable``, and in nothing else."""
+    """All ledgers. A ledger whose metadata cannot be read is in ``unreadable``, and in nothing
+    else."""
 
     def __init__(self) -> None:
         self._blocks: list[LedgerBlock] = []
@@ -119,7 +121,8 @@ class LedgerIndex:
     def put_unreadable(self, ledger_id: int, stat: Stat | None) -> bool:
         """It is there, and nobody can say what it names. Whether that is news.
 
-        ``stat``: None where that may not be read either. Then nothing says that it is still as it is known.
+        ``stat``: None where that may not be read either. Then nothing says that it is still as it
+        is known.
         """
         known_mzxid = self._mzxid(ledger_id, self._find(ledger_id))
         if known_mzxid >= stat.mzxid if stat else ledger_id in self._unreadable:
@@ -212,8 +215,8 @@ class LedgerIndex:
     def naming_several(
         self, bookies: Collection[BookieId], *, count_least: int, first: int = 0
     ) -> tuple[list[int], int | None]:
-        """Ledgers of one block, from ``first`` on, that name so many of these bookies or more, ascending; and where to
-        go on, None at the end."""
+        """Ledgers of one block, from ``first`` on, that name so many of these bookies or more,
+        ascending; and where to go on, None at the end."""
         found = [self._bookies.find(bookie) for bookie in bookies]
         naming = [self._naming[number] for number in found if number is not None]
         block_number = bisect_right(self._firsts, first)

@@ -24,8 +24,8 @@ SESSION_MAX = 2**64 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexNote:
-    """``session_id``: whose index it is. ``written_ms``: wall clock. ``read_count``: by the scan under way,
-    of about ``expected_count``; 0: unknown."""
+    """``session_id``: whose index it is. ``written_ms``: wall clock. ``read_count``: by the scan
+    under way, of about ``expected_count``; 0: unknown."""
 
     session_id: int
     written_ms: int
@@ -62,7 +62,8 @@ def index_note_path(ur: str) -> str:
 
 
 class IndexTeller:
-    """Writes the note when the index is complete, when it is not any more, and now and then between."""
+    """Writes the note when the index is complete, when it is not any more, and now and then
+    between."""
 
     def __init__(
         self,

@@ -7,7 +7,8 @@ FIRST_REPORT_S = 5.0
 
 @dataclass(slots=True, kw_only=True)
 class ScanProgress:
-    """Times are monotonic seconds. ``expected_count``: about how many ledgers there are; 0: unknown."""
+    """Times are monotonic seconds. ``expected_count``: about how many ledgers there are; 0:
+    unknown."""
 
     expected_count: int
     started_s: float

@@ -1,7 +1,7 @@
 """Reading ledgers' metadata into the index, many at a time.
 
-One that is gone leaves the index; one that cannot be read is in it as unreadable. One part at a time: that
-a ledger is gone is never undone by a read that was made before.
+One that is gone leaves the index; one that cannot be read is in it as unreadable. One part at a
+time: that a ledger is gone is never undone by a read that was made before.
 """
 
 import asyncio

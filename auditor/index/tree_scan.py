@@ -31,8 +31,8 @@ class TreeScan:
     async def run(self) -> AsyncIterator[tuple[int, Sequence[int]]]:
         """How many ledgers were read, and which the index did not know so; a part at a time.
 
-        Raises UnavailableError when the walk cannot be completed, and at its end UnauthorizedError where ACLs shut some
-        directory away: nothing has left the index then.
+        Raises UnavailableError when the walk cannot be completed, and at its end UnauthorizedError
+        where ACLs shut some directory away: nothing has left the index then.
         """
         async for part in self._parts():
             yield len(part), await self._reader.read(part)

@@ -3,12 +3,13 @@
 from ledgers.metadata import LedgerMetadata
 
 WriteSets = tuple[tuple[int, int], ...]
-"""Per segment, its first entry's id modulo the ensemble size, and how many entries it has, ensemble size at most.
-Empty where each has so many, as nearly always: then every write set is used."""
+"""Per segment, its first entry's id modulo the ensemble size, and how many entries it has, ensemble
+size at most. Empty where each has so many, as nearly always: then every write set is used."""
 
 
 def used_write_sets(metadata: LedgerMetadata) -> WriteSets:
-    """Of the last segment of a ledger that is not closed nobody knows: it may have any number of entries."""
+    """Of the last segment of a ledger that is not closed nobody knows: it may have any number of
+    entries."""
     size, is_closed = metadata.ensemble_size, metadata.is_closed
     firsts = [segment.first_entry_id for segment in metadata.segments]
     if not firsts:

@@ -1,7 +1,7 @@
 """Our auditor and Java's on the same znodes, turn about: ``python -m bench.audit``.
 
-Sizes come in ascending order, as ledgers are only added. Every record is written as it comes; what is not
-asked for again (``--sizes``, ``--contenders``, ``--only``) stays as it was.
+Sizes come in ascending order, as ledgers are only added. Every record is written as it comes; what
+is not asked for again (``--sizes``, ``--contenders``, ``--only``) stays as it was.
 """
 
 import asyncio
@@ -33,7 +33,8 @@ PARTS = {part: part for part in ("weight", "losses", "idle")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One contender's losses, in one life of its daemon. ``repeats`` count from 1 over all turns."""
+    """One contender's losses, in one life of its daemon. ``repeats`` count from 1 over all
+    turns."""
 
     contender: Contender
     repeats: tuple[int, ...]

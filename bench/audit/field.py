@@ -1,7 +1,7 @@
 """Where auditors meet: a ZooKeeper with ledgers and bookies that are znodes alone.
 
-Ledgers only grow in number: each size adds to those of the last one, and has a victim of its own, a bookie
-that so many of the new ones name.
+Ledgers only grow in number: each size adds to those of the last one, and has a victim of its own, a
+bookie that so many of the new ones name.
 """
 
 import random
@@ -100,8 +100,8 @@ class Field:
     async def grow(self, size: int) -> Victim:
         """Up to so many ledgers.
 
-        The victim's are locked, as if other workers repaired them: whoever marks them is not to try that,
-        on bookies that there are not.
+        The victim's are locked, as if other workers repaired them: whoever marks them is not to try
+        that, on bookies that there are not.
         """
         new = range(self.size, size)
         victim_count = min(VICTIM_LEDGERS_MAX, len(new) // VICTIM_SHARE_MAX)

@@ -1,7 +1,8 @@
-"""One loss, measured: a bookie's znode ends, and the clock runs until all of its ledgers are marked.
+"""One loss, measured: a bookie's znode ends, and the clock runs until all of its ledgers are
+marked.
 
-The clock is ZooKeeper's: it stamps the end of the znode, and each mark. So watching them need not be
-quick: it is one ``exists`` of each directory of marks at a time.
+The clock is ZooKeeper's: it stamps the end of the znode, and each mark. So watching them need not
+be quick: it is one ``exists`` of each directory of marks at a time.
 """
 
 import asyncio

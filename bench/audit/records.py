@@ -7,7 +7,8 @@ import msgspec
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, tag="loss"):
-    """A bookie was lost, its ledgers were marked. Times in s, from the end of its znode, by ZooKeeper's clock.
+    """A bookie was lost, its ledgers were marked. Times in s, from the end of its znode, by
+    ZooKeeper's clock.
 
     Both are None where it took longer than the bench waits. ``repeat`` counts from 1.
     """

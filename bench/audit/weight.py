@@ -1,4 +1,5 @@
-"""What the index alone weighs: filled in a process of its own, with ledgers like those of the field.
+"""What the index alone weighs: filled in a process of its own, with ledgers like those of the
+field.
 
 The daemon's memory says less of that: it has buffers for what it reads, whose size is by chance.
 """

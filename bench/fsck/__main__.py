@@ -79,8 +79,8 @@ class Bench:
             self._say(str(error))
 
     async def reading(self) -> AsyncIterator[Pass]:
-        """Level after level of each load, and the whole round again. A first look at each does not count: as with
-        Java's first check, bookies still compile their code then."""
+        """Level after level of each load, and the whole round again. A first look at each does not
+        count: as with Java's first check, bookies still compile their code then."""
         wanted = loads.QUICK if self.is_quick else loads.LOADS
         self._say("starting bookies, storing ledgers")
         async with ground(wanted) as cluster:

@@ -1,7 +1,8 @@
-"""Java's auditor checks all ledgers, every entry of every copy, again and again in one life of its daemon.
+"""Java's auditor checks all ledgers, every entry of every copy, again and again in one life of its
+daemon.
 
-Its check reads entries and verifies no digest. Its log tells how long a check took; the CPU is its daemon's between
-the end of one check and the end of the next, less nothing: it is idle otherwise.
+Its check reads entries and verifies no digest. Its log tells how long a check took; the CPU is its
+daemon's between the end of one check and the end of the next, less nothing: it is idle otherwise.
 """
 
 import re
@@ -31,7 +32,8 @@ _DONE = re.compile(r"Completed checkAllLedgers \{durationMs=(\d+)\}")
 
 
 def check_all_ledgers(cluster: LocalCluster, load: Load, *, repeats: int) -> Iterator[Pass]:
-    """``load``: all that there is. The first check, while its code is being compiled, does not count.
+    """``load``: all that there is. The first check, while its code is being compiled, does not
+    count.
 
     Raises UnavailableError.
     """

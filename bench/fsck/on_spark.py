@@ -1,4 +1,5 @@
-"""Whole runs on Spark, on this machine: listed, looked at, and the results written; Spark's own start not counted."""
+"""Whole runs on Spark, on this machine: listed, looked at, and the results written; Spark's own
+start not counted."""
 
 import multiprocessing
 import os
@@ -23,7 +24,8 @@ from daemon.fsck.forking import started_ahead
 from ledgers.errors import UnavailableError
 
 SLOTS = (1, 2)
-"""Tasks that run at once. Spark's JVM, the driver and the servers have all cores of the machine in any case."""
+"""Tasks that run at once. Spark's JVM, the driver and the servers have all cores of the machine in
+any case."""
 ON_ONE_CORE = "ours on Spark, local[1], all on one core"
 """But here: what two cores are to be compared with."""
 FIRST, LATER = "", ", in a session that has run before"
@@ -56,11 +58,13 @@ def run_on_spark(
     is_on_one_core: bool = False,
     run_count: int = 1,
 ) -> Sequence[Spent]:
-    """In a process of its own, with a JVM that has compiled nothing yet, as whoever calls the command has it.
+    """In a process of its own, with a JVM that has compiled nothing yet, as whoever calls the
+    command has it.
 
-    A further run comes in the same session, whose Python workers live on, as in one that runs from time to time.
-    ``servers``: whose CPU is counted, and who share the core with all of it if there is but one. Raises
-    UnavailableError when a run did not look at as many ledgers, or one is not whole.
+    A further run comes in the same session, whose Python workers live on, as in one that runs from
+    time to time. ``servers``: whose CPU is counted, and who share the core with all of it if there
+    is but one. Raises UnavailableError when a run did not look at as many ledgers, or one is not
+    whole.
     """
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawning) as process:
@@ -92,7 +96,8 @@ def _run_in_session(
 
 
 def _run(context: SparkContext, options: FsckOptions, servers: Collection[int]) -> Spent:
-    """In a folder that no run has written to: nothing is known of any ledger, so that none is skipped."""
+    """In a folder that no run has written to: nothing is known of any ledger, so that none is
+    skipped."""
     with TemporaryDirectory(prefix="bench-fsck-run-") as output:
         job = FsckJob(run="20260101T000000Z", output=Path(output))
         began_servers, began_cpu, began_s = cpu_of(servers), SparkCpu.now(), time.monotonic()

@@ -30,7 +30,8 @@ class SparkCpu:
     driver_s: float
     """This process: it lists, plans, and writes the results."""
     jvm_s: float
-    """Spark's driver and executor, which are one where it runs locally; compiling and collecting counted in."""
+    """Spark's driver and executor, which are one where it runs locally; compiling and collecting
+    counted in."""
     workers_s: float
     """The executor's Python, where ledgers are looked at."""
 
@@ -59,7 +60,8 @@ class SparkCpu:
 
 @contextmanager
 def on_cores(core_count: int, servers: Collection[int]) -> Iterator[None]:
-    """This process, the servers, and what is started here meanwhile, have so many cores between them.
+    """This process, the servers, and what is started here meanwhile, have so many cores between
+    them.
 
     What is started here keeps to them for good, the others only so long.
     """
@@ -73,7 +75,8 @@ def on_cores(core_count: int, servers: Collection[int]) -> Iterator[None]:
 
 
 def scaling_of_cores() -> float:
-    """How much more of a loop that shares nothing gets done now on the first two cores than on the first alone.
+    """How much more of a loop that shares nothing gets done now on the first two cores than on the
+    first alone.
 
     Two, were it not for what else uses the machine that these are cores of.
     """

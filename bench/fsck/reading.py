@@ -1,4 +1,5 @@
-"""Ledgers on bookies, looked at by one process of ours through the engine alone, and by runs on Spark."""
+"""Ledgers on bookies, looked at by one process of ours through the engine alone, and by runs on
+Spark."""
 
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence

@@ -10,8 +10,8 @@ from bench.fsck.processes import SparkCpu
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """All ledgers of a load looked at once. ``repeat`` counts from 1.
 
-    A copy is an entry that was read from one bookie. CPU is user and system, in seconds, of all processes that
-    look (with Spark, its JVM and its Python), of all bookies, of ZooKeeper.
+    A copy is an entry that was read from one bookie. CPU is user and system, in seconds, of all
+    processes that look (with Spark, its JVM and its Python), of all bookies, of ZooKeeper.
     """
 
     load: str
@@ -28,7 +28,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     spark_cpu: SparkCpu | None = None
     """What makes up ``cpu_s``, of a run on Spark."""
     scaling_of_cores: float | None = None
-    """What two cores were worth in these minutes, where a run on one is to be compared (``scaling_of_cores``)."""
+    """What two cores were worth in these minutes, where a run on one is to be compared
+    (``scaling_of_cores``)."""
 
     @property
     def key(self) -> Hashable:

@@ -132,7 +132,8 @@ def _times(two: Sequence[Pass], one: Sequence[Pass], *, is_goal: bool) -> str:
 
 
 def _worth(two: Sequence[Pass]) -> str:
-    """What the cores themselves gave: on a machine that others use as well, less than twice what one does."""
+    """What the cores themselves gave: on a machine that others use as well, less than twice what
+    one does."""
     told = [p.scaling_of_cores for p in two if p.scaling_of_cores is not None]
     if not told:
         return ""

@@ -1,4 +1,5 @@
-"""The metadata level on very many ledgers, which are znodes alone: by one process of ours, and by runs on Spark."""
+"""The metadata level on very many ledgers, which are znodes alone: by one process of ours, and by
+runs on Spark."""
 
 import time
 from collections.abc import Sequence

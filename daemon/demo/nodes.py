@@ -38,7 +38,8 @@ class Node:
 
 @dataclass(slots=True)
 class Nodes:
-    """``count`` daemons against one cluster. ``stop`` ends them; so does the end of this process."""
+    """``count`` daemons against one cluster. ``stop`` ends them; so does the end of this
+    process."""
 
     data: Path
     settings: Mapping[str, str]

@@ -1,7 +1,7 @@
 """The proof: every copy of every entry is read from every bookie that the metadata names.
 
-It rests on nothing that the daemons said: metadata and bookies are asked anew, digests verified, and
-each ledger's payloads are compared with what was written.
+It rests on nothing that the daemons said: metadata and bookies are asked anew, digests verified,
+and each ledger's payloads are compared with what was written.
 """
 
 import asyncio

@@ -79,9 +79,11 @@ def shapes(ledger_count: int, *, quorums: Sequence[tuple[int, int, int]] = QUORU
 
 
 def shapes_to_try(ledger_count: int, *, open_count: int, bookie_count: int) -> list[Shape]:
-    """``ledger_count`` shapes that survive the loss of a bookie, the last ``open_count`` left open, their writer gone.
+    """``ledger_count`` shapes that survive the loss of a bookie, the last ``open_count`` left open,
+    their writer gone.
 
-    Each entry has two copies at least, and one bookie at least is left to take over. Empty with fewer than three.
+    Each entry has two copies at least, and one bookie at least is left to take over. Empty with
+    fewer than three.
     """
     assert open_count <= ledger_count, (open_count, ledger_count)
     quorums = [q for q in QUORUMS if q[0] < bookie_count and q[1] > 1]

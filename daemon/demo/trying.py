@@ -1,6 +1,7 @@
 """Ledgers to try things on, as ``bookmender local write`` writes them, and what is said of them.
 
-Whatever ends the writing, what was written by then stays: a ledger that was begun is left as by a writer that died.
+Whatever ends the writing, what was written by then stays: a ledger that was begun is left as by a
+writer that died.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ NEED = "ledgers that survive the loss of a bookie need three writable ones"
 def write_ledgers(
     uri: str, ledger_count: int, *, written: list[Written], open_count: int = 0
 ) -> None:
-    """Write so many ledgers that survive the loss of a bookie, and close all but ``open_count``, the last ones.
+    """Write so many ledgers that survive the loss of a bookie, and close all but ``open_count``,
+    the last ones.
 
     ``written``: gets each as it is begun, and so tells how far it came whatever ends it. Raises
     NotEnoughBookiesError, also with fewer than three writable bookies; UnavailableError.

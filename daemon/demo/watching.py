@@ -74,7 +74,8 @@ def waiting_in_words(notes: Sequence[WaitingNote]) -> str:
 
 
 def stuck_ledgers(status: Status) -> frozenset[int] | None:
-    """The marked ledgers, if all of them wait for help from outside; None while some are worked on."""
+    """The marked ledgers, if all of them wait for help from outside; None while some are worked
+    on."""
     stuck = [note.ledger_id for note in status.waiting if note.reason.needs_help]
     is_all = status.marked_count == len(stuck) == status.waiting_count
     return frozenset(stuck) if is_all else None

@@ -98,7 +98,8 @@ class Workload:
     _live: list[tuple[LedgerWriter, asyncio.Task[None]]] = field(default_factory=list)
 
     async def write(self, wanted: Sequence[Shape]) -> None:
-        """Write all of them, several at once; live writers go on in the background. Raises as ``LedgerWriter``."""
+        """Write all of them, several at once; live writers go on in the background. Raises as
+        ``LedgerWriter``."""
         slots = asyncio.Semaphore(LEDGERS_AT_ONCE)
 
         async def write_one(shape: Shape) -> None:
@@ -130,7 +131,8 @@ class Workload:
         await self._open.aclose()
 
     async def look_again(self) -> None:
-        """After a failure: which of the ledgers that were begun are there, and which of these are closed."""
+        """After a failure: which of the ledgers that were begun are there, and which of these are
+        closed."""
         for written in [each for each in self.written if not each.is_closed]:
             found = await self.manager.find(written.ledger_id)
             if found is None:

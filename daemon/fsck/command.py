@@ -158,11 +158,12 @@ def run_command(
       sample     a share of the entries between, the same of each copy
       full       every entry of every copy, and the copies compared with each other
 
-    A run that was killed goes on where it was when the same command is given again. What seems wrong is
-    looked at twice before it is told.
+    A run that was killed goes on where it was when the same command is given again. What seems
+    wrong is looked at twice before it is told.
 
-    Exits 0 when all ledgers are whole (or legally short of a copy), 1 when something is wrong, 2 when it
-    was called wrongly, 3 when nothing is known to be wrong but of some ledgers nobody knows.
+    Exits 0 when all ledgers are whole (or legally short of a copy), 1 when something is wrong, 2
+    when it was called wrongly, 3 when nothing is known to be wrong but of some ledgers nobody
+    knows.
     """
     chosen = level_for(level, share)
     settings = settings_for(uri, config)
@@ -277,10 +278,11 @@ def _mark(
 def mark_command(
     results: str, mark: bool, uri: str | None, config: Path | None, output_format: str
 ) -> None:
-    """Mark what a run found missing or bad, so that the daemon mends it. Without --mark: say what would be.
+    """Mark what a run found missing or bad, so that the daemon mends it. Without --mark: say what
+    would be.
 
-    A ledger whose metadata was written since, or that is gone, is left out. What is marked already keeps what
-    it says.
+    A ledger whose metadata was written since, or that is gone, is left out. What is marked already
+    keeps what it says.
     """
     settings = settings_for(uri, config)
     log_errors_only(settings)
@@ -312,10 +314,11 @@ def report_command(results: str) -> None:
 @format_option
 @json_option
 def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
-    """What the last run that looked at a ledger said of it, with the evidence; runs since may have skipped it.
+    """What the last run that looked at a ledger said of it, with the evidence; runs since may have
+    skipped it.
 
-    Besides, what earlier runs said that looked more closely. Exits 1 when it is wrong by any of these, 3 when
-    nobody knows, or no run in DIR looked at it, else 0.
+    Besides, what earlier runs said that looked more closely. Exits 1 when it is wrong by any of
+    these, 3 when nobody knows, or no run in DIR looked at it, else 0.
     """
     need_modules("pyarrow")
     from auditor.fsck.results.past import past_verdicts
@@ -347,8 +350,8 @@ def _exit_code(past: "Sequence[PastVerdict]") -> int:
 def diff_command(before: str, after: str | None, output_format: str) -> None:
     """Ledgers of which two runs say something else, that are new, or gone.
 
-    Of one folder alone: its last two runs. Exits 1 when something is worse than it was, 2 where there are no such
-    results, 3 when they cannot be read, else 0.
+    Of one folder alone: its last two runs. Exits 1 when something is worse than it was, 2 where
+    there are no such results, 3 when they cannot be read, else 0.
     """
     need_modules("pyarrow")
     from auditor.fsck.results.changes import compare

@@ -1,8 +1,8 @@
 """Decide which environment variables Spark starts with, and which of them make a start impossible.
 
-A storage host may have the variables of another Spark. A run on this machine uses none of them: PySpark brings all
-that the run needs. On a cluster the variables may be what it takes to reach that cluster, so they stay; a variable
-with which no start can succeed is named before anything starts.
+A storage host may have the variables of another Spark. A run on this machine uses none of them:
+PySpark brings all that the run needs. On a cluster the variables may be what it takes to reach that
+cluster, so they stay; a variable with which no start can succeed is named before anything starts.
 """
 
 import importlib.util
@@ -42,7 +42,8 @@ _CHANGES_SPARK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PySpark:
-    """The PySpark that this process imports. ``home``: its folder, with ``bin/spark-submit`` and ``jars``."""
+    """The PySpark that this process imports. ``home``: its folder, with ``bin/spark-submit`` and
+    ``jars``."""
 
     home: Path
     version: str
@@ -50,8 +51,9 @@ class PySpark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEnvironment:
-    """What Spark starts with. ``variables``: all that it gets. ``ignored``: names that this process has and Spark
-    does not get, sorted. ``suspects``: names that Spark gets and that may be the reason of a failed start."""
+    """What Spark starts with. ``variables``: all that it gets. ``ignored``: names that this process
+    has and Spark does not get, sorted. ``suspects``: names that Spark gets and that may be the
+    reason of a failed start."""
 
     variables: Mapping[str, str]
     ignored: tuple[str, ...] = ()
@@ -71,8 +73,8 @@ def launch_environment(
 ) -> LaunchEnvironment:
     """Decide from the environment of this process.
 
-    ``is_here``: whether all of Spark runs on this machine. Raises SettingsError, which names the variable or option
-    with which Spark cannot start.
+    ``is_here``: whether all of Spark runs on this machine. Raises SettingsError, which names the
+    variable or option with which Spark cannot start.
     """
     if is_here:
         python = spark_settings.get(EXECUTORS_PYTHON)
@@ -114,7 +116,8 @@ def _without_another_spark(environment: Mapping[str, str], pyspark: PySpark) -> 
 
 
 def check_for_cluster(master: str, environment: Mapping[str, str], *, version: str) -> None:
-    """Check the variables for a start on a cluster. ``version``: PySpark's, as in 4.1.0. Raises SettingsError."""
+    """Check the variables for a start on a cluster. ``version``: PySpark's, as in 4.1.0. Raises
+    SettingsError."""
     if "SPARK_REMOTE" in environment:
         raise SettingsError(
             "SPARK_REMOTE is set, for Spark Connect, which fsck cannot use: unset it, and name the cluster's master "
@@ -161,8 +164,9 @@ def _check_home(home: Path, version: str) -> None:
 def check_origin(folder: Path, installed: Path | None, environment: Mapping[str, str]) -> None:
     """Check that the PySpark in ``folder``, which Python imports, is the ``installed`` one.
 
-    The profile of a host with another Spark often sets PYTHONPATH to that Spark's Python files: they come first, and
-    are of another release. ``installed``: None where no package tells its folder. Raises SettingsError.
+    The profile of a host with another Spark often sets PYTHONPATH to that Spark's Python files:
+    they come first, and are of another release. ``installed``: None where no package tells its
+    folder. Raises SettingsError.
     """
     if installed is None or folder == installed:
         return
@@ -178,7 +182,8 @@ def check_origin(folder: Path, installed: Path | None, environment: Mapping[str,
 
 
 def check_import(environment: Mapping[str, str]) -> None:
-    """Check that Python imports the PySpark that is installed for bookmender. Raises SettingsError."""
+    """Check that Python imports the PySpark that is installed for bookmender. Raises
+    SettingsError."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         return  # the import says what to install

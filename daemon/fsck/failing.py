@@ -22,7 +22,8 @@ BEGINS_AGAIN = "no part of it was finished: the same command begins at the first
 
 @contextmanager
 def failing_as_unknown(advice: Callable[[], str]) -> Iterator[None]:
-    """Neither a slip of ours, or of Spark's, nor what cannot be read is to look like damage: they would exit 1.
+    """Neither a slip of ours, or of Spark's, nor what cannot be read is to look like damage: they
+    would exit 1.
 
     ``advice``: on what stands then; whoever presses Ctrl-C is told it, too.
     """

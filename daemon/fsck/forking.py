@@ -1,13 +1,16 @@
-"""What Spark runs on this machine in place of PySpark's daemon: the same, but that all a task needs is imported
-before workers are forked from it, once and not in each; and that while Spark itself still starts.
+"""What Spark runs on this machine in place of PySpark's daemon: the same, but that all a task needs
+is imported before workers are forked from it, once and not in each; and that while Spark itself
+still starts.
 
-PySpark's own imports nothing, as threads that a module starts would not live on in a worker. What we need starts
-none of Python's; of those that numpy and pyarrow start the libraries themselves take care when a process is forked.
+PySpark's own imports nothing, as threads that a module starts would not live on in a worker. What
+we need starts none of Python's; of those that numpy and pyarrow start the libraries themselves take
+care when a process is forked.
 
-So there are two processes. One is *started ahead*, by the run, and imports. The other is Spark's: it hands over what
-Spark gave it, its environment and its pipes, and stays as long as the first one, which from then on is PySpark's
-daemon. Where that is not there Spark's process does it all itself. (What of an environment only the start of an
-interpreter heeds, as ``PYTHONPATH``, is so the driver's.)
+So there are two processes. One is *started ahead*, by the run, and imports. The other is Spark's:
+it hands over what Spark gave it, its environment and its pipes, and stays as long as the first one,
+which from then on is PySpark's daemon. Where that is not there Spark's process does it all itself.
+(What of an environment only the start of an interpreter heeds, as ``PYTHONPATH``, is so the
+driver's.)
 """
 
 import gc
@@ -37,9 +40,11 @@ _PIPES = (0, 1, 2)
 
 @contextmanager
 def started_ahead(python: str = sys.executable) -> Iterator[Mapping[str, str]]:
-    """Around all that Spark does: with the settings that it needs, a process is under way that does as its daemon.
+    """Around all that Spark does: with the settings that it needs, a process is under way that does
+    as its daemon.
 
-    ``python``: what executors run. The process is a group of its own, which no Ctrl-C reaches, and ends with ours.
+    ``python``: what executors run. The process is a group of its own, which no Ctrl-C reaches, and
+    ends with ours.
     """
     with TemporaryDirectory(prefix="bookmender-fsck-") as folder:
         path = str(Path(folder, "ahead"))
@@ -123,7 +128,8 @@ def _taken_over(path: str) -> bool:
 
 
 def without_archives(places: Sequence[str]) -> list[str]:
-    """Where modules are looked for, but not in the archives that an installed PySpark has of itself.
+    """Where modules are looked for, but not in the archives that an installed PySpark has of
+    itself.
 
     Spark puts them first, and nothing in them is compiled: 0.5 s of each process.
     """

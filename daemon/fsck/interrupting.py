@@ -15,10 +15,11 @@ HUSH_S = 1.0
 def quiet_when_interrupted(
     set_log_level: Callable[[str], None] = lambda level: None,
 ) -> Iterator[None]:
-    """What Spark's tasks say when they are cut short, or a call to the JVM, is no news to whoever pressed Ctrl-C.
+    """What Spark's tasks say when they are cut short, or a call to the JVM, is no news to whoever
+    pressed Ctrl-C.
 
-    Spark's own handler ends them before anybody hears of it as an exception. The level is set on a thread of its own:
-    this one may be in the midst of such a call.
+    Spark's own handler ends them before anybody hears of it as an exception. The level is set on a
+    thread of its own: this one may be in the midst of such a call.
     """
     before = signal.getsignal(signal.SIGINT)
 

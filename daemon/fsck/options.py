@@ -1,4 +1,5 @@
-"""What ``bookmender fsck`` is asked for: kinds of options that its commands share, and what becomes of them."""
+"""What ``bookmender fsck`` is asked for: kinds of options that its commands share, and what becomes
+of them."""
 
 import os
 import re
@@ -19,7 +20,8 @@ URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
 
 class Folder(click.Path):
-    """As an absolute path; "" is a variable that was never set, and not the folder that one happens to be in."""
+    """As an absolute path; "" is a variable that was never set, and not the folder that one happens
+    to be in."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, resolve_path=True, path_type=Path)
@@ -64,8 +66,8 @@ class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from c
 
 
 class SparkMaster(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``local[4]``, ``spark://host:7077``, ``yarn``, or another cluster manager's ``scheme://…``: what Spark would not
-    start for it says in words of its own, and as if something had failed."""
+    """``local[4]``, ``spark://host:7077``, ``yarn``, or another cluster manager's ``scheme://…``:
+    what Spark would not start for it says in words of its own, and as if something had failed."""
 
     name = "master"
     _masters = re.compile(

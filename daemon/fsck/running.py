@@ -1,6 +1,8 @@
-"""One run of fsck from a command: what it needs is looked for before Spark starts, what it leaves is told after.
+"""One run of fsck from a command: what it needs is looked for before Spark starts, what it leaves
+is told after.
 
-The cluster is asked for what executors cannot know of the settings: where bookies are, and by which rule.
+The cluster is asked for what executors cannot know of the settings: where bookies are, and by which
+rule.
 """
 
 import errno
@@ -67,7 +69,8 @@ SPARK_LOG = "spark.log"
 NO_PYSPARK = "PySpark is not installed: pip install 'bookmender[fsck]'"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 START_TIMEOUT_S = 300.0
-"""From the launch of Spark until it can be used; 4 s where nothing else runs, longer where a cluster is busy."""
+"""From the launch of Spark until it can be used; 4 s where nothing else runs, longer where a
+cluster is busy."""
 ALL_CORES = "local[*]"
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, whose session is there already."""
@@ -75,10 +78,12 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a run is asked for. ``options`` are complete but for what the cluster and the run's name decide.
+    """What a run is asked for. ``options`` are complete but for what the cluster and the run's name
+    decide.
 
-    ``master``: None for spark-submit's, or else all cores of this machine. ``is_anew``: a run that was killed is
-    given up. ``start_timeout_s``: how long Spark may take to start; a session of spark-submit's is there already.
+    ``master``: None for spark-submit's, or else all cores of this machine. ``is_anew``: a run that
+    was killed is given up. ``start_timeout_s``: how long Spark may take to start; a session of
+    spark-submit's is there already.
     """
 
     options: FsckOptions
@@ -99,7 +104,8 @@ def check_spark(
 ) -> LaunchEnvironment | None:
     """Return what Spark is to start with; None where spark-submit has started it.
 
-    Raises SettingsError that says what to install, or which environment variable makes the start impossible.
+    Raises SettingsError that says what to install, or which environment variable makes the start
+    impossible.
     """
     if _is_submitted(wanted, environment):
         need_modules("pyspark", "pyarrow")
@@ -169,8 +175,8 @@ def holding_output(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Which cluster it is, where bookies are or were, and the rule for copies: None where nobody tells where
-    bookies are."""
+    """Which cluster it is, where bookies are or were, and the rule for copies: None where nobody
+    tells where bookies are."""
 
     cluster: Cluster
     rule: Rule | None
@@ -206,7 +212,8 @@ async def which_cluster(cluster: Visit) -> Cluster:
 
 
 async def look_up_places(settings: Settings) -> Places:
-    """Whether the cluster is there shows as well, before Spark starts. Raises UnavailableError, SettingsError."""
+    """Whether the cluster is there shows as well, before Spark starts. Raises UnavailableError,
+    SettingsError."""
     async with visit(settings) as cluster:
         return await find_places(cluster)
 
@@ -262,7 +269,8 @@ def _spark(wanted: Wanted) -> Iterator[Any]:
 
 
 def job_of(wanted: Wanted, *, now_s: float) -> FsckJob:
-    """The run that was killed, if there is one and it is not given up; else a new one. The output is held."""
+    """The run that was killed, if there is one and it is not given up; else a new one. The output
+    is held."""
     from auditor.fsck.results.run_folder import RunFolder, sweep, unfinished_runs
 
     sweep(wanted.output)
@@ -295,8 +303,8 @@ async def tell_daemon(settings: Settings, summary: Summary) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marked:
-    """``has_worker``: whether a bookmender daemon with a worker was there, which alone mends what is in our own
-    queue."""
+    """``has_worker``: whether a bookmender daemon with a worker was there, which alone mends what
+    is in our own queue."""
 
     published: Published
     has_worker: bool
@@ -324,8 +332,9 @@ async def preview_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> F
 async def publish(
     settings: Settings, folder: Path, run: str, faults: Sequence[Fault], show: Show
 ) -> Marked:
-    """What stands in the results in ``folder``, of ``run``, for which it is noted. Raises SettingsError where they are another cluster's,
-    RejectedError while auto-recovery is switched off, SessionLostError, UnavailableError."""
+    """What stands in the results in ``folder``, of ``run``, for which it is noted. Raises
+    SettingsError where they are another cluster's, RejectedError while auto-recovery is switched
+    off, SessionLostError, UnavailableError."""
     async with visit(settings) as cluster:
         check_cluster(folder, await which_cluster(cluster))
         marked = await publish_here(cluster, faults, show)

@@ -1,4 +1,5 @@
-"""What ``bookmender fsck`` tells: how far a run is, what it found, what would be marked, how two runs differ."""
+"""What ``bookmender fsck`` tells: how far a run is, what it found, what would be marked, how two
+runs differ."""
 
 import sys
 import time
@@ -36,7 +37,8 @@ LINE_INTERVAL_S = 10.0
 
 
 class Meter:
-    """Words for a run's progress, with rates and the time that is left by what was seen of this phase.
+    """Words for a run's progress, with rates and the time that is left by what was seen of this
+    phase.
 
     Where a run goes on that was killed, what was read before counts in no rate.
     """

@@ -1,4 +1,5 @@
-"""A real BookKeeper cluster on this machine, to try things on: ``bookmender local``, demo and tests.
+"""A real BookKeeper cluster on this machine, to try things on: ``bookmender local``, demo and
+tests.
 
 Real ZooKeeper and real Java bookies on loopback, small enough for a laptop. In reading order:
 

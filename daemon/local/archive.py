@@ -1,8 +1,8 @@
 """Class-data sharing: a bookie's classes, loaded and checked once, from then on mapped into memory.
 
 That saves each bookie a third of the work of its start. The first bookie of a cluster that finds no
-archive records one when it ends in good order, which takes it two seconds more. A JVM checks that an
-archive is of its own build and of these very jars, and does without it otherwise.
+archive records one when it ends in good order, which takes it two seconds more. A JVM checks that
+an archive is of its own build and of these very jars, and does without it otherwise.
 """
 
 import os
@@ -27,7 +27,8 @@ def flags(archive: Path, *, draft: Path | None) -> tuple[str, ...]:
 
 
 def keep(draft: Path, archive: Path) -> None:
-    """Put a draft, if there is one, where others find it. It must be complete: its JVM has ended."""
+    """Put a draft, if there is one, where others find it. It must be complete: its JVM has
+    ended."""
     if not draft.exists():
         return
     copy = archive.with_name(f"{archive.name}.{os.getpid()}")

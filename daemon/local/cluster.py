@@ -28,8 +28,8 @@ READY_TIMEOUT_S = 60.0
 TERMINATE_TIMEOUT_S = 30.0
 """A bookie that is told to end flushes first, which takes a disk that is busy its time."""
 STOP_TIMEOUT_S = 5.0
-"""A bookie that is asked to end in the very moment it has started may hang: then it is killed, which
-costs nothing that it acknowledged."""
+"""A bookie that is asked to end in the very moment it has started may hang: then it is killed,
+which costs nothing that it acknowledged."""
 OnEvent = Callable[[str], None]
 """Told in a few words what has just become ready."""
 
@@ -152,7 +152,8 @@ class LocalCluster:
         self._running(bookie).kill()
 
     def terminate(self, bookie: BookieId, *, timeout_s: float = TERMINATE_TIMEOUT_S) -> bool:
-        """As systemd would: SIGTERM, and SIGKILL when that was not enough. Whether it ended by itself.
+        """As systemd would: SIGTERM, and SIGKILL when that was not enough. Whether it ended by
+        itself.
 
         One that has only just started may hang in its shutdown for good (seen with 4.18.0).
         """
@@ -164,7 +165,8 @@ class LocalCluster:
         return False
 
     def start_bookie(self, bookie: BookieId) -> None:
-        """Bring it back with its id and data. A killed one waits for its former session to expire."""
+        """Bring it back with its id and data. A killed one waits for its former session to
+        expire."""
         self.start_bookies([bookie])
 
     def start_bookies(self, bookies: Sequence[BookieId]) -> None:
@@ -216,7 +218,8 @@ class LocalCluster:
     def start_autorecovery(
         self, name: str = "autorecovery", *, settings: Mapping[str, str] | None = None
     ) -> Child:
-        """Java's AutoRecovery daemon. Returns at once; it is ready when its vote is in ZooKeeper."""
+        """Java's AutoRecovery daemon. Returns at once; it is ready when its vote is in
+        ZooKeeper."""
         (port,) = ports.free_ports(1)
         child = self._servers.autorecovery(self._spec, name, port=port, settings=settings or {})
         self._autorecoveries.append(child)
@@ -253,10 +256,11 @@ class LocalCluster:
         self._start_bookies(wanted)
 
     def _is_dismissed(self, bookie: BookieId, tree: znodes.Znodes) -> bool:
-        """Whether it has data and no cookie, as after ``bookie decommission``: it would refuse to start.
+        """Whether it has data and no cookie, as after ``bookie decommission``: it would refuse to
+        start.
 
-        One that has a cookie and no data was wiped while nothing ran. It would refuse as well, so its cookie
-        goes: it starts as a new one.
+        One that has a cookie and no data was wiped while nothing ran. It would refuse as well, so
+        its cookie goes: it starts as a new one.
         """
         if self._servers.has_data(bookie):
             return not tree.has_cookie(bookie)
@@ -272,8 +276,9 @@ class LocalCluster:
     def _start_bookies(self, bookies: Sequence[BookieId]) -> None:
         """Side by side. A bookie is ready when it has registered anew and takes connections.
 
-        One that was killed waits for its former session to end, just as long as a session lasts; where ZooKeeper
-        ends that a moment later, it shuts down and hangs (seen with 4.18.0). So its registration goes in time.
+        One that was killed waits for its former session to end, just as long as a session lasts;
+        where ZooKeeper ends that a moment later, it shuts down and hangs (seen with 4.18.0). So its
+        registration goes in time.
         """
         began_s = time.monotonic()
         with znodes.session(self._spec.zookeeper_port) as tree:

@@ -63,7 +63,8 @@ def local() -> None:
 
 
 class _Folder(click.Path):
-    """A folder that is named: an empty text, as of a variable that is not set, would be where the caller stands."""
+    """A folder that is named: an empty text, as of a variable that is not set, would be where the
+    caller stands."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, path_type=Path)
@@ -163,7 +164,8 @@ def up(
 
 
 def _run_here(wish: Wish, progress: views.StartProgress, welcome: Welcome) -> None:
-    """Until Ctrl-C, which stops everything; one that comes before all is ready has broken off the start."""
+    """Until Ctrl-C, which stops everything; one that comes before all is ready has broken off the
+    start."""
 
     def on_ready(found: ClusterStatus) -> None:
         progress.end()
@@ -256,8 +258,8 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     Entries of 0 bytes to 1 MB, each on two bookies or more, every digest type; one bookie fewer
     than there are holds each ledger, so that another can take over from a lost one.
 
-    Interrupted, or where too few bookies answer (exit code 3), it says what was written by then: that stays,
-    and so do the ledgers that were begun, as by a writer that died.
+    Interrupted, or where too few bookies answer (exit code 3), it says what was written by then:
+    that stays, and so do the ledgers that were begun, as by a writer that died.
     """
     if left_open > ledgers:
         raise click.UsageError(f"--open {left_open}: there are to be {ledgers} --ledgers in all")
@@ -321,8 +323,8 @@ def start(bookie: str, data: Path) -> None:
 def wipe(bookie: str, data: Path) -> None:
     """Lose a bookie's disk: kill it, delete its data and its cookie.
 
-    It stays down. `start` then brings it back as an empty bookie with the same id; so does `up`, where
-    the cluster is not running.
+    It stays down. `start` then brings it back as an empty bookie with the same id; so does `up`,
+    where the cluster is not running.
     """
     try:
         wiped = control.ask(data, Question(verb=Verb.WIPE, bookie=bookie)).bookie
@@ -359,7 +361,8 @@ def down(delete: bool, data: Path) -> None:
 
 
 def _spec(data: Path) -> ClusterSpec:
-    """Of the cluster in this folder. Raises SettingsError where there is none, or nobody can tell."""
+    """Of the cluster in this folder. Raises SettingsError where there is none, or nobody can
+    tell."""
     spec = ClusterSpec.load(data)
     if spec is None:
         up = f"`bookmender local up{folder.data_option(data)}`"

@@ -40,7 +40,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """``refusal``: it was asked wrongly; ``failure``: it went wrong; both empty when all went well."""
+    """``refusal``: it was asked wrongly; ``failure``: it went wrong; both empty when all went
+    well."""
 
     refusal: str = ""
     failure: str = ""
@@ -73,8 +74,8 @@ class NotRunningError(SettingsError):
 
 
 def ask(data: Path, question: Question) -> Response:
-    """A good answer. Raises NotRunningError, SettingsError when the question was refused, UnavailableError when what
-    was asked for failed.
+    """A good answer. Raises NotRunningError, SettingsError when the question was refused,
+    UnavailableError when what was asked for failed.
     """
     answer = _exchange(data, question)
     if answer.refusal:

@@ -63,7 +63,8 @@ def take(data: Path) -> IO[str]:
 
 @contextmanager
 def left_as_before(data: Path) -> Iterator[None]:
-    """A folder that is made within goes again if that fails, unless a cluster, or a log of why, is in it.
+    """A folder that is made within goes again if that fails, unless a cluster, or a log of why, is
+    in it.
 
     Whoever interrupts it wants neither: then all that was made goes.
     """
@@ -108,8 +109,8 @@ def wipe(data: Path, *, bookie_port: int) -> None:
 def delete(data: Path, *, bookie_ports: Iterable[int]) -> tuple[str, ...]:
     """Delete all that a cluster which is not running keeps here, and nothing else.
 
-    The caller has seen that it is a cluster's folder. Returns the names of what is left in it, which is not
-    ours; where nothing is, the folder goes, too. Raises TakenError.
+    The caller has seen that it is a cluster's folder. Returns the names of what is left in it,
+    which is not ours; where nothing is, the folder goes, too. Raises TakenError.
     """
     with take(data):
         ours = [*FOLDERS, *(f"bookies/{port}" for port in bookie_ports)]

@@ -1,7 +1,7 @@
 """The jars: ZooKeeper's lie in the pyspark package, BookKeeper's are fetched once, by coordinates.
 
-They are fetched with the Ivy that is in pyspark too, or with ``mvn`` where the user has set that up,
-into the user's cache folder: complete or not there at all, by one process at a time.
+They are fetched with the Ivy that is in pyspark too, or with ``mvn`` where the user has set that
+up, into the user's cache folder: complete or not there at all, by one process at a time.
 """
 
 import fcntl
@@ -109,7 +109,8 @@ def fetch(
 ) -> Path:
     """The folder with the module's jars, fetched if need be. BookKeeper: 100 MB, a minute or two.
 
-    Raises SettingsError for a version that there is not, UnavailableError when it cannot be fetched.
+    Raises SettingsError for a version that there is not, UnavailableError when it cannot be
+    fetched.
     """
     if not VERSION.fullmatch(version):
         raise SettingsError(f"{version!r} is no version of BookKeeper; {BOOKKEEPER_DEFAULT} is one")

@@ -47,7 +47,8 @@ class Java:
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Java":
-        """From JAVA_HOME if it is set, else from the PATH. Raises SettingsError when there is none of use there."""
+        """From JAVA_HOME if it is set, else from the PATH. Raises SettingsError when there is none
+        of use there."""
         executable = _executable(environment)
         if executable is None:
             raise SettingsError(f"no Java found: {HOW_TO_INSTALL}")

@@ -1,7 +1,8 @@
 """Becomes another program which dies with the process that asked for it, even one killed with -9.
 
 Run as ``python -I -S launcher.py PARENT_PID COMMAND...`` with the read end of a pipe as stdin whose
-write end the parent holds. It stands alone (no imports of ours), because it is executed, not imported.
+write end the parent holds. It stands alone (no imports of ours), because it is executed, not
+imported.
 
 On Linux the kernel sends the signal (PR_SET_PDEATHSIG). Elsewhere a forked watcher, which costs a
 small process, waits for the pipe to break. Either way the process id stays the program's own.

@@ -1,4 +1,5 @@
-"""Starts the processes of a cluster, each from a folder of its own; readiness is others' business."""
+"""Starts the processes of a cluster, each from a folder of its own; readiness is others'
+business."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class Servers:
         heap_mib: int = zookeeper.HEAP_MIB,
         flags: Sequence[str] = (),
     ) -> Child:
-        """``version``: None for that of pyspark's jars. ``heap_mib``: 1 GiB holds a million ledgers.
+        """``version``: None for that of pyspark's jars. ``heap_mib``: 1 GiB holds a million
+        ledgers.
 
         ``flags``: for its JVM, over our own, which keep it small.
         """

@@ -49,7 +49,8 @@ URI_TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """Enough to start the same cluster again. A bookie's port is part of its id and never changes."""
+    """Enough to start the same cluster again. A bookie's port is part of its id and never
+    changes."""
 
     version: int = FILE_VERSION
     bookkeeper: str = BOOKKEEPER_DEFAULT
@@ -79,7 +80,8 @@ class ClusterSpec:
 
     @classmethod
     def load(cls, data: Path) -> "ClusterSpec | None":
-        """None for a folder that never held a cluster. Raises SettingsError when it is unreadable."""
+        """None for a folder that never held a cluster. Raises SettingsError when it is
+        unreadable."""
         path = data / FILE_NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)

@@ -41,24 +41,28 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
       bookmender observe             once, in the foreground
       bookmender observe --watch     and whenever something has changed
 
-    It reads all metadata, decides as our leader would, and compares that with the marks that stand: so
-    it may run beside Java's AutoRecovery, before a node does. It stands for no election and takes no lock;
-    its session with ZooKeeper cannot write, and no ledger is fenced. A node does the like in the background
-    with node.mode = "observe", and leaves what it saw in observe.json in its state directory.
+    It reads all metadata, decides as our leader would, and compares that with the marks that stand:
+    so it may run beside Java's AutoRecovery, before a node does. It stands for no election and
+    takes no lock; its session with ZooKeeper cannot write, and no ledger is fenced. A node does the
+    like in the background with node.mode = "observe", and leaves what it saw in observe.json in its
+    state directory.
 
-    A bookie that is away is lost after the recovery delay. Once, that counts from now, unless a leader of
-    ours noted since when.
+    A bookie that is away is lost after the recovery delay. Once, that counts from now, unless a
+    leader of ours noted since when.
 
-    As JSON (with --watch one object a line): index; bookies, with those missing (state: lost, waiting for
-    left_s, reborn: set up anew); hold, is_disabled: what keeps from marking; endangered: the ledgers that
-    miss copies, most endangered first; would_mark: how many of them would be marked now; marks: total,
-    those standing in the queue shared with Java, agreed, unmarked (we would make them, and nobody has), partly_marked (they stand, for fewer bookies
-    than are lost), surplus (we would not make them), own_marked (in our own queue, where Java does not look),
-    own_damaged (of these, with damage that Java does not see); would_repair: as bookmender plan --json.
+    As JSON (with --watch one object a line): index; bookies, with those missing (state: lost,
+    waiting for left_s, reborn: set up anew); hold, is_disabled: what keeps from marking;
+    endangered: the ledgers that miss copies, most endangered first; would_mark: how many of them
+    would be marked now; marks: total, those standing in the queue shared with Java, agreed,
+    unmarked (we would make them, and nobody has), partly_marked (they stand, for fewer bookies than
+    are lost), surplus (we would not make them), own_marked (in our own queue, where Java does not
+    look), own_damaged (of these, with damage that Java does not see); would_repair: as bookmender
+    plan --json.
 
-    Exits 0 when nothing would be done but what operators ordered (drains, repairs by hand), 1 when something
-    would or a bookie is away that ledgers name, 3 when it could not tell: also when no ledger misses anything, but the metadata of some cannot be read, or
-    when ZooKeeper's ACLs keep from listing some of them.
+    Exits 0 when nothing would be done but what operators ordered (drains, repairs by hand), 1 when
+    something would or a bookie is away that ledgers name, 3 when it could not tell: also when no
+    ledger misses anything, but the metadata of some cannot be read, or when ZooKeeper's ACLs keep
+    from listing some of them.
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)

@@ -1,4 +1,5 @@
-"""A node in observe mode: looks again and again, and tells a file, metrics and the log what it sees."""
+"""A node in observe mode: looks again and again, and tells a file, metrics and the log what it
+sees."""
 
 import json
 import os

@@ -49,7 +49,8 @@ PreviewAll = Callable[[Sequence[int]], Awaitable[Sequence[Preview]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What was seen at one look. ``plan``: for the first ledgers that a worker of ours would take."""
+    """What was seen at one look. ``plan``: for the first ledgers that a worker of ours would
+    take."""
 
     observation: Observation
     plan: Previews
@@ -86,7 +87,8 @@ class Observing:
         return Sight(observation=seen, plan=plan)
 
     async def looks(self, *, planned_max: int) -> AsyncGenerator[Sight, None]:
-        """One after the other, whenever something may have changed. One that fails is tried again."""
+        """One after the other, whenever something may have changed. One that fails is tried
+        again."""
         while True:
             seen, was_complete = self._views.change_count, self.keeper.is_complete
             try:
@@ -100,9 +102,9 @@ class Observing:
 
 
 def ledgers_to_repair(seen: Observation) -> list[int]:
-    """In the order in which workers would take them: what would be marked, or was before a hold began, then what else
-    is marked, in our own queue the damaged ones first. What Java would not repair, a node of ours would. None while
-    auto-recovery is disabled."""
+    """In the order in which workers would take them: what would be marked, or was before a hold
+    began, then what else is marked, in our own queue the damaged ones first. What Java would not
+    repair, a node of ours would. None while auto-recovery is disabled."""
     if seen.is_disabled:
         return []
     held = frozenset(seen.difference.unmarked if seen.is_kept_from_marking else ())
@@ -115,7 +117,8 @@ def ledgers_to_repair(seen: Observation) -> list[int]:
 async def open_observing(settings: Settings) -> AsyncIterator[Observing]:
     """A session that cannot write, with its index being built. What ends the session ends the body.
 
-    Raises UnavailableError (no such cluster, too), SettingsError (another layout), UnauthorizedError.
+    Raises UnavailableError (no such cluster, too), SettingsError (another layout),
+    UnauthorizedError.
     """
     zookeeper, clock = await open_store(settings), SystemClock()
     store = ReadOnlyStore(zookeeper)

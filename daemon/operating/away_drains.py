@@ -1,5 +1,5 @@
-"""What a drain means for a bookie that is away, before it is ordered: nothing can be read from it, and as one that is
-lost its ledgers are copied anyway.
+"""What a drain means for a bookie that is away, before it is ordered: nothing can be read from it,
+and as one that is lost its ledgers are copied anyway.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from replication.cluster.orders import MaintenanceWindow
 async def away_concerns(
     cluster: Visit, bookies: Sequence[BookieId], *, clock: Clock
 ) -> dict[BookieId, str]:
-    """A sentence for each of these that is away; none where no bookie is registered at all (rule S8)."""
+    """A sentence for each of these that is away; none where no bookie is registered at all (rule
+    S8)."""
     available = (await registered_bookies(cluster)).available
     away = [bookie for bookie in dict.fromkeys(bookies) if bookie not in available]
     if not away or not available:

@@ -59,7 +59,8 @@ def _completions(config: Path | None) -> Collection[BookieId]:
 
 
 async def known_bookies(cluster: Visit) -> frozenset[BookieId]:
-    """Registered now, ever set up, named by an order, or by a ledger, as a leader of ours has told."""
+    """Registered now, ever set up, named by an order, or by a ledger, as a leader of ours has
+    told."""
     orders = await OrderBook(cluster.store, cluster.ur).read()
     naming = (await read_absences(cluster.store, cluster.ur)).naming
     return frozenset(

@@ -1,4 +1,5 @@
-"""What is known of each bookie at one moment, as cheaply as it can be had: no ledger is read for it."""
+"""What is known of each bookie at one moment, as cheaply as it can be had: no ledger is read for
+it."""
 
 import asyncio
 import enum
@@ -41,7 +42,8 @@ class BookieRow:
     state: BookieState
     has_cookie: bool
     is_named: bool = False
-    """Away, and named by ledgers all the same, as the leader told lately: it was wiped, or its cookie deleted."""
+    """Away, and named by ledgers all the same, as the leader told lately: it was wiped, or its
+    cookie deleted."""
     is_wiped: bool = False
     """It was set up anew, and no leader of ours has seen to its ledgers since."""
     drain: DrainOrder | None = None
@@ -175,8 +177,8 @@ def bookie_state(view: BookieView, bookie: BookieId) -> BookieState:
 
 
 def missed(rows: Sequence[BookieRow]) -> tuple[BookieId, ...]:
-    """Set up or named, away, and not on purpose: lost by now, or in time. Where nobody is registered, nobody (rule
-    S8)."""
+    """Set up or named, away, and not on purpose: lost by now, or in time. Where nobody is
+    registered, nobody (rule S8)."""
     if all(row.state is BookieState.AWAY for row in rows):
         return ()
     return tuple(
@@ -191,7 +193,8 @@ def missed(rows: Sequence[BookieRow]) -> tuple[BookieId, ...]:
 def with_losses(
     rows: Sequence[BookieRow], due_ms: Mapping[BookieId, int | None]
 ) -> list[BookieRow]:
-    """Who is lost told from who is away only. ``due_ms``: of those that are not lost as far as anybody knows."""
+    """Who is lost told from who is away only. ``due_ms``: of those that are not lost as far as
+    anybody knows."""
     lost = set(missed(rows)) - due_ms.keys()
     return [
         replace(row, state=BookieState.LOST)

@@ -32,7 +32,8 @@ def check() -> None:
       bookmender check run all-ledgers      now, whenever it is due
       bookmender check pause                until bookmender check resume
 
-    When a check ran last stands where Java's auditor keeps it, so that either goes by the other's runs.
+    When a check ran last stands where Java's auditor keeps it, so that either goes by the other's
+    runs.
     """
 
 
@@ -61,10 +62,10 @@ def list_checks(config: Path | None, output: str) -> None:
 def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
     """Ask for a check now; the leader runs it, after one that runs already.
 
-    One that runs now is not begun anew. With --wait exits 0 when all was well, 1 when something was found,
-    3 when that could not be told of some ledgers. What is on a bookie that is away is no check's business: its
-    ledgers are marked once it is lost, and bookmender status tells of them. Where no source of racks is set, placement has nothing to
-    compare: it says so, and all is well.
+    One that runs now is not begun anew. With --wait exits 0 when all was well, 1 when something was
+    found, 3 when that could not be told of some ledgers. What is on a bookie that is away is no
+    check's business: its ledgers are marked once it is lost, and bookmender status tells of them.
+    Where no source of racks is set, placement has nothing to compare: it says so, and all is well.
     """
     clock = SystemClock()
 

@@ -10,7 +10,8 @@ from daemon.operating.progress import counted, duration_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRow:
-    """One check. ``interval_s``: as this host's settings have it; 0: only when somebody asks for it."""
+    """One check. ``interval_s``: as this host's settings have it; 0: only when somebody asks for
+    it."""
 
     name: str
     about: str

@@ -1,8 +1,8 @@
 """The periodic checks as operators see and order them: how far each is, and asking for one now.
 
-Whoever asks only writes: the leader follows. For a check of ledgers it is the time of the last run that is
-taken back, as Java's ``forceauditchecks`` does; for the audit of the bookies the recovery delay is written
-again as it is, as its ``triggeraudit`` does.
+Whoever asks only writes: the leader follows. For a check of ledgers it is the time of the last run
+that is taken back, as Java's ``forceauditchecks`` does; for the audit of the bookies the recovery
+delay is written again as it is, as its ``triggeraudit`` does.
 """
 
 from contextlib import suppress
@@ -167,10 +167,11 @@ async def force_check(cluster: Visit, name: str) -> None:
 
 
 async def _force_own(cluster: Visit, name: str) -> None:
-    """Of a check that Java does not know: the time stands in its record, which the leader writes too."""
+    """Of a check that Java does not know: the time stands in its record, which the leader writes
+    too."""
     path = check_path(cluster.ur, name)
-    # The version before the record, so that a record that the leader writes in between is never overwritten with its
-    # older self: the progress of its run would be lost with it.
+    # The version before the record, so that a record that the leader writes in between is never
+    # overwritten with its older self: the progress of its run would be lost with it.
     stat = await cluster.store.exists(path)
     record = await read_check(cluster.store, cluster.ur, name)
     data = replace(record, last_ms=FORCED_MS).to_json()

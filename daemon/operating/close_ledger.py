@@ -1,9 +1,10 @@
-"""Closing an open ledger by hand: whether somebody may still write it, and then recovery, under its lock.
+"""Closing an open ledger by hand: whether somebody may still write it, and then recovery, under its
+lock.
 
-Nobody can know that a writer is gone; that the ledger got no entry for long is the best there is to go by. To
-close it locks the writer out for good. So where it may be alive that takes a person's word. Where so few of its
-bookies answer that nobody can find its end (rule S5), or no bookie can take its last entries, nothing is begun: it
-would lock the writer out for nothing.
+Nobody can know that a writer is gone; that the ledger got no entry for long is the best there is to
+go by. To close it locks the writer out for good. So where it may be alive that takes a person's
+word. Where so few of its bookies answer that nobody can find its end (rule S5), or no bookie can
+take its last entries, nothing is begun: it would lock the writer out for nothing.
 """
 
 import asyncio
@@ -70,11 +71,12 @@ class CloseRefusedError(RejectedError):
 class Closing:
     """A ledger as it was found, and as it was left: ``closed`` is None while nothing was done.
 
-    ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why somebody
-    may still write it. ``held_back``: why nothing is to be fenced now, whoever writes; empty: it may be.
-    ``damage``: which entries --accept-loss would give up, as there are damaged copies of the first one alone; empty:
-    none. ``cannot_close``: why nobody can find its end now, or write its last entries, and what helps; empty: it can be
-    tried. ``end_doubt``: why that may be in vain, as in ``end_doubts``.
+    ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why
+    somebody may still write it. ``held_back``: why nothing is to be fenced now, whoever writes;
+    empty: it may be. ``damage``: which entries --accept-loss would give up, as there are damaged
+    copies of the first one alone; empty: none. ``cannot_close``: why nobody can find its end now,
+    or write its last entries, and what helps; empty: it can be tried. ``end_doubt``: why that may
+    be in vain, as in ``end_doubts``.
     """
 
     found: VersionedMetadata
@@ -120,7 +122,8 @@ def doubts_about(
 
 
 def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> str:
-    """Why a recovery could not find the ledger's end now, and what helps, for people; empty where it may."""
+    """Why a recovery could not find the ledger's end now, and what helps, for people; empty where
+    it may."""
     silent = silent_of(told, view)
     if not wanted_for_coverage(metadata, told.keys() - silent):
         return ""
@@ -131,7 +134,8 @@ def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> s
 
 
 def silent_of(told: Told, view: ClusterView) -> frozenset[BookieId]:
-    """Return the bookies that do not answer. What is said in the place of one that is not registered is not its answer."""
+    """Return the bookies that do not answer. What is said in the place of one that is not
+    registered is not its answer."""
     return frozenset(b for b, last in told.items() if last is None or b not in view.answering)
 
 
@@ -152,7 +156,8 @@ def _whereabouts(bookie: BookieId, view: ClusterView) -> str:
 
 
 def whom_to_start(metadata: LedgerMetadata, silent: AbstractSet[BookieId]) -> str:
-    """Which of the silent bookies, as long as they are too many, have to answer before its end can be found."""
+    """Which of the silent bookies, as long as they are too many, have to answer before its end can
+    be found."""
     everybody = frozenset(metadata.last_segment.ensemble)
     alone = [b for b in silent if not wanted_for_coverage(metadata, everybody - silent | {b})]
     needed = [b for b in silent if wanted_for_coverage(metadata, everybody - {b})]
@@ -181,7 +186,8 @@ class LedgerCloser:
         clock: Clock,
         tell: Tell,
     ) -> None:
-        """``after_s``: for so long a ledger must have got no entry. ``tell``: says what is waited for."""
+        """``after_s``: for so long a ledger must have got no entry. ``tell``: says what is waited
+        for."""
         self._store = store
         self._manager = manager
         self._bookies = bookies
@@ -221,7 +227,8 @@ class LedgerCloser:
         )
 
     async def _damage(self, found: VersionedMetadata, told: Told) -> str:
-        """Reads the entries after the LAC from every registered member of the last ensemble, without fencing."""
+        """Reads the entries after the LAC from every registered member of the last ensemble,
+        without fencing."""
         last_entries = [each for each in told.values() if each is not None]
         first = max(
             [found.metadata.last_segment.first_entry_id, *(e.lac + 1 for e in last_entries)]
@@ -269,13 +276,14 @@ class LedgerCloser:
         is_forced: bool = False,
         accepts_loss: bool = False,
     ) -> Closing:
-        """Recover and close it, and mark it in our own queue, so that nodes check its copies at once; one that is
-        closed already stays as it is.
+        """Recover and close it, and mark it in our own queue, so that nodes check its copies at
+        once; one that is closed already stays as it is.
 
-        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not while a hold
-        stands, or so few answer that no end can be found, or nobody takes its last entries. ``accepts_loss``: see
-        ``OpenLedgers.recover``. Raises CloseRefusedError; LockedError when somebody else holds the ledger, and goes
-        on to; else as ``recover_ledger``, and says what was done by then.
+        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but
+        not while a hold stands, or so few answer that no end can be found, or nobody takes its last
+        entries. ``accepts_loss``: see ``OpenLedgers.recover``. Raises CloseRefusedError;
+        LockedError when somebody else holds the ledger, and goes on to; else as ``recover_ledger``,
+        and says what was done by then.
         """
         store, ur, clock = self._store, self._ur, self._clock
         before = await self._look_to_close(ledger_id, is_forced=is_forced)
@@ -387,8 +395,8 @@ class LedgerCloser:
             raise UnavailableError(f"{error}; {await self._so_far(found)}{hint}") from error
 
     async def _found_bad(self, ledger_id: int) -> frozenset[BookieId]:
-        """Bookies that the ledger is marked for, and that a check or fsck found to have lost entries of it: their "no"
-        is not believed, as workers do not."""
+        """Bookies that the ledger is marked for, and that a check or fsck found to have lost
+        entries of it: their "no" is not believed, as workers do not."""
         marks = [
             await read_marks(self._store, ur, [ledger_id]) for ur in (self._ur, own_path(self._ur))
         ]
@@ -397,7 +405,8 @@ class LedgerCloser:
         return await read_found_bad(self._store, self._ur, ledger_id) & marked_for
 
     async def _so_far(self, found: VersionedMetadata) -> str:
-        """What a recovery that failed has done; the error's own text says who was fenced. Empty: nothing new."""
+        """What a recovery that failed has done; the error's own text says who was fenced. Empty:
+        nothing new."""
         try:
             now = await self._manager.read(found.ledger_id)
         except (UnavailableError, SessionLostError, RejectedError):
@@ -452,7 +461,8 @@ async def _open_closer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[
 
 
 async def _open_ledgers(cluster: Visit, manager: LedgerManager, looking: Looking) -> OpenLedgers:
-    """What a worker recovers with. Who takes over from bookies that fail is chosen by the policy."""
+    """What a worker recovers with. Who takes over from bookies that fail is chosen by the
+    policy."""
     placing = await begin_placing(
         cluster.settings.placement,
         store=cluster.store,

@@ -1,8 +1,8 @@
 """Taking a bookie out of the cluster for good: until nothing names it, and then its cookie.
 
-Each step is done only if it is still to be done, and nothing is remembered between runs, so that whoever
-was interrupted starts again. The proof is a walk of our own over all metadata, complete or an error
-(rule S8); no index, record or count of somebody else's is believed.
+Each step is done only if it is still to be done, and nothing is remembered between runs, so that
+whoever was interrupted starts again. The proof is a walk of our own over all metadata, complete or
+an error (rule S8); no index, record or count of somebody else's is believed.
 """
 
 import asyncio
@@ -35,17 +35,19 @@ POLL_S = 1.0
 POLLED_LEDGERS_PER_S = 500
 """Ledgers that are waited for are read again and again: many of them less often."""
 AUDIT_AGAIN_S = 300.0
-"""An audit that was asked for may have died with its leader: so long after, another is asked for."""
+"""An audit that was asked for may have died with its leader: so long after, another is asked
+for."""
 DOUBTFUL_SHOWN_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decommissioned:
-    """``moved_count``: ledgers that named the bookie when we began. ``had_cookie``: before we deleted it.
+    """``moved_count``: ledgers that named the bookie when we began. ``had_cookie``: before we
+    deleted it.
 
-    ``was_known``: anything at all spoke of it then. Otherwise it is decommissioned already, or no bookie
-    of this cluster: which of the two nobody can tell any more. ``ignored``: ledgers that cannot be read
-    and may name it still, for which nothing was waited.
+    ``was_known``: anything at all spoke of it then. Otherwise it is decommissioned already, or no
+    bookie of this cluster: which of the two nobody can tell any more. ``ignored``: ledgers that
+    cannot be read and may name it still, for which nothing was waited.
     """
 
     moved_count: int
@@ -68,11 +70,13 @@ async def decommission_bookie(
 ) -> Decommissioned:
     """Wait until no ledger names the bookie, then delete its cookie and its orders.
 
-    ``ignores_unreadable``: ledgers that cannot be read count as naming others, at the caller's risk. Its marks are not waited for: one may stay for another reason when its ledger has left the bookie.
+    ``ignores_unreadable``: ledgers that cannot be read count as naming others, at the caller's
+    risk. Its marks are not waited for: one may stay for another reason when its ledger has left the
+    bookie.
 
-    Raises RejectedError where something must be done first (for ledgers that cannot move, say, which
-    ``tell`` is told of), UnavailableError where it cannot be told
-    whether the bookie is still needed, ConflictError where its cookie was renewed meanwhile.
+    Raises RejectedError where something must be done first (for ledgers that cannot move, say,
+    which ``tell`` is told of), UnavailableError where it cannot be told whether the bookie is still
+    needed, ConflictError where its cookie was renewed meanwhile.
     """
     cookie = await _cookie(cluster, bookie)
     is_running = await _check_state(cluster, bookie, clock)
@@ -114,10 +118,11 @@ class _Naming:
 
 
 async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool) -> _Naming:
-    """By a walk over all. Raises UnavailableError when it cannot be told, and that is not to be ignored.
+    """By a walk over all. Raises UnavailableError when it cannot be told, and that is not to be
+    ignored.
 
-    A ledger that cannot be read is doubtful unless its bytes prove that it names others only, and no mark
-    of it names the bookie, or cannot be read either.
+    A ledger that cannot be read is doubtful unless its bytes prove that it names others only, and
+    no mark of it names the bookie, or cannot be read either.
     """
     await cluster.store.sync(cluster.settings.uri.root)
     scan = await scan_ledgers(cluster.manager, lost=[bookie])
@@ -137,8 +142,8 @@ async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool)
 
 
 async def _doubts(cluster: Visit, doubtful: Sequence[int]) -> str:
-    """Which ledgers these are, some of very many, and what can be done. What ACLs shut away is to be opened:
-    to put back what stood there before would help nobody.
+    """Which ledgers these are, some of very many, and what can be done. What ACLs shut away is to
+    be opened: to put back what stood there before would help nobody.
     """
     shown = doubtful[:DOUBTFUL_SHOWN_MAX]
     refusals = await asyncio.gather(*(_refusal(cluster, ledger_id) for ledger_id in shown))
@@ -168,7 +173,8 @@ async def _refusal(cluster: Visit, ledger_id: int) -> str:
 
 
 async def ask_for_audit(cluster: Visit) -> None:
-    """As Java's triggeraudit: the recovery delay, written once more, overrules itself for all who are away."""
+    """As Java's triggeraudit: the recovery delay, written once more, overrules itself for all who
+    are away."""
     path = payloads.recovery_delay_path(cluster.ur)
     try:
         data, stat = await cluster.store.get(path)
@@ -182,7 +188,8 @@ async def ask_for_audit(cluster: Visit) -> None:
 
 
 async def _check_state(cluster: Visit, bookie: BookieId, clock: Clock) -> bool:
-    """Whether it is running, read-only and being drained. Raises RejectedError for what must be done first."""
+    """Whether it is running, read-only and being drained. Raises RejectedError for what must be
+    done first."""
     orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
     if bookie in orders.maintenance:
         raise RejectedError(
@@ -265,7 +272,8 @@ async def _cookie(cluster: Visit, bookie: BookieId) -> Stat | None:
 
 
 async def _delete_cookie(cluster: Visit, bookie: BookieId, cookie: Stat) -> None:
-    """The one that stood before the proof: a bookie that was set up anew meanwhile keeps its own."""
+    """The one that stood before the proof: a bookie that was set up anew meanwhile keeps its
+    own."""
     now = await _cookie(cluster, bookie)
     if now is None:
         return

@@ -39,16 +39,18 @@ def decommission(
 ) -> None:
     """Take a stopped bookie out of the cluster: once no ledger names it, its cookie goes.
 
-    Asks the auditors to handle it as lost at once (and with it every other bookie that is away, whatever
-    the recovery delay), and waits until every ledger has its copies elsewhere: a walk of its own over
-    all metadata is the proof. A running bookie is refused, unless it is read-only, drained and empty.
+    Asks the auditors to handle it as lost at once (and with it every other bookie that is away,
+    whatever the recovery delay), and waits until every ledger has its copies elsewhere: a walk of
+    its own over all metadata is the proof. A running bookie is refused, unless it is read-only,
+    drained and empty.
 
     It may be interrupted at any moment and started again: Ctrl-C stops the waiting, not the repair.
-    Exits 0 when nothing of the bookie is left, 1 when something must be done first (all ledgers that are
-    left wait for help: it says which and why, and ends), 2 when nothing ever spoke of it: no cookie,
-    ledger, mark or order (a wrong id, or it is decommissioned already; a script that may run twice wants
-    --ignore-unknown), 3 when it could not tell: the metadata of some ledgers, which it names, cannot be
-    read, and nothing proves that they name other bookies only. Its cookie stays then.
+    Exits 0 when nothing of the bookie is left, 1 when something must be done first (all ledgers
+    that are left wait for help: it says which and why, and ends), 2 when nothing ever spoke of it:
+    no cookie, ledger, mark or order (a wrong id, or it is decommissioned already; a script that may
+    run twice wants --ignore-unknown), 3 when it could not tell: the metadata of some ledgers, which
+    it names, cannot be read, and nothing proves that they name other bookies only. Its cookie stays
+    then.
     """
 
     async def act(cluster: Visit) -> Decommissioned:

@@ -51,16 +51,19 @@ def drain(
 ) -> None:
     """Move all that a bookie holds to others, while it serves; several at once are no more work.
 
-    Without an ID, and after --cancel: how far those are that are being drained. The bookie should be read-only, else new
-    ledgers are put on it meanwhile; the order stands until --cancel, or until it is decommissioned.
+    Without an ID, and after --cancel: how far those are that are being drained. The bookie should
+    be read-only, else new ledgers are put on it meanwhile; the order stands until --cancel, or
+    until it is decommissioned.
 
-    Of a bookie that is away (not registered) nothing can be read, and its ledgers are copied when it counts as lost,
-    drained or not. A drain of one is refused (exit 1) without --yes, and says so.
+    Of a bookie that is away (not registered) nothing can be read, and its ledgers are copied when
+    it counts as lost, drained or not. A drain of one is refused (exit 1) without --yes, and says
+    so.
 
     Exits 0 when nothing is left to move (or, without --wait, when the order is given), 1 when
-    something is (with --wait: all that is left waits for help: it says which and why, and ends), or an order
-    cannot be read, 2 for a bookie that the cluster does not know, 3 when nothing else is left but ledgers
-    that cannot be read and may name it: bookie decommission --ignore-unreadable goes on without those.
+    something is (with --wait: all that is left waits for help: it says which and why, and ends), or
+    an order cannot be read, 2 for a bookie that the cluster does not know, 3 when nothing else is
+    left but ledgers that cannot be read and may name it: bookie decommission --ignore-unreadable
+    goes on without those.
     """
     if cancel and (wait or fence_open is not None or yes):
         raise click.UsageError("--cancel goes with no other option")
@@ -108,8 +111,8 @@ def drain(
 
 
 async def _away(cluster: Visit, bookies: Sequence[BookieId], *, is_sure: bool) -> list[str]:
-    """What comes of draining those that are away. Raises RejectedError unless each drain stands already, or the
-    operator ``is_sure``."""
+    """What comes of draining those that are away. Raises RejectedError unless each drain stands
+    already, or the operator ``is_sure``."""
     told = await away_concerns(cluster, bookies, clock=SystemClock())
     if not told or is_sure:
         return [*told.values()]

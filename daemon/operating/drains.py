@@ -44,7 +44,8 @@ class Drains:
     orders: Orders
     progress: dict[BookieId, DrainProgress]
     stuck: tuple[str, ...] = ()
-    """Why each ledger that is left cannot move before somebody helps, where that holds for all of them."""
+    """Why each ledger that is left cannot move before somebody helps, where that holds for all of
+    them."""
 
     @property
     def ledgers_left(self) -> int | None:
@@ -58,7 +59,8 @@ class Drains:
         return all(b in self.progress and self.progress[b].is_drained for b in bookies)
 
     def are_drained_or_in_doubt(self, bookies: Sequence[BookieId]) -> bool:
-        """Whether nothing is left to move that anybody knows of: ledgers that cannot be read, at most."""
+        """Whether nothing is left to move that anybody knows of: ledgers that cannot be read, at
+        most."""
         return all(
             b in self.progress and (self.progress[b].is_drained or self.progress[b].is_in_doubt)
             for b in bookies
@@ -102,7 +104,8 @@ async def read_drains(cluster: Visit) -> Drains:
 async def order_drains(
     cluster: Visit, bookies: Sequence[BookieId], *, may_fence: bool | None, clock: Clock
 ) -> None:
-    """One that is being drained already goes on, under the new terms. ``may_fence``: None: as it stands.
+    """One that is being drained already goes on, under the new terms. ``may_fence``: None: as it
+    stands.
 
     Raises ConflictError, and CorruptionError where a later release's order stands.
     """
@@ -146,9 +149,11 @@ async def wait_drained(
     show: Show,
     clock: Clock,
 ) -> Drains:
-    """Until no ledger that can be read names any of them, an order is taken back, or none that is left can move.
+    """Until no ledger that can be read names any of them, an order is taken back, or none that is
+    left can move.
 
-    ``tell``: of what keeps nodes from the work, now and whenever it changes. Returns the drains as they are then: one may still be in doubt, or ``stuck``.
+    ``tell``: of what keeps nodes from the work, now and whenever it changes. Returns the drains as
+    they are then: one may still be in doubt, or ``stuck``.
     """
     left, roll_call = _LeftLedgers(cluster, clock), _RollCall(cluster, tell, clock)
     while True:
@@ -215,8 +220,8 @@ class _LeftLedgers:
         return reasons
 
     async def _marked(self, drains: Drains) -> set[int]:
-        """Those marked for the bookies that name them still, or whose marks cannot be read; none while others are not
-        marked yet."""
+        """Those marked for the bookies that name them still, or whose marks cannot be read; none
+        while others are not marked yet."""
         marks = await marks_of(self._cluster, await listed(self._cluster))
         named = {
             bookie: {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
@@ -227,7 +232,8 @@ class _LeftLedgers:
         marked = set().union(*named.values())
         if all(len(named[b]) == progress.ledgers_left for b, progress in drains.progress.items()):
             return marked
-        # What has left them may wait on, for copies on others that are under maintenance: that is nothing to wait for.
+        # What has left them may wait on, for copies on others that are under maintenance: that is
+        # nothing to wait for.
         noted = marked & await WaitingNotes(self._cluster.store, self._cluster.ur).ledger_ids()
         still = await still_naming(self._cluster, sorted(noted), drains.progress)
         return marked - (noted - set(still))

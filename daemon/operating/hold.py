@@ -1,4 +1,5 @@
-"""The safety hold as operators see and order it: no further ledger is marked for lost bookies, nothing fenced."""
+"""The safety hold as operators see and order it: no further ledger is marked for lost bookies,
+nothing fenced."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +19,8 @@ BOOKIES_SHOWN_MAX = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldState:
-    """``hold``: the one that stands now; None when nothing is held. ``away``: set up, not registered, and
-    neither under maintenance nor draining; ``excused``: one of both."""
+    """``hold``: the one that stands now; None when nothing is held. ``away``: set up, not
+    registered, and neither under maintenance nor draining; ``excused``: one of both."""
 
     hold: HoldOrder | None
     away: tuple[BookieId, ...]
@@ -27,7 +28,8 @@ class HoldState:
     """Of those that are there and those that are away, for whatever reason."""
     excused: tuple[BookieId, ...] = ()
     unreadable: str = ""
-    """The path of an order that stands there and cannot be read: ``hold`` is what it is taken for."""
+    """The path of an order that stands there and cannot be read: ``hold`` is what it is taken
+    for."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,7 +74,8 @@ def hold_record(hold: HoldOrder) -> dict[str, Any]:
 def hold_text(
     hold: HoldOrder, *, now_ms: int, marked_count: int = 0, are_back: bool = False
 ) -> str:
-    """``marked_count``: ledgers that are marked, and that somebody works on; 0 too where nobody knows.
+    """``marked_count``: ledgers that are marked, and that somebody works on; 0 too where nobody
+    knows.
 
     ``are_back``: none of its bookies is away any more, and a leader of ours is there to end it.
     """
@@ -143,7 +146,8 @@ async def begin_hold(
 
 
 async def end_hold(cluster: Visit, away: Collection[BookieId], *, clock: Clock) -> bool:
-    """These bookies are lost: it binds for them. False when nothing was held. Raises ConflictError."""
+    """These bookies are lost: it binds for them. False when nothing was held. Raises
+    ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
     standing = await book.standing(place)
     if standing is None or standing.order is None:

@@ -27,7 +27,8 @@ class _ShowingGroup(click.Group):
 
 @click.group(cls=_ShowingGroup)
 def hold() -> None:
-    """The safety hold: no further ledger is marked for lost bookies, and nothing is fenced, by any node.
+    """The safety hold: no further ledger is marked for lost bookies, and nothing is fenced, by any
+    node.
 
     \b
       bookmender hold                               whether one stands, and why
@@ -35,9 +36,9 @@ def hold() -> None:
       bookmender hold end                           ends it, unless bookies are away: then it shows them
       bookmender hold end --yes                     ends it in any case: those are lost
 
-    The leader begins one by itself when so many bookies go at once that it is hardly they who failed
-    (section [hold] of the settings). What was marked before is repaired meanwhile, but for ledgers that
-    would have to be fenced.
+    The leader begins one by itself when so many bookies go at once that it is hardly they who
+    failed (section [hold] of the settings). What was marked before is repaired meanwhile, but for
+    ledgers that would have to be fenced.
 
     \b
     It ends
@@ -45,14 +46,14 @@ def hold() -> None:
       in time       after hold.lasts_s; an operator's after --for, if that was given
       by itself     soon after enough of its bookies are back; not an operator's
 
-    Whoever is away at its end is lost, at once if the recovery delay is over by then: their ledgers are
-    marked and copied elsewhere, open ones fenced. So bring bookies back first. For those that come later,
-    bookmender bookie maintenance ID --for 2h says that they are away on purpose.
+    Whoever is away at its end is lost, at once if the recovery delay is over by then: their ledgers
+    are marked and copied elsewhere, open ones fenced. So bring bookies back first. For those that
+    come later, bookmender bookie maintenance ID --for 2h says that they are away on purpose.
 
-    With the default recovery delay of 0 the first bookies of a wave are marked before the others are gone.
-    One of some seconds, longer than ZooKeeper's session time-outs lie apart (30 s, say), lets the hold see
-    a wave before the first mark: the znode lostBookieRecoveryDelay, or in a new cluster
-    auditor.lost_bookie_recovery_delay_s.
+    With the default recovery delay of 0 the first bookies of a wave are marked before the others
+    are gone. One of some seconds, longer than ZooKeeper's session time-outs lie apart (30 s, say),
+    lets the hold see a wave before the first mark: the znode lostBookieRecoveryDelay, or in a new
+    cluster auditor.lost_bookie_recovery_delay_s.
     """
 
 
@@ -60,7 +61,8 @@ def hold() -> None:
 @config_option
 @output_option
 def show(config: Path | None, output: str) -> None:
-    """Whether a hold stands, since when and why. Exits 1 if so, 0 if not. One that cannot be read stands."""
+    """Whether a hold stands, since when and why. Exits 1 if so, 0 if not. One that cannot be read
+    stands."""
     state = run_visit(config, lambda cluster: _read(cluster, SystemClock()))
     _print(state, output)
     sys.exit(0 if state.hold is None else EXIT_FAILED)
@@ -74,8 +76,8 @@ def show(config: Path | None, output: str) -> None:
 def begin(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
     """Hold everything from now on, whatever the bookies do. It takes the place of one that stands.
 
-    Without --for until it is ended by hand. Bookies that are still away at its own end are lost then,
-    unless they are so many that the leader holds on their account.
+    Without --for until it is ended by hand. Bookies that are still away at its own end are lost
+    then, unless they are so many that the leader holds on their account.
     """
 
     async def act(cluster: Visit) -> HoldState:
@@ -96,7 +98,8 @@ def end(config: Path | None, output: str, yes: bool) -> None:
     """End the hold: whoever is away now is lost, once the recovery delay is over.
 
     Their ledgers are marked and copied elsewhere, and open ones fenced. Nothing holds again on
-    their account until they were back; a further wave of others does. That nothing is held is no error.
+    their account until they were back; a further wave of others does. That nothing is held is no
+    error.
 
     Exits 1 when bookies are away and --yes was not given: nothing was changed then.
     """

@@ -21,7 +21,8 @@ from replication.cluster.orders import IdentitiesOrder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identities:
-    """``cookies``: the czxid of each bookie's cookie; ``trusted``: of those that the order names, as they were then."""
+    """``cookies``: the czxid of each bookie's cookie; ``trusted``: of those that the order names,
+    as they were then."""
 
     cookies: Mapping[BookieId, int]
     trusted: Mapping[BookieId, int]
@@ -66,11 +67,13 @@ def trust_identities(
 ) -> None:
     """Trust bookies although their cookies are younger than ledgers.
 
-    A cookie that is younger than a ledger says that its bookie may have been wiped since: its "no such
-    entry" proves nothing. After an import of ZooKeeper that creates znodes again, or a change of bookie
-    ids, that is wrong. The order names the present cookies: a bookie that is wiped later is noticed.
+    A cookie that is younger than a ledger says that its bookie may have been wiped since: its "no
+    such entry" proves nothing. After an import of ZooKeeper that creates znodes again, or a change
+    of bookie ids, that is wrong. The order names the present cookies: a bookie that is wiped later
+    is noticed.
 
-    Give it only if no disk was wiped. A wiped bookie that is trusted can make a recovery cut off entries.
+    Give it only if no disk was wiped. A wiped bookie that is trusted can make a recovery cut off
+    entries.
 
     Exit codes: 0 done, or shown. 1 nothing was changed, because --yes is missing. 2 unknown bookie.
     """
@@ -103,7 +106,8 @@ async def read_identities(cluster: Visit, *, has_changed: bool = False) -> Ident
 
 
 async def give_trust(cluster: Visit, bookies: Sequence[BookieId] | None) -> None:
-    """Trust the present cookies of these bookies, None: of all, beside those of an order that stands.
+    """Trust the present cookies of these bookies, None: of all, beside those of an order that
+    stands.
 
     Raises ConflictError.
     """

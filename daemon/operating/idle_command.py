@@ -42,11 +42,12 @@ NEVER_CHECKED = "no check has looked for them yet: bookmender check run idle-ope
 def idle(idle_s: int | None, config: Path | None, output: str) -> None:
     """Open ledgers that nobody seems to write any more, the longest idle first.
 
-    As the leader's periodic check idle-open last saw them: their bookies' last entry has not changed since,
-    nor was their metadata written. Nothing closes them but bookmender ledger close, or a client.
+    As the leader's periodic check idle-open last saw them: their bookies' last entry has not
+    changed since, nor was their metadata written. Nothing closes them but bookmender ledger close,
+    or a client.
 
-    Exits 0 when there are none, 1 when there are some, 3 when it could not tell: also before that check has
-    run (as JSON checked_ms is null then).
+    Exits 0 when there are none, 1 when there are some, 3 when it could not tell: also before that
+    check has run (as JSON checked_ms is null then).
     """
 
     async def look(cluster: Visit) -> IdleLedgers:
@@ -115,23 +116,28 @@ def close(
       bookmender ledger close 17          what is known of it, and what speaks against it
       bookmender ledger close 17 --yes    close it
 
-    Its bookies are fenced: a writer that is alive is locked out for good, and his next write fails. So it is
-    refused, unless forced, where the ledger got an entry lately or nobody knows (see bookmender ledger idle);
-    and, forced or not, while a hold stands (see bookmender hold). Nothing that was acknowledged is lost.
+    Its bookies are fenced: a writer that is alive is locked out for good, and his next write fails.
+    So it is refused, unless forced, where the ledger got an entry lately or nobody knows (see
+    bookmender ledger idle); and, forced or not, while a hold stands (see bookmender hold). Nothing
+    that was acknowledged is lost.
 
-    Where so many of its bookies are silent that nobody can know where it ends, or that nobody takes its last entries,
-    nothing closes it: that is refused before anything is fenced, and it is said which have to be started first. Where too many of them were wiped, its end
-    cannot be proven. If they will never have more to say, --accept-loss closes it after the last entry that is there:
-    what only they had is lost in any case. It also gives up its last entries from the first one on of which only
-    damaged copies are left; which these are is shown before, and kept for ledger show.
+    Where so many of its bookies are silent that nobody can know where it ends, or that nobody takes
+    its last entries, nothing closes it: that is refused before anything is fenced, and it is said
+    which have to be started first. Where too many of them were wiped, its end cannot be proven. If
+    they will never have more to say, --accept-loss closes it after the last entry that is there:
+    what only they had is lost in any case. It also gives up its last entries from the first one on
+    of which only damaged copies are left; which these are is shown before, and kept for ledger
+    show.
 
-    The ledger's lock is taken for it, and the writes are recorded on this host: run it as the daemon's user, with
-    its settings. A node that has the ledger is waited for: some seconds, and until the open-ledger grace is over
-    for which it leaves it to its writer, if that is within a minute.
+    The ledger's lock is taken for it, and the writes are recorded on this host: run it as the
+    daemon's user, with its settings. A node that has the ledger is waited for: some seconds, and
+    until the open-ledger grace is over for which it leaves it to its writer, if that is within a
+    minute.
 
-    Exits 0 when it is done, or the ledger is closed already; 1 when it is refused, or there is no such ledger, or its
-    metadata cannot be read; 3 when bookies failed in the midst of it, or somebody else works on it: then it can be
-    tried again. Where it is only shown: 0 when --yes would close it, 1 when that would be refused.
+    Exits 0 when it is done, or the ledger is closed already; 1 when it is refused, or there is no
+    such ledger, or its metadata cannot be read; 3 when bookies failed in the midst of it, or
+    somebody else works on it: then it can be tried again. Where it is only shown: 0 when --yes
+    would close it, 1 when that would be refused.
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)

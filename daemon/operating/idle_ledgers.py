@@ -17,7 +17,8 @@ READS_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleLedger:
-    """``idle_s``: at least so long. ``last_entry_id``: -1: it has none. ``bookies``: of its last segment."""
+    """``idle_s``: at least so long. ``last_entry_id``: -1: it has none. ``bookies``: of its last
+    segment."""
 
     ledger_id: int
     state: LedgerState
@@ -28,7 +29,8 @@ class IdleLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleLedgers:
-    """The longest idle first. ``checked_ms``: when the check that tells of them was last over; None: never."""
+    """The longest idle first. ``checked_ms``: when the check that tells of them was last over;
+    None: never."""
 
     ledgers: tuple[IdleLedger, ...]
     checked_ms: int | None

@@ -1,4 +1,5 @@
-"""Java's AutoRecovery as the leader: orders that are ours alone it does not know, and acts as if there were none."""
+"""Java's AutoRecovery as the leader: orders that are ours alone it does not know, and acts as if
+there were none."""
 
 from auditor.election import current_leader
 from daemon.operating.progress import printable
@@ -10,7 +11,8 @@ UNREADABLE_VOTE = "its vote cannot be read"
 
 
 async def java_leader(cluster: Visit) -> str | None:
-    """What the leader calls itself where it is none of our nodes; None where nobody leads, or one of ours does."""
+    """What the leader calls itself where it is none of our nodes; None where nobody leads, or one
+    of ours does."""
     leader = await current_leader(cluster.store, cluster.ur)
     if leader is None:
         return None
@@ -19,7 +21,8 @@ async def java_leader(cluster: Visit) -> str | None:
 
 
 def disregards(leader: str, orders: str) -> str:
-    """That it marks all the same, for people. ``orders``: which ones it does not know, as in ``holds``."""
+    """That it marks all the same, for people. ``orders``: which ones it does not know, as in
+    ``holds``."""
     return (
         f"the leader is Java's AutoRecovery ({printable(leader)}), which knows no {orders} and marks whatever is "
         "lost: bookmender disable stops that, too"

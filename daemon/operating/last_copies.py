@@ -1,7 +1,7 @@
 """What a bookie that goes away, too, leaves without any copy: before its maintenance window begins.
 
-A look at all metadata, for some seconds at most: of very many ledgers it sees the first only, and says so. Once
-it is away the leader counts them all (``auditor.copyless``), and ``status`` tells.
+A look at all metadata, for some seconds at most: of very many ledgers it sees the first only, and
+says so. Once it is away the leader counts them all (``auditor.copyless``), and ``status`` tells.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,8 +26,9 @@ BOOKIES_SHOWN_MAX = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftWithout:
-    """``count``: ledgers that ``bookie`` holds copies of, with entries whose every copy is on it and ``others``,
-    which are away or may be. ``looked_at``: how many were read; ``is_whole``: all that could be."""
+    """``count``: ledgers that ``bookie`` holds copies of, with entries whose every copy is on it
+    and ``others``, which are away or may be. ``looked_at``: how many were read; ``is_whole``: all
+    that could be."""
 
     bookie: BookieId
     others: tuple[BookieId, ...]
@@ -65,7 +66,8 @@ class LeftWithout:
 
 
 async def left_without(cluster: Visit, bookie: BookieId, *, clock: Clock) -> LeftWithout | None:
-    """None where no other bookie is away, or under maintenance and so may be. Raises UnavailableError."""
+    """None where no other bookie is away, or under maintenance and so may be. Raises
+    UnavailableError."""
     others = await _others(cluster, bookie, clock=clock)
     if not others:
         return None
@@ -89,10 +91,12 @@ async def left_without(cluster: Visit, bookie: BookieId, *, clock: Clock) -> Lef
 
 
 async def _others(cluster: Visit, bookie: BookieId, *, clock: Clock) -> tuple[BookieId, ...]:
-    """Without those that are known to be named by no ledger: nobody may have come to decommission them."""
+    """Without those that are known to be named by no ledger: nobody may have come to decommission
+    them."""
     windows = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms()).maintenance
     available = (await registered_bookies(cluster)).available
-    # The leader tells of bookies without a cookie, too: of one that died, and is about to be set up anew.
+    # The leader tells of bookies without a cookie, too: of one that died, and is about to be set up
+    # anew.
     named = (await read_absences(cluster.store, cluster.ur)).named(now_ms=clock.wall_ms())
     gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
     others = sorted((gone | windows.keys()) - {bookie})

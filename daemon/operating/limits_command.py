@@ -59,10 +59,10 @@ def limits(
 ) -> None:
     """What each node may cost. Set here, it holds for all nodes at once, over their settings.
 
-    Only what is given changes; without any option they are shown. Every number is a node's own: with
-    ten nodes, ten times as much is copied. What no order says is shown as this host's settings have
-    it; other nodes' may differ. An order that cannot be read leaves in force what was before, or a node's
-    settings if it started since: exit code 1.
+    Only what is given changes; without any option they are shown. Every number is a node's own:
+    with ten nodes, ten times as much is copied. What no order says is shown as this host's settings
+    have it; other nodes' may differ. An order that cannot be read leaves in force what was before,
+    or a node's settings if it started since: exit code 1.
     """
     if full_speed and gentle:
         raise click.UsageError("--full-speed or --gentle: one of them")

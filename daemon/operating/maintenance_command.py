@@ -55,17 +55,18 @@ def maintenance(
     end: bool,
     yes: bool,
 ) -> None:
-    """Let a bookie be away on purpose, for a while: nothing of it is marked or copied before the end.
+    """Let a bookie be away on purpose, for a while: nothing of it is marked or copied before the
+    end.
 
-    Nor is it a target for copies, and open ledgers on it are not fenced. A second --for replaces the
-    first. The window stays when the bookie is back, as it may go again: --end ends it. If it is still
-    away at the end, the recovery delay begins then (where there is none it is lost at once), and after that its
-    ledgers are marked, and copied to others. Without --for or --end: the windows that stand;
-    exits 1 when the order of one cannot be read.
+    Nor is it a target for copies, and open ledgers on it are not fenced. A second --for replaces
+    the first. The window stays when the bookie is back, as it may go again: --end ends it. If it is
+    still away at the end, the recovery delay begins then (where there is none it is lost at once),
+    and after that its ledgers are marked, and copied to others. Without --for or --end: the windows
+    that stand; exits 1 when the order of one cannot be read.
 
-    While others are away, or under maintenance, it looks first (for 15 s at most) whether ledgers would have entries
-    without any copy that is there: nobody could read these meanwhile. If so, or if it cannot tell, nothing is
-    changed without --yes: it exits 1, and says how many it saw.
+    While others are away, or under maintenance, it looks first (for 15 s at most) whether ledgers
+    would have entries without any copy that is there: nobody could read these meanwhile. If so, or
+    if it cannot tell, nothing is changed without --yes: it exits 1, and says how many it saw.
     """
     if end and duration_s is not None:
         raise click.UsageError("--for begins a window, and --end ends it: one of them")
@@ -242,8 +243,8 @@ async def end_concerns(cluster: Visit, bookie: BookieId, *, clock: Clock) -> lis
 def lost_at_end_text(
     bookie: BookieId, *, delay_s: int, named_count: int | None, unmarked_until: str
 ) -> str:
-    """``named_count``: ledgers that name it; None where nobody counts. ``unmarked_until``: what has to come before
-    any is marked; empty where nothing has."""
+    """``named_count``: ledgers that name it; None where nobody counts. ``unmarked_until``: what has
+    to come before any is marked; empty where nothing has."""
     when = f"in {duration_text(delay_s)}, unless it is back by then" if delay_s else "from now on"
     if named_count is None:
         whose = "its ledgers are"

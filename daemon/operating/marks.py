@@ -25,7 +25,8 @@ async def marks_of(cluster: Visit, ledger_ids: Collection[int]) -> list[MarkedLe
 
 
 async def marked_since(cluster: Visit, ledger_ids: Collection[int]) -> dict[int, int]:
-    """When the mark of each was made (czxid), of those that are marked: of both as in ``QueuedLedger.czxid``."""
+    """When the mark of each was made (czxid), of those that are marked: of both as in
+    ``QueuedLedger.czxid``."""
     czxids: dict[int, int] = {}
     for marked in await marks_of(cluster, ledger_ids):  # the shared ones first
         czxids.setdefault(marked.ledger_id, marked.czxid)
@@ -33,8 +34,9 @@ async def marked_since(cluster: Visit, ledger_ids: Collection[int]) -> dict[int,
 
 
 async def current_notes(cluster: Visit, notes: Sequence[WaitingNote]) -> list[WaitingNote]:
-    """Without those of marks that are gone, which tell nothing of the ones that stand there now; and without the
-    graces that nobody waits out any more: with the ledger's lock they go, and who takes it next waits anew."""
+    """Without those of marks that are gone, which tell nothing of the ones that stand there now;
+    and without the graces that nobody waits out any more: with the ledger's lock they go, and who
+    takes it next waits anew."""
     czxids = await marked_since(cluster, [note.ledger_id for note in notes])
     current = [note for note in notes if not note.is_older_than(czxids.get(note.ledger_id, 0))]
     in_grace = [note.ledger_id for note in current if note.grace_until_ms]

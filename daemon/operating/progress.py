@@ -1,4 +1,5 @@
-"""How far a long command is: a line on standard error, with the time that is left by what was seen."""
+"""How far a long command is: a line on standard error, with the time that is left by what was
+seen."""
 
 import sys
 import time
@@ -28,7 +29,8 @@ class Eta:
     def remaining_s(self, left: int, *, now_s: float, waiting: int = 0) -> float | None:
         """Take note of what is left now; None while nobody can tell. ``waiting``: what of it waits.
 
-        While all of it does, no speed says when that is over; and that time says nothing of the speed afterwards.
+        While all of it does, no speed says when that is over; and that time says nothing of the
+        speed afterwards.
         """
         if left and waiting >= left:
             self._seen.clear()
@@ -51,8 +53,8 @@ class Eta:
 
 
 class Show(Protocol):
-    """Told how much is left, now and then. ``waiting``: what of it waits for something. ``beside``: what else a
-    reader should know, if anything."""
+    """Told how much is left, now and then. ``waiting``: what of it waits for something. ``beside``:
+    what else a reader should know, if anything."""
 
     def __call__(self, left: int, *, waiting: int = 0, beside: str = "") -> None: ...
 

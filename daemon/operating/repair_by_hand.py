@@ -1,8 +1,9 @@
-"""Repairing ledgers from a command: in this process, with the locks and the engine that daemons have.
+"""Repairing ledgers from a command: in this process, with the locks and the engine that daemons
+have.
 
-The ledgers are marked in our own queue first. So nodes that run help, a crash or Ctrl-C leaves the rest
-to them, and the lock keeps bookies' garbage collectors and Java's workers off (G16: Java's own tool
-takes none).
+The ledgers are marked in our own queue first. So nodes that run help, a crash or Ctrl-C leaves the
+rest to them, and the lock keeps bookies' garbage collectors and Java's workers off (G16: Java's own
+tool takes none).
 """
 
 import asyncio
@@ -40,12 +41,13 @@ POLLED_LEDGERS_PER_S = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedByHand:
-    """``waiting``: those that are left, each of which waits for help, for its writer to close it, or for a safety hold
-    or a maintenance window to end; empty when all is done.
+    """``waiting``: those that are left, each of which waits for help, for its writer to close it,
+    or for a safety hold or a maintenance window to end; empty when all is done.
 
-    ``ledger_count``: of those that there was something to do for. ``failed``: why there was nothing for
-    others, by id: no such ledger, or metadata or a mark that cannot be read. ``unproven``: those that have all
-    their copies, but an end that could not be proven, so that an operator has to close them.
+    ``ledger_count``: of those that there was something to do for. ``failed``: why there was nothing
+    for others, by id: no such ledger, or metadata or a mark that cannot be read. ``unproven``:
+    those that have all their copies, but an end that could not be proven, so that an operator has
+    to close them.
     """
 
     ledger_count: int
@@ -65,7 +67,8 @@ class Found:
 async def find_ledgers(
     cluster: Visit, ledger_ids: Collection[int], bookie: BookieId | None
 ) -> Found:
-    """These, and then all that name the bookie, the most endangered first. Raises UnavailableError."""
+    """These, and then all that name the bookie, the most endangered first. Raises
+    UnavailableError."""
     named: dict[int, Endangered] = {}
     failed: dict[int, str] = {}
     for ledger_id in ledger_ids:
@@ -85,7 +88,8 @@ async def find_ledgers(
 async def repair_by_hand(
     settings: Settings, journal: MetadataJournal, ledgers: Sequence[Endangered], *, show: Show
 ) -> RepairedByHand:
-    """Mark them, and work on them until no mark is left or each that is left waits, as ``RepairedByHand`` says."""
+    """Mark them, and work on them until no mark is left or each that is left waits, as
+    ``RepairedByHand`` says."""
     ledger_ids = [ledger.ledger_id for ledger in ledgers]
 
     def queue(session: Session, batcher: Batcher) -> GivenLedgers:
@@ -147,7 +151,8 @@ async def mark_for_repair(
 
 
 async def shut_away(store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> dict[int, str]:
-    """Why, of those whose marks in our queue ACLs keep from us: they stand, and no worker takes them."""
+    """Why, of those whose marks in our queue ACLs keep from us: they stand, and no worker takes
+    them."""
     return {
         marked.ledger_id: f"its mark cannot be read: {marked.refusal}"
         for marked in await read_marks(store, own_path(ur), ledger_ids)
@@ -169,8 +174,8 @@ async def wait_done(
 ) -> tuple[WaitingNote, ...]:
     """Until none is marked (empty), or all that are wait for more than time to pass (their notes).
 
-    A hold or a maintenance window may last for hours, a writer write for days, and an operator ends it: it is told and
-    not waited out. The grace of a writer is.
+    A hold or a maintenance window may last for hours, a writer write for days, and an operator ends
+    it: it is told and not waited out. The grace of a writer is.
     """
     left = sorted(ledger_ids)
     while left := await _still_marked(store, ur, left):
@@ -203,8 +208,8 @@ def waits_text(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
 
 
 def _is_in_vain(note: WaitingNote) -> bool:
-    """Whether to wait for its next try is. A first one that could not prove an end gave what is left its copies
-    again, and they may be all that the ledger missed."""
+    """Whether to wait for its next try is. A first one that could not prove an end gave what is
+    left its copies again, and they may be all that the ledger missed."""
     if note.reason is Reason.END_UNPROVEN:
         return note.tries > 1
     return note.reason.needs_help or note.reason in _ENDED_BY_OTHERS

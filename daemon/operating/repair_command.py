@@ -54,20 +54,23 @@ def repair(
 ) -> None:
     """Check ledgers copy by copy and repair what they lack, here and now.
 
-    Of each copy its first and last entry are asked for (replication.checked_share: some of the others, too), and
-    every entry where a check or fsck found the copy bad; bookmender fsck run --level full reads all.
+    Of each copy its first and last entry are asked for (replication.checked_share: some of the
+    others, too), and every entry where a check or fsck found the copy bad; bookmender fsck run
+    --level full reads all.
 
     They are marked in a queue that only bookmender's nodes see, and worked on by this very process,
-    under the locks that all use; nodes that run take their part. It needs no daemon, and goes on while
-    auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
+    under the locks that all use; nodes that run take their part. It needs no daemon, and goes on
+    while auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
 
     An open ledger whose end misses a bookie is left to its writer for the open-ledger grace
-    (replication.open_ledger_grace_s), which is waited for, and then closed. One that merely lacks copies at its end
-    waits until it is closed, by its writer or bookmender ledger close: that is told, and not waited for.
+    (replication.open_ledger_grace_s), which is waited for, and then closed. One that merely lacks
+    copies at its end waits until it is closed, by its writer or bookmender ledger close: that is
+    told, and not waited for.
 
-    Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help, for their writers, or
-    for a safety hold or a maintenance window to end, have an end that cannot be proven, are not there or cannot be read,
-    which keeps none of the others from being repaired; 3 when it could not tell.
+    Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help,
+    for their writers, or for a safety hold or a maintenance window to end, have an end that cannot
+    be proven, are not there or cannot be read, which keeps none of the others from being repaired;
+    3 when it could not tell.
     """
     if not ledger_ids and bookie is None:
         raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")

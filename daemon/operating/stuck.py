@@ -1,9 +1,9 @@
 """Ledgers that a command waits for and that will not move before somebody helps: which, and why.
 
-A note says what was in the way at the last try, and may be older than the help that came. So it counts only
-once a try that is due soon has been made, too; and all of them have to be in that case, for a while. One of an
-earlier mark does not count. Java's
-workers leave no notes: where only they are at work, it is said that nobody says why.
+A note says what was in the way at the last try, and may be older than the help that came. So it
+counts only once a try that is due soon has been made, too; and all of them have to be in that case,
+for a while. One of an earlier mark does not count. Java's workers leave no notes: where only they
+are at work, it is said that nobody says why.
 """
 
 from collections.abc import Collection, Sequence
@@ -26,15 +26,18 @@ from replication.waiting.notes import WaitingNote, WaitingNotes
 STUCK_S = 60.0
 """All that is left has waited for help so long: nodes try again within that when a bookie comes."""
 SOON_S = 400.0
-"""A next try that is not farther off is waited for: by their default settings nodes try most ledgers again
-within six minutes. What has failed so often, or so, that it is tried seldomer is taken for what its note says."""
+"""A next try that is not farther off is waited for: by their default settings nodes try most
+ledgers again within six minutes. What has failed so often, or so, that it is tried seldomer is
+taken for what its note says."""
 UNEXPLAINED_S = 120.0
-"""Nothing of what is left has moved for so long: it is said where nobody of ours is at work who could say why."""
+"""Nothing of what is left has moved for so long: it is said where nobody of ours is at work who
+could say why."""
 SHOWN_MAX = 20
 WAITS_READ_MAX = 50
 """Of those that wait: as a rule for the same reason, and they are looked at again and again."""
 MARKS_READ_AT_ONCE = 50
-"""Of ledgers without a note: as a rule the first of them moves, and says that the others need not be read."""
+"""Of ledgers without a note: as a rule the first of them moves, and says that the others need not
+be read."""
 
 
 class StuckLedgers:
@@ -54,7 +57,8 @@ class StuckLedgers:
         """Those of which it was said that nobody says why."""
 
     async def look(self, ledger_ids: Collection[int]) -> list[str]:
-        """Why each of these, which are all that is left, cannot move, once that is certain; else empty."""
+        """Why each of these, which are all that is left, cannot move, once that is certain; else
+        empty."""
         now_s, left = self._clock.now_s(), frozenset(ledger_ids)
         told = await self._told(sorted(left))
         if len(told) < len(left):
@@ -68,8 +72,8 @@ class StuckLedgers:
         return []
 
     async def unexplained(self, ledger_ids: Collection[int]) -> str:
-        """That these, which are all that is left, do not move, and nobody is there to say why; empty where they may
-        well, or that was said of them before."""
+        """That these, which are all that is left, do not move, and nobody is there to say why;
+        empty where they may well, or that was said of them before."""
         now_s, left = self._clock.now_s(), frozenset(ledger_ids)
         if self._still is None or self._still[1] != left:
             self._still = now_s, left
@@ -105,7 +109,8 @@ class StuckLedgers:
         return told if (await listed(self._cluster)).issuperset(ledger_ids) else {}
 
     async def _are_any_old(self) -> bool:
-        """Whether a note is of a mark that is gone: of the one that stands now nobody has said anything."""
+        """Whether a note is of a mark that is gone: of the one that stands now nobody has said
+        anything."""
         czxids = await marked_since(self._cluster, [note.ledger_id for note in self._seen_last])
         return any(note.is_older_than(czxids.get(note.ledger_id, 0)) for note in self._seen_last)
 
@@ -146,9 +151,9 @@ def shown(reasons: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """``count``: of ledgers that wait, ``looked_at`` of them to see why; ``for_windows``: of those, the ones that wait
-    for a maintenance window to end, of which the first is tried again at ``next_try_ms`` (wall clock); ``for_writers``:
-    likewise, for their writers to close them."""
+    """``count``: of ledgers that wait, ``looked_at`` of them to see why; ``for_windows``: of those,
+    the ones that wait for a maintenance window to end, of which the first is tried again at
+    ``next_try_ms`` (wall clock); ``for_writers``: likewise, for their writers to close them."""
 
     count: int
     looked_at: int = 0
@@ -165,7 +170,8 @@ async def still_naming(
 ) -> list[int]:
     """Those of the ledgers that name any of these still, or may. One that is gone does not.
 
-    A mark for a bookie may outlast that: where its ledger misses copies on another, which is under maintenance.
+    A mark for a bookie may outlast that: where its ledger misses copies on another, which is under
+    maintenance.
     """
 
     async def names(ledger_id: int) -> bool:
@@ -218,10 +224,12 @@ def waiting_text(waits: Waits, *, left: int, now_ms: int) -> str:
 
 
 def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, now_ms: int) -> bool:
-    """Whether to wait for its next try is in vain. ``first``: the note that we saw of the ledger first.
+    """Whether to wait for its next try is in vain. ``first``: the note that we saw of the ledger
+    first.
 
-    What stands there since before we looked may be over: a disk has room again, an ACL was opened. A try that
-    was due is waited for only while it goes on (``is_at_hand``): else no node is there to make it.
+    What stands there since before we looked may be over: a disk has room again, an ACL was opened.
+    A try that was due is waited for only while it goes on (``is_at_hand``): else no node is there
+    to make it.
     """
     if not note.reason.needs_help:
         return False
@@ -232,7 +240,8 @@ def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, n
 
 
 def _without_times(note: WaitingNote) -> WaitingNote:
-    """What a try that failed changes of it; that the next one waits for its grace is nothing new."""
+    """What a try that failed changes of it; that the next one waits for its grace is nothing
+    new."""
     return replace(note, next_try_ms=0, grace_until_ms=0)
 
 

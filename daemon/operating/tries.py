@@ -1,7 +1,8 @@
-"""Having a marked ledger tried at once, when its world has changed in a way that no node sees by itself.
+"""Having a marked ledger tried at once, when its world has changed in a way that no node sees by
+itself.
 
-What it waits for stands in its note, and in what each node remembers of it. So the note binds nobody any more, and an
-order that all nodes follow tells them to forget it.
+What it waits for stands in its note, and in what each node remembers of it. So the note binds
+nobody any more, and an order that all nodes follow tells them to forget it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,13 +18,15 @@ from replication.queue.listing import read_marks
 from replication.waiting.notes import WaitingNotes
 
 GIVES_MAX = 10
-"""Others may order tries at the same moment; who loses so often leaves the ledger to its next try."""
+"""Others may order tries at the same moment; who loses so often leaves the ledger to its next
+try."""
 
 
 async def try_now(
     ledger_id: int, store: MetadataStore, ur: str, *, guards: Sequence[Check], clock: Clock
 ) -> None:
-    """Nothing happens to one that is not marked. ``guards``: prove that the caller holds it (rule S3).
+    """Nothing happens to one that is not marked. ``guards``: prove that the caller holds it (rule
+    S3).
 
     Raises LockLostError when they do not.
     """

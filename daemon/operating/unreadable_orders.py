@@ -1,4 +1,5 @@
-"""Orders that stand in ZooKeeper and cannot be read: a slip of somebody's hand, or a later release's.
+"""Orders that stand in ZooKeeper and cannot be read: a slip of somebody's hand, or a later
+release's.
 
 Nobody follows most of them, and nobody would know but for what is said here.
 """

@@ -1,4 +1,5 @@
-"""A visit that writes a ledger's metadata by hand: each write is recorded on this host, and proves its session."""
+"""A visit that writes a ledger's metadata by hand: each write is recorded on this host, and proves
+its session."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -19,7 +20,8 @@ from replication.journal import ClusterJournal
 class WritingVisit:
     """``manager``: journals what it writes. ``session``: proves that it is still ours (rule S3).
 
-    ``cluster_id``: whose ledgers these are, None where nobody has said. ``holder``: what its locks say.
+    ``cluster_id``: whose ledgers these are, None where nobody has said. ``holder``: what its locks
+    say.
     """
 
     cluster: Visit

@@ -177,7 +177,8 @@ def _own_queue(found: Status) -> list[str]:
 
 
 def _bookies(found: Status, *, now_ms: int) -> str:
-    """Those first that are lost for good, then those that came back empty, then those that have time left."""
+    """Those first that are lost for good, then those that came back empty, then those that have
+    time left."""
     why = _unmarked_why(found)
     text = f"bookies   {len(found.writable)} writable, {len(found.read_only)} read-only"
     text += f", {len(found.lost)} lost" if found.has_bookies else ": who is lost is not known"
@@ -225,7 +226,8 @@ def _away(bookie: BookieId, found: Status, *, now_ms: int) -> str:
 
 
 def _unmarked_why(found: Status) -> str:
-    """What keeps ledgers from being marked for a lost bookie; empty where they are to be any moment."""
+    """What keeps ledgers from being marked for a lost bookie; empty where they are to be any
+    moment."""
     if found.hold is not None:
         return "a safety hold stands"
     if found.is_disabled:
@@ -290,7 +292,8 @@ def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> 
 
 
 def _when(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
-    """What comes next of those that wait for the same reason: of a grace its end, which what failed waits for, too."""
+    """What comes next of those that wait for the same reason: of a grace its end, which what failed
+    waits for, too."""
     if all(note.grace_until_ms for note in notes):
         left_s = min(seconds_until(note.grace_until_ms, now_ms) for note in notes)
         if notes[0].reason.is_a_grace:
@@ -327,7 +330,8 @@ def _leader(found: Status) -> str:
 
 
 def _nodes(found: Status) -> str:
-    """Each half of a process once: until it expires, the session before its present one is there as well."""
+    """Each half of a process once: until it expires, the session before its present one is there as
+    well."""
     processes: dict[tuple[str, int], dict[str, None]] = {}
     for node in found.nodes:
         processes.setdefault((node.host, node.pid), {})[node.half.value] = None

@@ -41,7 +41,8 @@ from replication.waiting.world import World
 
 
 async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status:
-    """Raises UnavailableError when something could not be read whole. ``clock``: the real one, if None."""
+    """Raises UnavailableError when something could not be read whole. ``clock``: the real one, if
+    None."""
     clock = clock or SystemClock()
     store, ur = cluster.store, cluster.ur
     nodes = await live_nodes(store, ur)
@@ -118,7 +119,8 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
 async def _overtaken(
     cluster: Visit, waiting: Sequence[WaitingNote], orders: Orders, *, now_ms: int
 ) -> frozenset[int]:
-    """Of these, as workers will see it. Where no bookie is registered nothing got better (rule S8)."""
+    """Of these, as workers will see it. Where no bookie is registered nothing got better (rule
+    S8)."""
     if not waiting:
         return frozenset()
     view = ClusterView(bookies=await registered_bookies(cluster), orders=orders.at(now_ms))
@@ -128,7 +130,8 @@ async def _overtaken(
 
 
 async def _audit_as_it_is_now(cluster: Visit) -> AuditRecord | None:
-    """The last audit, without those that it could not read and that can be read by now, or are gone.
+    """The last audit, without those that it could not read and that can be read by now, or are
+    gone.
 
     Of very many only the ids that it tells of, a hundred at most, are looked at again.
     """
@@ -152,7 +155,8 @@ async def _is_unreadable(cluster: Visit, ledger_id: int) -> bool:
 
 
 async def foreign_locks(cluster: Visit, locked_ids: Sequence[int]) -> tuple[LockedLedger, ...]:
-    """Of the first ``LOCKS_READ_MAX`` locks, those known to be of no node of ours; the oldest first."""
+    """Of the first ``LOCKS_READ_MAX`` locks, those known to be of no node of ours; the oldest
+    first."""
     locks = await read_locks(cluster.store, cluster.ur, locked_ids[:LOCKS_READ_MAX])
     # After the locks: a node that joined in between is not to be taken for somebody else.
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}

@@ -1,4 +1,5 @@
-"""What the leader of ours is about, as it stands in the store: its index, who is away, a check, why marks stand."""
+"""What the leader of ours is about, as it stands in the store: its index, who is away, a check, why
+marks stand."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -51,7 +52,8 @@ class PendingLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderState:
-    """``index``: None where the leader is none of ours, or has not said yet. ``pending``: the next one first.
+    """``index``: None where the leader is none of ours, or has not said yet. ``pending``: the next
+    one first.
 
     ``by_cause``: marked ledgers by why they are; one with several causes counts for each.
     ``checks``: those under way.
@@ -63,19 +65,20 @@ class LeaderState:
     """Why ``lostBookieRecoveryDelay`` cannot be read; empty where it can, or is missing."""
     pending: tuple[PendingLoss, ...] = ()
     uncounted: frozenset[BookieId] = frozenset()
-    """Away while no leader of ours tells since when, though there is a recovery delay, or one that tells of others:
-    lost or not, nobody knows."""
+    """Away while no leader of ours tells since when, though there is a recovery delay, or one that
+    tells of others: lost or not, nobody knows."""
     by_cause: tuple[tuple[str, int], ...] = ()
     checks: tuple[CheckRow, ...] = ()
     naming: Mapping[BookieId, int] = field(default_factory=dict)
-    """How many ledgers name each bookie that is away, on purpose or not, as the leader told lately."""
+    """How many ledgers name each bookie that is away, on purpose or not, as the leader told
+    lately."""
     counted_age_s: float = 0.0
     """How long ago the leader counted that: ledgers may have been repaired since."""
     are_all_named: bool = False
     """Whether every ledger was counted for that."""
     copyless: Copyless | None = None
-    """The ledgers that have entries whose every copy is on a bookie that is away; None where nobody has counted them
-    since the last of these went or came."""
+    """The ledgers that have entries whose every copy is on a bookie that is away; None where nobody
+    has counted them since the last of these went or came."""
 
     @property
     def copyless_count(self) -> int:
@@ -116,7 +119,8 @@ class LeaderState:
 
 
 def _index_record(note: IndexNote) -> dict[str, Any]:
-    """``ledgers``, ``unreadable``: as of ``written_ms``, when it was built, or so far; not told anew later."""
+    """``ledgers``, ``unreadable``: as of ``written_ms``, when it was built, or so far; not told
+    anew later."""
     return {
         "is_complete": note.is_complete,
         "ledgers": note.ledger_count,
@@ -144,9 +148,9 @@ def lost_text(
     for_windows: int = 0,
     unmarked_why: str,
 ) -> str:
-    """``marked_count``: ledgers that are marked for it; ``for_windows``: of these, as far as it is known, those that
-    wait for the maintenance of other bookies: they mostly name this one no more, and their marks do till then.
-    ``unmarked_why``: none may be marked; empty if nobody knows.
+    """``marked_count``: ledgers that are marked for it; ``for_windows``: of these, as far as it is
+    known, those that wait for the maintenance of other bookies: they mostly name this one no more,
+    and their marks do till then. ``unmarked_why``: none may be marked; empty if nobody knows.
     """
     why = f": {unmarked_why}" if unmarked_why and not marked_count else ""
     named_count = state.naming.get(bookie)
@@ -211,8 +215,8 @@ async def gather_leader(
     marked: Sequence[MarkedLedger],
     clock: Clock,
 ) -> LeaderState:
-    """``leader_session_id``: of a leader of ours, else None. ``away``: who is to count as lost in time;
-    ``on_purpose``: who is not."""
+    """``leader_session_id``: of a leader of ours, else None. ``away``: who is to count as lost in
+    time; ``on_purpose``: who is not."""
     store, ur = cluster.store, cluster.ur
     delay = await read_delay(
         store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
@@ -261,7 +265,8 @@ async def gather_leader(
 async def losses_due_ms(
     cluster: Visit, away: Collection[BookieId], *, clock: Clock
 ) -> Mapping[BookieId, int | None]:
-    """When those that have time left will be lost, as a leader of ours counts; None where none does."""
+    """When those that have time left will be lost, as a leader of ours counts; None where none
+    does."""
     store, ur = cluster.store, cluster.ur
     leader = await current_leader(store, ur)
     ours = {node.session_id for node in await live_nodes(store, ur)}
@@ -276,7 +281,8 @@ async def losses_due_ms(
 
 
 async def is_named_by_none(cluster: Visit, bookie: BookieId, *, clock: Clock) -> bool:
-    """Whether a leader of ours knows for certain that no ledger names this bookie, which is away."""
+    """Whether a leader of ours knows for certain that no ledger names this bookie, which is
+    away."""
     leader = await current_leader(cluster.store, cluster.ur)
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
     if leader is None or leader.session_id not in ours:
@@ -320,7 +326,8 @@ def _uncounted(
 def _untold(
     absences: StoredAbsences, away: Collection[BookieId], *, delay_s: int
 ) -> frozenset[BookieId]:
-    """Whom a leader of ours has not told of yet, though it tells who is away, may have gone in an outage of ZooKeeper."""
+    """Whom a leader of ours has not told of yet, though it tells who is away, may have gone in an
+    outage of ZooKeeper."""
     if absences.seen_ms:
         return frozenset(away) - absences.since_ms.keys()
     return _uncounted(absences.since_ms, away, delay_s=delay_s)

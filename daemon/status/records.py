@@ -44,7 +44,8 @@ def note_record(note: WaitingNote) -> dict[str, Any]:
 
 
 def help_text(note: WaitingNote) -> str:
-    """Of a ledger that time alone will not help, or that its writer, a hold or a window keeps waiting, for people."""
+    """Of a ledger that time alone will not help, or that its writer, a hold or a window keeps
+    waiting, for people."""
     what = _WAITED_FOR.get(note.reason, "help")
     return printable(
         f"ledger {note.ledger_id} waits for {what}: {note.reason.value}: {note.detail}"

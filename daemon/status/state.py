@@ -48,7 +48,8 @@ VERDICTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """``by_missing``: marked ledgers per number of missing bookies. ``under_repair``: locked ones."""
+    """``by_missing``: marked ledgers per number of missing bookies. ``under_repair``: locked
+    ones."""
 
     leader: str | None
     """As it calls itself, or ``UNREADABLE_VOTE``; None when nobody stands for election."""
@@ -58,26 +59,30 @@ class Status:
     writable: tuple[BookieId, ...]
     read_only: tuple[BookieId, ...]
     lost: tuple[BookieId, ...]
-    """With a cookie, but not registered for the recovery delay, and not under maintenance; none while no
-    bookie is registered (rule S8)."""
+    """With a cookie, but not registered for the recovery delay, and not under maintenance; none
+    while no bookie is registered (rule S8)."""
     is_disabled: bool
     marked_count: int
     by_missing: tuple[tuple[int, int], ...]
     by_bookie: tuple[tuple[str, int], ...]
     under_repair: int
     waiting: tuple[WaitingNote, ...]
-    """Those whose notes can be read: all count, and ``WAITING_SHOWN_MAX`` of them are told of one by one."""
+    """Those whose notes can be read: all count, and ``WAITING_SHOWN_MAX`` of them are told of one
+    by one."""
     waiting_count: int
     away: tuple[BookieId, ...] = ()
     """Likewise, but the recovery delay is not over, as far as anybody knows (``auditing``)."""
     wiped: tuple[BookieId, ...] = ()
-    """Those that were set up anew, while there is a leader of ours, which has not seen to their ledgers yet."""
+    """Those that were set up anew, while there is a leader of ours, which has not seen to their
+    ledgers yet."""
     audit: AuditRecord | None = None
     """The last one that was completed."""
     own_marked_count: int = 0
-    """Ledgers in our own queue alone: of draining bookies, of repairs by hand, that may well be whole; and damaged."""
+    """Ledgers in our own queue alone: of draining bookies, of repairs by hand, that may well be
+    whole; and damaged."""
     own_damaged_count: int = 0
-    """Those in our own queue alone of which a check or fsck found copies missing or bad where Java's workers do not look."""
+    """Those in our own queue alone of which a check or fsck found copies missing or bad where
+    Java's workers do not look."""
     ordered: tuple[BookieRow, ...] = ()
     """The bookies that drain, or are under maintenance."""
     hold: HoldOrder | None = None
@@ -87,16 +92,18 @@ class Status:
     unreadable_orders: tuple[str, ...] = ()
     """Paths of orders that nobody can read."""
     foreign_locks: tuple[LockedLedger, ...] = ()
-    """Held by other than our nodes, oldest first: Java's workers, bookies' garbage collectors; of at
-    most ``LOCKS_READ_MAX``."""
+    """Held by other than our nodes, oldest first: Java's workers, bookies' garbage collectors; of
+    at most ``LOCKS_READ_MAX``."""
     unproven: tuple[int, ...] = ()
     """Ledgers, marked or not, whose end could not be proven."""
     fsck: Summary | None = None
     """Of its last run."""
     fsck_closer: Summary | None = None
-    """Of an earlier one that looked more closely and found something wrong, if none as close came after."""
+    """Of an earlier one that looked more closely and found something wrong, if none as close came
+    after."""
     overtaken: frozenset[int] = frozenset()
-    """Ledgers of ``waiting`` that are tried before their time: what their notes tell was before a bookie came."""
+    """Ledgers of ``waiting`` that are tried before their time: what their notes tell was before a
+    bookie came."""
     pace: CopyingPace = field(default_factory=CopyingPace)
     """Of copying, as this host's settings have it where no order says anything."""
     for_windows: tuple[tuple[str, int], ...] = ()
@@ -171,14 +178,15 @@ class Status:
 
     @property
     def may_lack_copies(self) -> bool:
-        """Whether so many bookies are away on purpose that ledgers may have entries without any copy that is there,
-        and nobody has counted these."""
+        """Whether so many bookies are away on purpose that ledgers may have entries without any
+        copy that is there, and nobody has counted these."""
         named = [row for row in self.on_purpose if not self.auditing.is_named_by_none(row.bookie)]
         return len(named) > 1 and self.auditing.copyless is None
 
     @property
     def windows_waited_for(self) -> tuple[WaitingNote, ...]:
-        """What is told of every ledger that is marked, where each waits for a maintenance window to end; else none."""
+        """What is told of every ledger that is marked, where each waits for a maintenance window to
+        end; else none."""
         notes = tuple(
             note
             for note in self.waiting
@@ -193,14 +201,15 @@ class Status:
 
     @property
     def is_indexing(self) -> bool:
-        """Whether a leader of ours may yet find ledgers that miss copies. Of Java's nothing is known."""
+        """Whether a leader of ours may yet find ledgers that miss copies. Of Java's nothing is
+        known."""
         index = self.auditing.index
         return self.leader_node is not None and (index is None or not index.is_complete)
 
     @property
     def _is_unattended(self) -> bool:
-        """Java's workers are seen by nothing but their locks, and mostly one of their auditors leads. In our own
-        queue they do not look."""
+        """Java's workers are seen by nothing but their locks, and mostly one of their auditors
+        leads. In our own queue they do not look."""
         if not self.marked_count:
             return not self.has_worker
         return not self.nodes and self.leader is None and not self.under_repair

@@ -1,4 +1,5 @@
-"""What ``bookmender status`` says of its verdict in a line: why, and what to do or think about it. Pure."""
+"""What ``bookmender status`` says of its verdict in a line: why, and what to do or think about it.
+Pure."""
 
 from collections.abc import Sequence
 
@@ -93,7 +94,8 @@ def _which(copyless: Copyless) -> str:
 
 
 def _whom_to_start(copyless: Copyless) -> str:
-    """The bookies that are enough for most of them first; of bookies each of which is enough for all, any."""
+    """The bookies that are enough for most of them first; of bookies each of which is enough for
+    all, any."""
     ordered = sorted(copyless.enough_for.items(), key=lambda each: (-each[1], each[0]))
     enough = [bookie for bookie, count in ordered if count == copyless.count]
     some = [f"{bookie} (enough for {count:,})" for bookie, count in ordered if count]
@@ -143,7 +145,8 @@ def _maintenance(found: Status, *, now_ms: int) -> str:
 
 
 def _waiting_for_windows(found: Status, *, now_ms: int) -> str:
-    """What is marked for a bookie that is lost misses copies on others, too, which are away on purpose."""
+    """What is marked for a bookie that is lost misses copies on others, too, which are away on
+    purpose."""
     notes = found.windows_waited_for
     if not notes:
         return ""
@@ -173,7 +176,8 @@ def _drains(found: Status) -> str:
 
 
 def _fsck_doubts(found: Status) -> list[str]:
-    """What fsck found changes no verdict, as it may be mended by now; but nobody is to overlook it."""
+    """What fsck found changes no verdict, as it may be mended by now; but nobody is to overlook
+    it."""
     doubts = [_doubts("the last fsck", found.fsck), _doubts("a closer fsck", found.fsck_closer)]
     return [each for each in doubts if each]
 
@@ -194,7 +198,8 @@ def _doubts(run: str, summary: Summary | None) -> str:
 
 
 def _marked(summary: Summary) -> str:
-    """What became of those that it found wrong, where none is marked now: whether they are mended no mark tells."""
+    """What became of those that it found wrong, where none is marked now: whether they are mended
+    no mark tells."""
     marked = summary.marked or 0
     unmarked = summary.wrong - marked
     rest = "bookmender fsck mark DIR says which can be mended"

@@ -1,8 +1,9 @@
 """How much one process may ask of one bookie at a time (rule S10).
 
-A 4.18.0 bookie that gets past 10,000 reads in flight, from all its clients together, answers nothing
-any more until it is restarted (apache/bookkeeper PR 4730). So the control path and the bulk path of a
-process draw on one ``ReadBudget`` per bookie: reads in flight, and the bytes that they will bring.
+A 4.18.0 bookie that gets past 10,000 reads in flight, from all its clients together, answers
+nothing any more until it is restarted (apache/bookkeeper PR 4730). So the control path and the bulk
+path of a process draw on one ``ReadBudget`` per bookie: reads in flight, and the bytes that they
+will bring.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ ASKED_BYTES_MAX = 8 * 1024 * 1024
 
 
 def reads_in_flight_max(setting: int, *, reader_count: int) -> int:
-    """The cap of one process when ``reader_count`` of them (live nodes, fsck executors) share a bookie."""
+    """The cap of one process when ``reader_count`` of them (live nodes, fsck executors) share a
+    bookie."""
     fair_share = CLUSTER_READS_IN_FLIGHT_MAX // max(1, reader_count)
     return max(1, min(setting, READS_IN_FLIGHT_CEILING, fair_share))
 
@@ -43,7 +45,8 @@ class Window:
         """What they were expected to weigh when they were taken."""
 
     def take(self, count: int, entry_bytes: int) -> int:
-        """Take the credit of up to ``count`` entries of about ``entry_bytes`` each; how many were free."""
+        """Take the credit of up to ``count`` entries of about ``entry_bytes`` each; how many were
+        free."""
         taken_count, taken_bytes = self.count + count, self.entry_bytes + count * entry_bytes
         if taken_count > self._count_max or taken_bytes > self.bytes_max:
             count = self._fitting(count, entry_bytes)
@@ -100,7 +103,8 @@ class Waiter:
 class ReadBudget(Window):
     """The reads, and the bytes they ask for, that this process may have outstanding at one bookie.
 
-    First come, first served: while anyone waits in line, nobody else takes credit. For one loop's use.
+    First come, first served: while anyone waits in line, nobody else takes credit. For one loop's
+    use.
     """
 
     __slots__ = ("_is_turn", "_waiters")
@@ -162,7 +166,8 @@ class ReadBudget(Window):
             self._admit()
 
     def wait_in_line(self, entry_bytes: int, turn: Callable[[], None]) -> Waiter:
-        """Have ``turn`` called, once, when ``entry_bytes`` are free and all who came before are served.
+        """Have ``turn`` called, once, when ``entry_bytes`` are free and all who came before are
+        served.
 
         Within that call ``take`` gives credit; what the caller does not take goes to the next.
         """

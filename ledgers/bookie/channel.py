@@ -69,7 +69,8 @@ class Channel:
         return self._connection
 
     async def connection(self) -> Connection:
-        """Raises UnavailableError; at once while the bookie is left alone, or no address is known to be its own."""
+        """Raises UnavailableError; at once while the bookie is left alone, or no address is known
+        to be its own."""
         async with self._attempt:
             await self._leave_if_elsewhere()
             if self._connection is None or self._connection.is_broken:
@@ -82,10 +83,12 @@ class Channel:
             return self._connection
 
     async def _leave_if_elsewhere(self) -> None:
-        """Close a connection to an address that is not the bookie's any more, and fail what is in flight there.
+        """Close a connection to an address that is not the bookie's any more, and fail what is in
+        flight there.
 
-        A connection may have been made to a bookie that took over the address before it was seen to register. Its
-        answers would be taken for answers of this bookie for as long as the connection lives. Raises UnavailableError.
+        A connection may have been made to a bookie that took over the address before it was seen to
+        register. Its answers would be taken for answers of this bookie for as long as the
+        connection lives. Raises UnavailableError.
         """
         try:
             address = self._locate()
@@ -115,7 +118,8 @@ class Channel:
         if self._is_closed:
             raise UnavailableError("closed by us", bookie=self._bookie)
         if self._failure is not None and self._clock.now_s() < self._retry_at_s:
-            # Alike from one such failure to the next, as notes and logs tell of it where it changes.
+            # Alike from one such failure to the next, as notes and logs tell of it where it
+            # changes.
             raise UnavailableError(
                 f"left alone, as within the last {self._settings.max_s:g} s it was not reachable: "
                 f"{_cause_text(self._failure)}",

@@ -1,9 +1,10 @@
 """Requests to real bookies: the control path of the ``Bookies`` interface.
 
-Each bookie is spoken to over up to three connections, made when needed: V3 for whatever has to be told apart (fencing,
-last entries, LACs; rule S5) and by default for all single reads and adds; V2 for these where the settings say so, and to
-add the largest entries; and V2 for batch reads alone, since a bookie before 4.17 answers the first of them by closing the
-connection. Bulk copying is ``bulk``'s; both share the read budgets.
+Each bookie is spoken to over up to three connections, made when needed: V3 for whatever has to be
+told apart (fencing, last entries, LACs; rule S5) and by default for all single reads and adds; V2
+for these where the settings say so, and to add the largest entries; and V2 for batch reads alone,
+since a bookie before 4.17 answers the first of them by closing the connection. Bulk copying is
+``bulk``'s; both share the read budgets.
 """
 
 import asyncio
@@ -38,7 +39,8 @@ from ledgers.formats.bookie_info import Resolve
 from ledgers.metadata import BookieId
 
 V3_ENTRY_BYTES_MAX = 4 * 1024 * 1024
-"""Larger ones are added over V2: in a V3 frame one that just fitted its writer's may be too long for any bookie."""
+"""Larger ones are added over V2: in a V3 frame one that just fitted its writer's may be too long
+for any bookie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +256,8 @@ class BookieClient:
 
 
 def _keyless(reply: Reply, **context: object) -> Reply:
-    """``Reply.check`` for a request without a master key: it cannot be that which the bookie refuses."""
+    """``Reply.check`` for a request without a master key: it cannot be that which the bookie
+    refuses."""
     if reply.status is Status.EUA:
         raise AuthenticationRequiredError(
             "it requires authentication (SASL), which bookmender has not", **context
@@ -271,7 +274,8 @@ def _batch(bookie: BookieId, request: ReadBatch, reply: Reply) -> list[bytes]:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Lines:
-    """The connections to one bookie, made when they are needed. ``data`` is one of the first two."""
+    """The connections to one bookie, made when they are needed. ``data`` is one of the first
+    two."""
 
     v3: Channel
     v2: Channel
@@ -280,7 +284,8 @@ class _Lines:
     probe: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is being found out whether the bookie knows batch reads."""
     refused_beside: Connection | None = None
-    """Where single reads went when batch reads were refused: while it lives, it is the same bookie."""
+    """Where single reads went when batch reads were refused: while it lives, it is the same
+    bookie."""
 
     @property
     def knows_batches(self) -> bool | None:

@@ -143,14 +143,15 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_answered(self) -> bool:
-        """Whether anything at all was received. A starting bookie accepts connections and resets them."""
+        """Whether anything at all was received. A starting bookie accepts connections and resets
+        them."""
         return self._received_at_s >= 0
 
     async def request(self, request: Request) -> Reply:
         """Send it when there is room, and wait for its reply, whatever its status.
 
-        Raises UnavailableError (BrokenConnectionError where the connection broke), RejectedError when no
-        frame is large enough, ValueError for what this protocol cannot ask.
+        Raises UnavailableError (BrokenConnectionError where the connection broke), RejectedError
+        when no frame is large enough, ValueError for what this protocol cannot ask.
         """
         room, room_bytes = self._room(request)
         await self._wait_for_room(room, room_bytes)
@@ -249,7 +250,8 @@ class Connection(asyncio.Protocol):
         self._lost.set_result(None)
 
     def _settle(self, reply: Reply) -> None:
-        """Give the reply to the oldest request with its key. One that nobody asked for is ignored."""
+        """Give the reply to the oldest request with its key. One that nobody asked for is
+        ignored."""
         if waiting := self._pending.get(reply.key):
             pending = waiting[0]
             self._forget(pending)
@@ -259,7 +261,8 @@ class Connection(asyncio.Protocol):
     # --- The end -------------------------------------------------------------------------------
 
     def _forget(self, pending: _Pending) -> None:
-        """It is in flight no more. Room goes to the next in line, which may send at its next step."""
+        """It is in flight no more. Room goes to the next in line, which may send at its next
+        step."""
         waiting = self._pending[pending.key]
         waiting.remove(pending)
         if not waiting:

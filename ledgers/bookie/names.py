@@ -1,8 +1,8 @@
 """Host names of bookies, looked up so that a name which does not resolve delays no other.
 
-A resolver may answer for a dead name only after its own time-out, of ten seconds and more, and a thread
-waits for it all that time (``getaddrinfo`` blocks). In asyncio's own pool a handful of dead names would
-keep every connection waiting. So:
+A resolver may answer for a dead name only after its own time-out, of ten seconds and more, and a
+thread waits for it all that time (``getaddrinfo`` blocks). In asyncio's own pool a handful of dead
+names would keep every connection waiting. So:
 
 - the threads are our own; names whose last look-up failed, or was slow, share a few of them;
 - a caller waits for a bounded time, and a name that has just failed is not waited for at all;
@@ -101,7 +101,8 @@ class HostNames:
         return name.looking
 
     def _start_threads(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin the look-ups that there are threads for; names with a bad record share a few of them."""
+        """Begin the look-ups that there are threads for; names with a bad record share a few of
+        them."""
         for host, name in list(self._waiting):
             is_suspect = name.failures > 0
             if self._running[is_suspect] >= (SUSPECT_THREADS if is_suspect else THREADS):

@@ -1,4 +1,5 @@
-"""A client of the bookies as most of those need it who speak to them: with a bulk path that nobody steers."""
+"""A client of the bookies as most of those need it who speak to them: with a bulk path that nobody
+steers."""
 
 import random
 from collections.abc import AsyncIterator

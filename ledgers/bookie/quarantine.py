@@ -1,8 +1,10 @@
-"""Bookies that are registered and do not answer: left alone for a while that grows, then tried again.
+"""Bookies that are registered and do not answer: left alone for a while that grows, then tried
+again.
 
 Each request to such a bookie costs whoever needs it a time-out. So the first one in vain speaks for
-the rest: until the wait is over nobody asks; then one request goes out as the probe, and what becomes
-of it decides. BookKeeper's client knows quarantine for bookies that fail reads, Java's repair does not.
+the rest: until the wait is over nobody asks; then one request goes out as the probe, and what
+becomes of it decides. BookKeeper's client knows quarantine for bookies that fail reads, Java's
+repair does not.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +23,8 @@ WAIT_MAX_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """Of a bookie that is not to be asked now. ``until_ms``: by the wall clock, in milliseconds; ``reason``: why it
-    does not answer, as far as that was told, or ""."""
+    """Of a bookie that is not to be asked now. ``until_ms``: by the wall clock, in milliseconds;
+    ``reason``: why it does not answer, as far as that was told, or ""."""
 
     until_ms: int
     reason: str = ""
@@ -44,8 +46,8 @@ class _Stay:
 class Quarantine:
     """One for a worker, in which all its requests are counted. Asks nobody itself.
 
-    It begins with the silence of a registered bookie, never with a refusal, and ends with an answer,
-    whatever that says, or when the bookie is another one: gone, or registered anew.
+    It begins with the silence of a registered bookie, never with a refusal, and ends with an
+    answer, whatever that says, or when the bookie is another one: gone, or registered anew.
     """
 
     def __init__(self, clock: Clock, life: Life) -> None:
@@ -96,7 +98,8 @@ class Quarantine:
     def note_silence(self, bookie: BookieId, reason: str = "") -> bool:
         """It did not answer, for that reason. Whether a quarantine begins.
 
-        Requests that were on their way when it began end in vain too; only the probe makes it longer.
+        Requests that were on their way when it began end in vain too; only the probe makes it
+        longer.
         """
         now_s, stay, life = self._clock.now_s(), self._stay(bookie), self._life(bookie)
         if stay is None and life:

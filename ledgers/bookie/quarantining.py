@@ -1,6 +1,8 @@
-"""``Bookies`` that leave alone whoever is in quarantine: what is asked of it fails at once, unasked.
+"""``Bookies`` that leave alone whoever is in quarantine: what is asked of it fails at once,
+unasked.
 
-To the caller that is a bookie that does not answer: its copies are unknown, never missing (rule S5).
+To the caller that is a bookie that does not answer: its copies are unknown, never missing (rule
+S5).
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence

@@ -33,7 +33,8 @@ class Address(NamedTuple):
 
 
 Resolve = Callable[[BookieId], Address]
-"""Returns where a bookie listens. Raises UnavailableError, which says why, where no address is known to be its own."""
+"""Returns where a bookie listens. Raises UnavailableError, which says why, where no address is
+known to be its own."""
 
 
 def parse_address(bookie_id: str) -> Address | None:
@@ -45,7 +46,8 @@ def parse_address(bookie_id: str) -> Address | None:
 
 
 def spelled_address(bookie: BookieId) -> Address:
-    """Return the address that the id spells out, whatever is registered. Raises UnavailableError where it is a name."""
+    """Return the address that the id spells out, whatever is registered. Raises UnavailableError
+    where it is a name."""
     address = parse_address(bookie)
     if address is None:
         raise UnavailableError("no known address", bookie=bookie)
@@ -53,7 +55,8 @@ def spelled_address(bookie: BookieId) -> Address:
 
 
 def registered_address(bookie_id: str, data: bytes) -> Address | None:
-    """Of a registration, as found at ``available/<id>`` or ``available/readonly/<id>``; None when nothing says.
+    """Of a registration, as found at ``available/<id>`` or ``available/readonly/<id>``; None when
+    nothing says.
 
     Old bookies store nothing there; then the id is the address. Raises CorruptionError.
     """

@@ -1,4 +1,5 @@
-"""Where ledgers' metadata lies in ZooKeeper: layouts, their paths, LAYOUT's content, the service URI.
+"""Where ledgers' metadata lies in ZooKeeper: layouts, their paths, LAYOUT's content, the service
+URI.
 
 Names and text only; ``manager`` walks the tree with them. A layout is what BookKeeper calls a
 ledger manager. ``root`` is always the ledgers root path, ``/ledgers`` unless configured otherwise.
@@ -51,7 +52,8 @@ class Layout(enum.Enum):
     def ledgers_among(
         self, root: str, directory: str, names: Iterable[str]
     ) -> tuple[list[int], list[str]]:
-        """Of a znode's children the ledgers in this layout, in the same order, and the names of all others."""
+        """Of a znode's children the ledgers in this layout, in the same order, and the names of all
+        others."""
         names = list(names)
         if not self._holds_ledgers(root, directory):
             return [], names
@@ -79,7 +81,8 @@ class Layout(enum.Enum):
         )
 
     def ids_below(self, root: str, directory: str) -> range:
-        """The ids whose znodes lie below it: the root, or a directory of ledgers (``is_parent``)."""
+        """The ids whose znodes lie below it: the root, or a directory of ledgers
+        (``is_parent``)."""
         if directory == root:
             return range(self.ledger_id_stop)
         digits = _digits(root, directory)
@@ -183,8 +186,8 @@ class MetadataUri:
 
     ``hosts``: ZooKeeper's connect string, ``host:port`` joined by commas. ``layout``: None when
     only LAYOUT says it; otherwise both must agree (rule S8), which whoever reads LAYOUT checks.
-    ``pulsar_root``: the ledgers root that Pulsar's metadata driver uses for this URI, where that is another one
-    than ``root``; else empty. Whoever reads LAYOUT checks that there is no cluster.
+    ``pulsar_root``: the ledgers root that Pulsar's metadata driver uses for this URI, where that is
+    another one than ``root``; else empty. Whoever reads LAYOUT checks that there is no cluster.
     """
 
     hosts: str
@@ -220,12 +223,14 @@ class MetadataUri:
 
     @classmethod
     def _parse_pulsar(cls, uri: str) -> "MetadataUri":
-        """Parse a URI of Pulsar's bookkeeper.conf, ``metadata-store:zk:HOSTS/PATH``; ``zk:`` may be left out.
+        """Parse a URI of Pulsar's bookkeeper.conf, ``metadata-store:zk:HOSTS/PATH``; ``zk:`` may be
+        left out.
 
-        To Pulsar's driver the path is a chroot, below which the ledgers root is ``/ledgers``: the URI is opaque to
-        Java, so that its path is null (``AbstractMetadataDriver.resolveLedgersRootPath``). Many operators take the
-        path for the ledgers root, as in BookKeeper's own URIs. So a path that ends with ``/ledgers`` is the ledgers
-        root here, and ``pulsar_root`` is the one that the driver would use.
+        To Pulsar's driver the path is a chroot, below which the ledgers root is ``/ledgers``: the
+        URI is opaque to Java, so that its path is null
+        (``AbstractMetadataDriver.resolveLedgersRootPath``). Many operators take the path for the
+        ledgers root, as in BookKeeper's own URIs. So a path that ends with ``/ledgers`` is the
+        ledgers root here, and ``pulsar_root`` is the one that the driver would use.
         """
         place = uri[len(_PULSAR_SCHEME) :]
         _refuse_other_store(uri, place)

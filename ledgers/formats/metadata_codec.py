@@ -1,9 +1,9 @@
 """A ledger's metadata as znode bytes: versions 1 (lines), 2 (protobuf text), 3 (protobuf binary).
 
 ``serialize_metadata(parse_metadata(data))`` keeps the version, the presence of optional fields, the
-order of segments, bookies and custom metadata, and in version 3 the fields that we do not know (rule
-S2). For what Java writes it gives the same bytes, but for escapes that differ between Java's own
-versions in version 2.
+order of segments, bookies and custom metadata, and in version 3 the fields that we do not know
+(rule S2). For what Java writes it gives the same bytes, but for escapes that differ between Java's
+own versions in version 2.
 
 Where we are stricter than Java's LedgerMetadataSerDe, a person is asked rather than a guess written
 back. Beyond what it refuses, we refuse
@@ -14,8 +14,8 @@ back. Beyond what it refuses, we refuse
 - in version 1: lines behind the end (Java passes over them), plus signs, carriage returns;
 - in version 2: bytes that are not UTF-8, and escapes that Java reads but never writes.
 
-As in Java, bytes behind the message of version 3 are ignored, and ``length`` and ``lastEntryId`` of a
-ledger that is not closed mean nothing and are written as 0 and -1.
+As in Java, bytes behind the message of version 3 are ignored, and ``length`` and ``lastEntryId`` of
+a ledger that is not closed mean nothing and are written as 0 and -1.
 """
 
 import re
@@ -32,7 +32,8 @@ from ledgers.formats.protobuf import decoded, format_text, parse_binary, parse_t
 from ledgers.metadata import LAC_NONE, DigestType, LedgerMetadata, LedgerState, Segment
 
 LAST_ENTRY_MAX = 1 << 40
-"""At 100,000 entries a second a writer gets there in four months. Whoever goes through a ledger's entries would never end."""
+"""At 100,000 entries a second a writer gets there in four months. Whoever goes through a ledger's
+entries would never end."""
 _HEADER = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,10})\n")
 
 

@@ -11,7 +11,8 @@ from ledgers.metadata import BookieId
 
 
 def may_name(data: bytes, bookie: BookieId) -> bool:
-    """Whether unreadable metadata may name the bookie: unless it is proven that it names others only.
+    """Whether unreadable metadata may name the bookie: unless it is proven that it names others
+    only.
 
     An id that is nowhere in the bytes proves nothing by itself: they may be cut short, or empty.
     """
@@ -24,9 +25,9 @@ def may_name(data: bytes, bookie: BookieId) -> bool:
 def named_bookies(data: bytes) -> frozenset[BookieId] | None:
     """All that its ensembles name; None where they may not be all, or be something else.
 
-    Only a record that tells its own length can be shown to be whole: that of version 3, and of a later
-    version that still is one. Its ensembles must be as ensembles are; the rest of it may be what it likes,
-    such as a state or a digest type that we do not know.
+    Only a record that tells its own length can be shown to be whole: that of version 3, and of a
+    later version that still is one. Its ensembles must be as ensembles are; the rest of it may be
+    what it likes, such as a state or a digest type that we do not know.
     """
     try:
         version, body = split_version(data)

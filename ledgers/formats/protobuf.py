@@ -1,4 +1,5 @@
-"""Protobuf messages in znodes: binary and text, read strictly, text written byte for byte as Java does.
+"""Protobuf messages in znodes: binary and text, read strictly, text written byte for byte as Java
+does.
 
 Metadata version 2, marks, locks and votes are text that Java nodes read and rewrite.
 protobuf's own Python printer escapes other bytes than Java's, so the printer here is ours.
@@ -18,7 +19,8 @@ _Message = TypeVar("_Message", bound=Message)
 
 
 def parse_binary(data: bytes, message_class: type[_Message]) -> _Message:
-    """The message that the bytes hold. Raises CorruptionError, also when a required field is missing.
+    """The message that the bytes hold. Raises CorruptionError, also when a required field is
+    missing.
 
     Strings are not looked at yet: read those that matter through ``decoded``.
     """
@@ -32,7 +34,8 @@ def parse_binary(data: bytes, message_class: type[_Message]) -> _Message:
 def decoded(value: str) -> str:
     """A parsed message's string. Raises CorruptionError where the message holds no UTF-8.
 
-    Against its type, protobuf's C implementation then hands out bytes (proto2 does not forbid them).
+    Against its type, protobuf's C implementation then hands out bytes (proto2 does not forbid
+    them).
     """
     if not isinstance(value, str):
         raise CorruptionError("a string that is not UTF-8", value=value[:200])
@@ -78,7 +81,8 @@ def _complete(message: _Message) -> _Message:
 
 
 def format_text(message: Message) -> bytes:
-    """The message as text: one field a line, in the order of their numbers, nested ones indented."""
+    """The message as text: one field a line, in the order of their numbers, nested ones
+    indented."""
     return "".join(_lines(message, "")).encode("ascii")
 
 
@@ -105,7 +109,8 @@ def _scalar(field: FieldDescriptor, value: int | str | bytes) -> str:
 
 
 def _escaped(byte: int) -> str:
-    """As protobuf-java 4 does (BookKeeper 4.18); older ones wrote bytes 7 and 11 as ``\\a``, ``\\v``."""
+    """As protobuf-java 4 does (BookKeeper 4.18); older ones wrote bytes 7 and 11 as ``\\a``,
+    ``\\v``."""
     short = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r", 34: '\\"', 39: "\\'", 92: "\\\\"}
     if byte in short:
         return short[byte]

@@ -1,4 +1,5 @@
-"""Apache Pulsar's bookie isolation, as a ledger's custom metadata has it (its EnsemblePlacementPolicyConfig): JSON.
+"""Apache Pulsar's bookie isolation, as a ledger's custom metadata has it (its
+EnsemblePlacementPolicyConfig): JSON.
 
 ``policyClass``, and ``properties``: for the policy that isolates, two lists of groups of bookies.
 """
@@ -21,7 +22,8 @@ POLICY_CLASSES = frozenset(
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """Groups of bookies, by name. ``secondary``: for where the primary ones have too few bookies."""
+    """Groups of bookies, by name. ``secondary``: for where the primary ones have too few
+    bookies."""
 
     primary: frozenset[str]
     secondary: frozenset[str] = frozenset()
@@ -33,7 +35,8 @@ class _Config(msgspec.Struct):
 
 
 def isolation_of(metadata: LedgerMetadata) -> Isolation | None:
-    """None for a ledger that may be anywhere; so is, as for Pulsar, one whose configuration cannot be read."""
+    """None for a ledger that may be anywhere; so is, as for Pulsar, one whose configuration cannot
+    be read."""
     data = dict(metadata.custom).get(CONFIG_KEY)
     if data is None:
         return None

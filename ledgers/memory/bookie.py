@@ -47,7 +47,8 @@ class MemoryBookie:
         self.is_down = False
         self.is_read_only = False
         self.is_in_limbo = False
-        """After an unclean shutdown without journal: cannot say "no" to a read (EUNKNOWNLEDGERSTATE)."""
+        """After an unclean shutdown without journal: cannot say "no" to a read
+        (EUNKNOWNLEDGERSTATE)."""
         self.knows_batches = True
         """False: as before 4.17."""
         self.lists_entries = True
@@ -74,7 +75,8 @@ class MemoryBookie:
         raise NoSuchEntryError("no such entry", ledger_id=ledger_id, entry_id=entry_id)
 
     def read_fencing(self, ledger_id: int, entry_id: int, *, master_key: bytes) -> bytes:
-        """Fences even if the read then fails. A ledger unknown so far comes to be, with this key."""
+        """Fences even if the read then fails. A ledger unknown so far comes to be, with this
+        key."""
         if ledger_id not in self._collected:
             self._ledger(ledger_id, master_key).is_fenced = True
         return self.read(ledger_id, entry_id)
@@ -157,19 +159,21 @@ class MemoryBookie:
             ledger.unflushed.clear()
 
     def collect(self, ledger_id: int) -> None:
-        """Garbage collection deletes the ledger; if it was in use, all adds to it are refused from now on."""
+        """Garbage collection deletes the ledger; if it was in use, all adds to it are refused from
+        now on."""
         ledger = self._ledgers.pop(ledger_id, None)
         if ledger is not None and ledger.is_open:
             self._collected.add(ledger_id)
 
     def collect_late(self, ledger_id: int) -> None:
-        """As DbLedgerStorage collects a ledger that was not in use: the next flush deletes the index
-        of all its entries, also of those that are added until then."""
+        """As DbLedgerStorage collects a ledger that was not in use: the next flush deletes the
+        index of all its entries, also of those that are added until then."""
         self._ledgers.pop(ledger_id, None)
         self._index_deletions.add(ledger_id)
 
     def crash(self) -> None:
-        """It goes down, and has forgotten every ledger without entries, with its key and its fence."""
+        """It goes down, and has forgotten every ledger without entries, with its key and its
+        fence."""
         self.is_down = True
         self._ledgers = {id_: ledger for id_, ledger in self._ledgers.items() if ledger.entries}
         self._collected.clear()
@@ -185,7 +189,8 @@ class MemoryBookie:
         self._collected.clear()
 
     def _ledger(self, ledger_id: int, master_key: bytes) -> _Ledger:
-        """The ledger, about to be written or fenced; created if it is unknown, with the key given."""
+        """The ledger, about to be written or fenced; created if it is unknown, with the key
+        given."""
         ledger = self._ledgers.setdefault(ledger_id, _Ledger(master_key=master_key))
         if ledger.master_key != master_key:
             raise UnauthorizedError("not the ledger's master key", ledger_id=ledger_id)

@@ -1,8 +1,8 @@
 """``Bookies`` without bookies: for tests and simulations, with faults on request.
 
-Passes the same contract tests as ``bookie.client``. Time passes on the clock given, nowhere else, so
-that a simulation that brings its own is deterministic. What a bookie does is in ``bookie``;
-here is how requests get there, or do not.
+Passes the same contract tests as ``bookie.client``. Time passes on the clock given, nowhere else,
+so that a simulation that brings its own is deterministic. What a bookie does is in ``bookie``; here
+is how requests get there, or do not.
 """
 
 import enum
@@ -46,9 +46,11 @@ class Op(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What befalls a request: it is late, its reply is late, it fails; all of these at once if need be.
+    """What befalls a request: it is late, its reply is late, it fails; all of these at once if need
+    be.
 
-    With ``is_executed`` the bookie did what was asked before ``error`` is raised: the reply is lost.
+    With ``is_executed`` the bookie did what was asked before ``error`` is raised: the reply is
+    lost.
     """
 
     delay_s: float = 0.0
@@ -63,7 +65,8 @@ NO_LEDGER = -1
 """Instead of an id, in a request about the bookie itself."""
 
 Faults = Callable[[BookieId, Op, int], Fault]
-"""The fault of a request to a bookie about a ledger; asked once for each, so it may draw at random."""
+"""The fault of a request to a bookie about a ledger; asked once for each, so it may draw at
+random."""
 
 
 def no_faults(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
@@ -89,7 +92,8 @@ class MemoryBookies:
         return self._bookies.setdefault(bookie, MemoryBookie())
 
     def take_address(self, newcomer: BookieId, *, of: BookieId) -> None:
-        """From now on, requests to ``of`` reach ``newcomer``, which was set up at the same address."""
+        """From now on, requests to ``of`` reach ``newcomer``, which was set up at the same
+        address."""
         self._bookies[of] = self.bookie(newcomer)
 
     def fail(self, bookie: BookieId, op: Op, fault: Fault) -> None:
@@ -260,7 +264,8 @@ class MemoryBookies:
     async def _read_verified(
         self, transfer: Transfer, source: BookieId, entry_id: int, silent: set[BookieId]
     ) -> bytes | Answer:
-        """The entry, or why there is none. A source that does not answer is put among the ``silent``."""
+        """The entry, or why there is none. A source that does not answer is put among the
+        ``silent``."""
         ledger_id = transfer.ledger_id
         try:
             entry = await self.read(source, ledger_id, entry_id)

@@ -9,7 +9,8 @@ from ledgers.striping import write_set
 
 
 class AckWindow:
-    """The entries added and not yet confirmed. ``confirmed``: the last entry id that is, -1 if none."""
+    """The entries added and not yet confirmed. ``confirmed``: the last entry id that is, -1 if
+    none."""
 
     def __init__(
         self, *, confirmed: int, ensemble_size: int, write_quorum: int, ack_quorum: int

@@ -63,7 +63,8 @@ class QuorumAppender:
         on_change: OnChange,
         unregistered: Collection[BookieId] = (),
     ) -> None:
-        """``unregistered``: bookies that nothing is sent to, because another bookie may acknowledge it in their place."""
+        """``unregistered``: bookies that nothing is sent to, because another bookie may acknowledge
+        it in their place."""
         self._bookies, self._clock, self._scope = bookies, clock, scope
         self._master_key, self._is_recovery = master_key, is_recovery
         self._on_change = on_change
@@ -94,7 +95,8 @@ class QuorumAppender:
         self._raise_if_ended()
 
     async def do_without(self, failed: Mapping[BookieId, BookmenderError]) -> None:
-        """Have others take over from these before anything is added. Raises NotEnoughBookiesError."""
+        """Have others take over from these before anything is added. Raises
+        NotEnoughBookiesError."""
         for index, bookie in enumerate(self._ensemble.bookies):
             if bookie in failed:
                 self._ensemble.note_failure(index, bookie, failed[bookie])

@@ -18,7 +18,8 @@ WritableBookies = Callable[[], Awaitable[Collection[Candidate]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookiePool:
-    """What ensembles and their replacements are chosen from: who is there, and who of them is best."""
+    """What ensembles and their replacements are chosen from: who is there, and who of them is
+    best."""
 
     writable: WritableBookies
     placement: PlacementPolicy
@@ -35,8 +36,8 @@ def with_ensemble(metadata: LedgerMetadata, segment: Segment) -> LedgerMetadata:
 async def can_go_on_without(
     metadata: LedgerMetadata, failed: Collection[BookieId], *, pool: BookiePool, clock: Clock
 ) -> bool:
-    """Whether entries could be added to the last segment though these bookies fail: others would take over, or an ack
-    quorum of every write set is left."""
+    """Whether entries could be added to the last segment though these bookies fail: others would
+    take over, or an ack quorum of every write set is left."""
     ensemble = CurrentEnsemble(metadata, pool=pool, clock=clock)
     for index, bookie in enumerate(ensemble.bookies):
         if bookie in failed:
@@ -83,7 +84,8 @@ class CurrentEnsemble:
         return "; ".join(f"{bookie}: {error}" for bookie, (_, error) in self._failures.items())
 
     def note_failure(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
-        """``bookie`` failed at ``index``. Of no consequence once it was replaced or given up there."""
+        """``bookie`` failed at ``index``. Of no consequence once it was replaced or given up
+        there."""
         if self.bookies[index] == bookie and index not in self.dead:
             self._failed.add(index)
             self._failures[bookie] = (self._clock.now_s(), error)
@@ -124,7 +126,8 @@ class CurrentEnsemble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleChange:
-    """A new ensemble: the bookie indexes that got another bookie, and those that keep a failed one."""
+    """A new ensemble: the bookie indexes that got another bookie, and those that keep a failed
+    one."""
 
     bookies: tuple[BookieId, ...]
     replaced: frozenset[int]

@@ -1,4 +1,5 @@
-"""How far a ledger reaches by what its bookies say, without fencing it: a guess, of one that is written.
+"""How far a ledger reaches by what its bookies say, without fencing it: a guess, of one that is
+written.
 
 It proves no end (``recovery`` finds that), but whether somebody still writes.
 """
@@ -17,7 +18,8 @@ NO_ENTRY = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastEntry:
-    """The last entry that a bookie stores of a ledger, and the LAC in its header; ``NO_ENTRY`` each where it has none."""
+    """The last entry that a bookie stores of a ledger, and the LAC in its header; ``NO_ENTRY`` each
+    where it has none."""
 
     last_entry_id: int
     lac: int
@@ -27,7 +29,8 @@ class LastEntry:
 async def last_entry_of(
     bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
 ) -> LastEntry | None:
-    """By what the bookie says; None when it does not say. Given a ``digest``, only an entry that it fits is believed."""
+    """By what the bookie says; None when it does not say. Given a ``digest``, only an entry that it
+    fits is believed."""
     try:
         entry = await bookies.read(bookie, ledger_id, LAST_ENTRY)
         if digest is not None:
@@ -55,7 +58,8 @@ async def highest_entry_id(
     *,
     digest: EntryDigest | None = None,
 ) -> tuple[int, frozenset[BookieId]]:
-    """The last that any of them stores, ``NO_ENTRY`` for none; and who does not say anything, and may have later ones."""
+    """The last that any of them stores, ``NO_ENTRY`` for none; and who does not say anything, and
+    may have later ones."""
     ids = await asyncio.gather(
         *(last_entry_id(bookies, each, ledger_id, digest=digest) for each in members)
     )

@@ -96,7 +96,8 @@ class LedgerReader:
 
 
 def replicas_in(segment: Segment, entry_id: int, *, write_quorum: int) -> list[BookieId]:
-    """The bookies of the entry's write set in this segment, in the order in which readers ask them."""
+    """The bookies of the entry's write set in this segment, in the order in which readers ask
+    them."""
     indexes = write_set(entry_id, ensemble_size=len(segment.ensemble), write_quorum=write_quorum)
     return [segment.ensemble[index] for index in indexes]
 

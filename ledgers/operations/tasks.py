@@ -1,4 +1,5 @@
-"""Many calls, so many at a time; tasks that end with the block that started them; a task that others wake."""
+"""Many calls, so many at a time; tasks that end with the block that started them; a task that
+others wake."""
 
 import asyncio
 import math
@@ -20,7 +21,8 @@ V = TypeVar("V")
 async def gather_in_parts(
     work: Callable[[V], Awaitable[T]], values: Sequence[V], *, at_once: int
 ) -> list[T]:
-    """What ``work`` gives for each of the values, in their order; never for more than so many at a time."""
+    """What ``work`` gives for each of the values, in their order; never for more than so many at a
+    time."""
     given: list[T] = []
     for start in range(0, len(values), at_once):
         given += await asyncio.gather(*map(work, values[start : start + at_once]))
@@ -35,7 +37,8 @@ async def wake_on(happenings: AsyncGenerator[object, None], wake: asyncio.Event)
 
 
 async def wait_woken(wake: asyncio.Event, *, timeout_s: float | None) -> bool:
-    """Whether ``wake`` is set within that time; None, or infinity: there is no end. It stays set."""
+    """Whether ``wake`` is set within that time; None, or infinity: there is no end. It stays
+    set."""
     try:
         async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
             await wake.wait()

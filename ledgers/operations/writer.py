@@ -38,9 +38,9 @@ STRAGGLERS_S = 5.0
 class LedgerWriter:
     """The one writer of a ledger that it created. For the tasks of one loop.
 
-    Leaving the ``create`` block waits a while for the copies that no acknowledgement needed, so that
-    an entry is on W bookies where it can be. Without ``close`` it abandons the ledger: it stays
-    open, and its end is for a recovery to find.
+    Leaving the ``create`` block waits a while for the copies that no acknowledgement needed, so
+    that an entry is on W bookies where it can be. Without ``close`` it abandons the ledger: it
+    stays open, and its end is for a recovery to find.
     """
 
     @classmethod

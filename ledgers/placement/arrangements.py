@@ -1,7 +1,8 @@
-"""Which rack goes to which place of an ensemble: what a rule says of it, and the search for a good one.
+"""Which rack goes to which place of an ensemble: what a rule says of it, and the search for a good
+one.
 
-An arrangement is a sequence of racks, one for each bookie index; ``None`` is a place not filled yet.
-Bookies of the same rack are alike here.
+An arrangement is a sequence of racks, one for each bookie index; ``None`` is a place not filled
+yet. Bookies of the same rack are alike here.
 """
 
 from collections import Counter
@@ -17,7 +18,8 @@ from ledgers.striping import write_set
 Arrangement = Sequence[str | None]
 
 STEPS_MAX = 2_000
-"""Places tried before a search is given up. One that succeeds rarely takes more than one a place."""
+"""Places tried before a search is given up. One that succeeds rarely takes more than one a
+place."""
 
 
 class Shape(Struct, frozen=True, kw_only=True):
@@ -62,7 +64,8 @@ class Arrangements:
     # --- What the rule says --------------------------------------------------------------------
 
     def offences(self, arrangement: Arrangement) -> int:
-        """What is wrong: write sets that break the rule, and racks that an enforced one does not admit."""
+        """What is wrong: write sets that break the rule, and racks that an enforced one does not
+        admit."""
         broken = sum(
             not self._keeps(arrangement, each) for each in self._shape.write_sets().values()
         )
@@ -87,7 +90,8 @@ class Arrangements:
         )
 
     def crowding(self, arrangement: Arrangement, index: int) -> tuple[int, ...]:
-        """How unevenly the write sets of a place are spread, the widest domains first; 0s are least.
+        """How unevenly the write sets of a place are spread, the widest domains first; 0s are
+        least.
 
         For each width the pairs of bookies that share a domain: what may fail together.
         """
@@ -105,7 +109,8 @@ class Arrangements:
     # --- The search for a good one -------------------------------------------------------------
 
     def search(self, stocks: Mapping[str, Stock], rng: Random) -> list[str] | None:
-        """An arrangement that keeps the rule; None where there is none (or none was found in time)."""
+        """An arrangement that keeps the rule; None where there is none (or none was found in
+        time)."""
         left = dict(stocks)
         places: list[str | None] = [None] * self._shape.size
         steps = iter(range(STEPS_MAX))

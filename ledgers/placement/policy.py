@@ -30,7 +30,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Adherence(enum.Enum):
-    """Whether an ensemble that stands keeps a policy's rule (BookKeeper's PlacementPolicyAdherence)."""
+    """Whether an ensemble that stands keeps a policy's rule (BookKeeper's
+    PlacementPolicyAdherence)."""
 
     FAIL = "fail"
     SOFT = "soft"
@@ -89,8 +90,9 @@ class PlacementPolicy(Protocol):
         ack_quorum: int,
         excluded: Collection[BookieId] = (),
     ) -> tuple[Move, ...]:
-        """Which member of an ensemble that fails the rule gives way to whom, for it to fail less: one, or as
-        many as must move together. Raises NotEnoughBookiesError also where that makes nothing better.
+        """Which member of an ensemble that fails the rule gives way to whom, for it to fail less:
+        one, or as many as must move together. Raises NotEnoughBookiesError also where that makes
+        nothing better.
         """
         ...
 

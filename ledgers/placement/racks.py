@@ -1,7 +1,7 @@
 """Where the bookies are: names to look them up by, and a memory of those that are away.
 
-A source of racks (a file, a script, Pulsar's znode) may call a bookie by its id, its address, its host
-or its IP address, as BookKeeper's resolvers do.
+A source of racks (a file, a script, Pulsar's znode) may call a bookie by its id, its address, its
+host or its IP address, as BookKeeper's resolvers do.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +13,8 @@ from ledgers.placement.policy import DEFAULT_RACK
 
 
 def clean_rack(text: str) -> str | None:
-    """A location as the policies write it, ``/rack`` or ``/region/rack``; None where it says nothing.
+    """A location as the policies write it, ``/rack`` or ``/region/rack``; None where it says
+    nothing.
 
     Without its first slash it is understood, as by Pulsar's BookieRackAffinityMapping.
     """
@@ -24,7 +25,8 @@ def clean_rack(text: str) -> str | None:
 def names_of(bookie: BookieId, address: Address | None, ip: str | None = None) -> tuple[str, ...]:
     """What a source may call the bookie, the most exact first: id, ``host:port``, host, IP address.
 
-    ``address``: the one that it registered; where that is not known, the one that its id spells out.
+    ``address``: the one that it registered; where that is not known, the one that its id spells
+    out.
     """
     address = address or parse_address(bookie)
     names: list[str] = [bookie]
@@ -59,7 +61,8 @@ class Racks:
         return self._racks
 
     def learn(self, found: Mapping[BookieId, str], *, present: Collection[BookieId]) -> bool:
-        """``found``: all that is known now. Whoever is present, and not in it, is in no rack any more.
+        """``found``: all that is known now. Whoever is present, and not in it, is in no rack any
+        more.
 
         Whether anything has changed by it.
         """

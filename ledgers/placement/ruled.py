@@ -26,7 +26,8 @@ _Pools = dict[str, list[Candidate]]
 
 FAIR_SHARES_MAX = 3
 """A bookie that spreads copies over more racks than the rule demands is given at most so many times
-what it would be given by lot. Else the last bookie of a rack would take over from all the others."""
+what it would be given by lot. Else the last bookie of a rack would take over from all the
+others."""
 
 
 class RuledPlacement:

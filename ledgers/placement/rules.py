@@ -1,8 +1,8 @@
 """What a write set must be like for its copies not to fail together: racks, regions, zones.
 
 The rules are BookKeeper's (RackawareEnsemblePlacementPolicy, RegionAwareEnsemblePlacementPolicy,
-ZoneawareEnsemblePlacementPolicy), each told of one write set at a time. A write set is a sequence of
-locations; ``None`` stands for a bookie that is not chosen yet, and counts as the best it can be.
+ZoneawareEnsemblePlacementPolicy), each told of one write set at a time. A write set is a sequence
+of locations; ``None`` stands for a bookie that is not chosen yet, and counts as the best it can be.
 """
 
 from collections import Counter
@@ -47,7 +47,8 @@ class Rule(Hashable, Protocol):
         ...
 
     def domains(self, location: str) -> tuple[str, ...]:
-        """What fails together with a bookie there, the widest first: ``/region``, ``/region/rack``."""
+        """What fails together with a bookie there, the widest first: ``/region``,
+        ``/region/rack``."""
         ...
 
 

@@ -1,6 +1,7 @@
 """What a rule says of racks: which of them are good for a place, and of an ensemble that stands.
 
-Pure, and remembered: of thousands of ledgers most are alike, and each is asked about more than once.
+Pure, and remembered: of thousands of ledgers most are alike, and each is asked about more than
+once.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from ledgers.placement.policy import DEFAULT_RACK, Adherence
 from ledgers.placement.rules import Rule
 
 MOVES_MAX = 2
-"""Copies that change places together, where one alone makes nothing better: "/a /a /b /b" with W 2."""
+"""Copies that change places together, where one alone makes nothing better: "/a /a /b /b" with W
+2."""
 MOVES_TRIED_MAX = 5_000
 """Arrangements looked at for it. Two moves are needed only where racks are few."""
 
@@ -39,7 +41,8 @@ def rank_racks(
     index: int,
     racks: tuple[str, ...],
 ) -> Ranking:
-    """``others``: the racks of an ensemble without its bookie ``index``. ``racks``: of the candidates.
+    """``others``: the racks of an ensemble without its bookie ``index``. ``racks``: of the
+    candidates.
 
     A write set that breaks the rule whoever comes speaks neither for nor against anybody.
     """
@@ -69,8 +72,9 @@ def better_arrangements(
 ) -> tuple[tuple[str, ...], ...]:
     """What the fewest moves can make of one that fails, all of it equally good.
 
-    Fewest offences count first, then the most even spread; nothing where it gets no better. ``racks``:
-    of the bookies that may come in, a rack as often as it has some, ``MOVES_MAX`` times at most.
+    Fewest offences count first, then the most even spread; nothing where it gets no better.
+    ``racks``: of the bookies that may come in, a rack as often as it has some, ``MOVES_MAX`` times
+    at most.
     """
     arrangements = Arrangements(rule, shape)
     least = arrangements.offences(arrangement)
@@ -92,7 +96,8 @@ def better_arrangements(
 def _moved(
     arrangement: tuple[str, ...], racks: tuple[str, ...], count: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-    """All that so many moves into these racks can make of it, each with the indexes that were moved."""
+    """All that so many moves into these racks can make of it, each with the indexes that were
+    moved."""
     for indexes in combinations(range(len(arrangement)), count):
         for chosen in dict.fromkeys(permutations(racks, count)):
             moves = dict(zip(indexes, chosen, strict=True))
@@ -103,8 +108,8 @@ def _moved(
 def judge_racks(rule: Rule, shape: Shape, racks: tuple[str | None, ...]) -> Adherence:
     """Of an ensemble in these racks; None where nobody knows.
 
-    A verdict is given if it is the same wherever those bookies may be. The most that can go against them
-    is that they share the rack of one of the others, or are in none that the rule admits.
+    A verdict is given if it is the same wherever those bookies may be. The most that can go against
+    them is that they share the rack of one of the others, or are in none that the rule admits.
     """
     best = _judge(rule, shape, racks)
     if None not in racks or best is Adherence.FAIL:

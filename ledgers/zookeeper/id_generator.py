@@ -1,8 +1,8 @@
 """New ledger ids, as each of BookKeeper's ledger managers generates them.
 
 Short ones are the counter of a parent's sequential children (ZkLedgerIdGenerator); once these run
-out, long ones come from ``idgen-long`` (LongZkLedgerIdGenerator): x * 2^32 + y, with x the number of
-a ``HOB-`` directory and y the counter within it.
+out, long ones come from ``idgen-long`` (LongZkLedgerIdGenerator): x * 2^32 + y, with x the number
+of a ``HOB-`` directory and y the counter within it.
 """
 
 from contextlib import suppress

@@ -9,8 +9,8 @@ from typing import Any
 class Inbox:
     """Calls that other threads want made on the loop, in the order they were posted.
 
-    ``call_soon_threadsafe`` costs a system call and a handle each; here only the first of those that
-    wait pays that.
+    ``call_soon_threadsafe`` costs a system call and a handle each; here only the first of those
+    that wait pays that.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

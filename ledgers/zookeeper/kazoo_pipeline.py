@@ -1,9 +1,9 @@
 """kazoo for many requests at once: the same protocol and sessions at a fraction of the cost.
 
 kazoo spends most of its time around a request rather than on it: four selects, each with an epoll
-object of its own, a wake-up byte, two reads, a write, a lock and a hand-over to a third thread. Here
-what waits goes out in one write, what has come is read at once, and a reply is handed over on the
-thread that read it. Sessions, reconnection, authentication and TLS stay kazoo's.
+object of its own, a wake-up byte, two reads, a write, a lock and a hand-over to a third thread.
+Here what waits goes out in one write, what has come is read at once, and a reply is handed over on
+the thread that read it. Sessions, reconnection, authentication and TLS stay kazoo's.
 """
 
 import select
@@ -122,8 +122,9 @@ class PipelinedConnection(WatchingConnection):
         return super()._connect(host, hostip, port)
 
     def _invoke(self, timeout: float, *request: Any, **options: Any) -> Any:
-        """Ask what a handshake asks. A server may take it and never answer: one that is starting does
-        so with a client that comes too soon, as closing its connection fails (seen with 3.9.5)."""
+        """Ask what a handshake asks. A server may take it and never answer: one that is starting
+        does so with a client that comes too soon, as closing its connection fails (seen with
+        3.9.5)."""
         return super()._invoke(min(timeout, self.handler.connect_timeout_s), *request, **options)
 
     def _read_socket(self, read_timeout: float) -> Any:
@@ -177,7 +178,8 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
     """
 
     def __init__(self, *, connect_timeout_s: float, on_crash: Callable[[BaseException], None]):
-        """``connect_timeout_s``: for a connection to be made, and for each answer of its handshake."""
+        """``connect_timeout_s``: for a connection to be made, and for each answer of its
+        handshake."""
         super().__init__()
         self.connect_timeout_s = connect_timeout_s
         self._on_crash = on_crash
@@ -226,7 +228,8 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
     def select(
         self, read: Sequence[Any], write: Sequence[Any], _: Sequence[Any], timeout: float | None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """As select.select, without a new file descriptor each time. kazoo asks for one kind only."""
+        """As select.select, without a new file descriptor each time. kazoo asks for one kind
+        only."""
         assert not (read and write), "never both"
         poll = select.poll()
         for each in (*read, *write):

@@ -25,9 +25,10 @@ log = structlog.get_logger()
 
 RECONNECT_DELAY_MIN_S, RECONNECT_DELAY_MAX_S = 0.05, 1.0
 SUSPENDED_TIMEOUTS_MAX = 3
-"""Session time-outs without a connection, or without a turn of our loop, after which the session counts as lost, whatever the
-servers may say later. More than one, because a new leader restarts every session's clock: sessions
-outlive an outage of ZooKeeper as a whole, and what they hold with them."""
+"""Session time-outs without a connection, or without a turn of our loop, after which the session
+counts as lost, whatever the servers may say later. More than one, because a new leader restarts
+every session's clock: sessions outlive an outage of ZooKeeper as a whole, and what they hold with
+them."""
 RESOLVE_MAX_S = 1.0
 """How long resolvers may take to tell that a name is unknown, before nothing is said of it."""
 GOODBYE_MAX_S = 2.0
@@ -42,8 +43,9 @@ EVENT_KINDS = {
 """By the number that ZooKeeper sends (Watcher.Event.EventType)."""
 
 OnReply = Callable[[Any, BaseException | None, float], None]
-"""Takes a reply, or an error, and the seconds from when the request was handed over to when that was
-known on kazoo's thread: however busy the loop is, it is not ZooKeeper that is slow. Must not raise."""
+"""Takes a reply, or an error, and the seconds from when the request was handed over to when that
+was known on kazoo's thread: however busy the loop is, it is not ZooKeeper that is slow. Must not
+raise."""
 
 # What kazoo says at lower levels reaches us as states and errors.
 _kazoo_log = logging.getLogger("ledgers.kazoo")
@@ -61,7 +63,8 @@ class KazooSession(Session):
         credentials: Sequence[tuple[str, str]],
         ends_with_loop: bool = False,
     ) -> None:
-        """``hosts``: ``host:port`` joined by commas. ``ends_with_loop``: as ``ZooKeeperStore.open`` has it.
+        """``hosts``: ``host:port`` joined by commas. ``ends_with_loop``: as ``ZooKeeperStore.open``
+        has it.
 
         Raises SettingsError when they are not that.
         """
@@ -69,7 +72,8 @@ class KazooSession(Session):
         self.session_id = 0
         self.request_count = 0
         self.is_old = False
-        """Whether the server that it was opened on is of before 3.6: joins no reads, watches no trees."""
+        """Whether the server that it was opened on is of before 3.6: joins no reads, watches no
+        trees."""
         self._loop = asyncio.get_running_loop()
         self._inbox = Inbox(self._loop)
         self._hosts = hosts
@@ -127,7 +131,8 @@ class KazooSession(Session):
             raise UnavailableError("no ZooKeeper server answers", **context) from error
 
     async def _learn_age(self) -> None:
-        """An old server hangs up after a request that it does not know, so it is asked once, now."""
+        """An old server hangs up after a request that it does not know, so it is asked once,
+        now."""
         try:
             await self.ask(MultiRead(["/"]))
         except UnimplementedError:
@@ -201,8 +206,8 @@ class KazooSession(Session):
             self._inbox.post(self.publish, event)
 
     def _ping_is_due(self) -> None:
-        """A loop may stand still in a call that never returns, of a disk that hangs, say: nobody else could take what the
-        session holds, if it went on."""
+        """A loop may stand still in a call that never returns, of a disk that hangs, say: nobody
+        else could take what the session holds, if it went on."""
         now_s = time.monotonic()
         if not self._ends_with_loop:
             return

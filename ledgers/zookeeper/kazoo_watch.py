@@ -2,10 +2,11 @@
 
 A persistent watch (ZooKeeper 3.6, opcode 106) stays until it is removed or the connection ends, and
 can cover all znodes below its own. Its events look like any others, so that a client tells by their
-paths whose they are: ``WatchingConnection`` hands every one to a listener, with the zxid that its header has
-from ZooKeeper 3.9 on (ZOOKEEPER-4655; -1 before), which kazoo does not look at. After a reconnection the
-watch is asked for anew; what happened in between is not told. A server before 3.6 knows only those that
-fire once: one of each kind, asked for anew after each event, tells the same of a single znode.
+paths whose they are: ``WatchingConnection`` hands every one to a listener, with the zxid that its
+header has from ZooKeeper 3.9 on (ZOOKEEPER-4655; -1 before), which kazoo does not look at. After a
+reconnection the watch is asked for anew; what happened in between is not told. A server before 3.6
+knows only those that fire once: one of each kind, asked for anew after each event, tells the same
+of a single znode.
 """
 
 import enum
@@ -62,7 +63,8 @@ _ANY_KIND = 3
 
 
 class OneShotWatch(enum.IntEnum):
-    """What a watch of before 3.6 tells, once. Its value is the opcode of the read that it comes with."""
+    """What a watch of before 3.6 tells, once. Its value is the opcode of the read that it comes
+    with."""
 
     ZNODE = 3
     """That it is created, changed or deleted (``exists``)."""
@@ -91,7 +93,8 @@ class AddOneShotWatch:
 _AND_WATCH = b"\1"
 
 EventListener = Callable[[int, str, int], None]
-"""Takes the event's type (Watcher.Event.EventType: 1 created, 2 deleted, 3 data, 4 children), path and zxid."""
+"""Takes the event's type (Watcher.Event.EventType: 1 created, 2 deleted, 3 data, 4 children), path
+and zxid."""
 
 
 class WatchingConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types

@@ -49,8 +49,9 @@ class Outbox:
     """Sends requests on a session in the order in which they come, as window and pace allow.
 
     Reads that wait side by side are joined: those of one turn of the loop, and more the longer they
-    have to wait. A server that cannot do that (before 3.6) gets them one by one. While the session is
-    suspended everything waits. Who asks bounds what waits here: each call is somebody's who awaits it.
+    have to wait. A server that cannot do that (before 3.6) gets them one by one. While the session
+    is suspended everything waits. Who asks bounds what waits here: each call is somebody's who
+    awaits it.
     """
 
     def __init__(self, session: Sender, *, can_join: bool = True) -> None:

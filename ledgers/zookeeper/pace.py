@@ -1,11 +1,13 @@
-"""So many requests in a second. A value of times that are passed in; who waits is others' business."""
+"""So many requests in a second. A value of times that are passed in; who waits is others'
+business."""
 
 BURST_S = 0.1
 """What was not used in this long may be made up for at once."""
 
 
 class Pace:
-    """At most ``per_s`` in a second, and a burst of one more than ``BURST_S`` is worth. 0: no limit.
+    """At most ``per_s`` in a second, and a burst of one more than ``BURST_S`` is worth. 0: no
+    limit.
 
     Times are monotonic seconds.
     """

@@ -12,8 +12,8 @@ from ledgers.errors import RejectedError, SessionLostError
 from ledgers.store import Event, EventKind, Operation, SessionState, request_bytes
 
 REQUEST_BYTES_MAX = 1_000_000
-"""The default limit on a request. Past its jute.maxbuffer, 1 MiB unless it was raised, a server cuts the
-connection, and others' requests with it."""
+"""The default limit on a request. Past its jute.maxbuffer, 1 MiB unless it was raised, a server
+cuts the connection, and others' requests with it."""
 READ_TRIES_MAX = 5
 """Connections that a read may see break before it fails; a write sees one only."""
 BREAK_TOLD_MAX_S = 1.0
@@ -75,10 +75,11 @@ class Session:
         await self._disconnected.wait()
 
     async def wait_break_told(self, break_count: int) -> None:
-        """After a request failed with its connection: wait until the session has more breaks than ``break_count``.
+        """After a request failed with its connection: wait until the session has more breaks than
+        ``break_count``.
 
-        kazoo fails the requests first and tells of the break then. A request that is sent again in between fails at
-        once with the same break, as often as it is sent.
+        kazoo fails the requests first and tells of the break then. A request that is sent again in
+        between fails at once with the same break, as often as it is sent.
         """
         if self.break_count == break_count:
             with suppress(TimeoutError):
@@ -147,7 +148,8 @@ class Subscription:
         self._has_news.set()
 
     def reset(self) -> None:
-        """What waits is out of date, and more may have been missed: one RESET in place of it all."""
+        """What waits is out of date, and more may have been missed: one RESET in place of it
+        all."""
         self._events.clear()
         self._events.append(Event(kind=EventKind.RESET, path=self.path))
         self._has_news.set()

@@ -81,9 +81,10 @@ class ZooKeeperStore:
         """A new session. ``hosts``: ``host:port`` joined by commas; any of them may be asked first.
 
         ``credentials``: pairs like ``("digest", "user:password")``. ``is_secured``: what we create
-        is for that identity alone, as with BookKeeper's ``zkEnableSecurity``. ``ends_with_loop``: whether it ends
-        when the loop stands still for three session time-outs, for what it holds to be others'. ``request_bytes_max``: what the servers' jute.maxbuffer allows.
-        Raises UnavailableError when no server answers, UnauthorizedError, SettingsError.
+        is for that identity alone, as with BookKeeper's ``zkEnableSecurity``. ``ends_with_loop``:
+        whether it ends when the loop stands still for three session time-outs, for what it holds to
+        be others'. ``request_bytes_max``: what the servers' jute.maxbuffer allows. Raises
+        UnavailableError when no server answers, UnauthorizedError, SettingsError.
         """
         session = KazooSession(
             hosts,
@@ -108,7 +109,8 @@ class ZooKeeperStore:
 
     @property
     def requests_per_s(self) -> int:
-        """That may be sent at most; 0: as many as ZooKeeper's latency allows. To be set at any time.
+        """That may be sent at most; 0: as many as ZooKeeper's latency allows. To be set at any
+        time.
 
         A transaction counts as one, and so do reads that went together.
         """
@@ -208,7 +210,8 @@ class ZooKeeperStore:
         await self._session.close()
 
     async def _answered(self, request: Any, path: str) -> Any:
-        """As ``_read``, but without end: a watch that fails would end its reader, who lost nothing."""
+        """As ``_read``, but without end: a watch that fails would end its reader, who lost
+        nothing."""
         return await until_answered(
             lambda: self._read(request, path),
             event="watch.unanswered",

@@ -34,8 +34,8 @@ async def walk_ledger_ids(
     tree: str | None = None,
     on_stray: OnStray = lambda path: None,
 ) -> AsyncIterator[Sequence[int]]:
-    """Ids of one directory at a time, ascending from one to the next. Raises UnavailableError, and at its end
-    UnauthorizedError where ACLs shut some directory away.
+    """Ids of one directory at a time, ascending from one to the next. Raises UnavailableError, and
+    at its end UnauthorizedError where ACLs shut some directory away.
 
     ``tree``: only those below this directory of the root's (``ledger_trees``).
     """

@@ -1,9 +1,10 @@
 """How many requests may be in flight, as ZooKeeper's latency has it.
 
-The rule of thumb is that of congestion control: halve it while answers are slow, else let it grow, by a
-little, and only while it is what holds us back. Slow means far above the best that was seen lately: a
-server that is a continent away is no overloaded one. And it takes more than a moment to be slow, as
-a window that is full of requests makes itself wait even at a server that has nothing else to do.
+The rule of thumb is that of congestion control: halve it while answers are slow, else let it grow,
+by a little, and only while it is what holds us back. Slow means far above the best that was seen
+lately: a server that is a continent away is no overloaded one. And it takes more than a moment to
+be slow, as a window that is full of requests makes itself wait even at a server that has nothing
+else to do.
 """
 
 import math
@@ -18,11 +19,13 @@ SLOW_TIMES = 8
 ROUND_MIN = 8
 """Answers that are judged together at least: one late answer is chance."""
 BEST_PERIOD_S = 300.0
-"""The best is that of one to two such periods: what ZooKeeper was able to before it moved is no measure."""
+"""The best is that of one to two such periods: what ZooKeeper was able to before it moved is no
+measure."""
 
 
 class RequestWindow:
-    """Told what is sent and answered, it says whether more may be sent. Times are monotonic seconds."""
+    """Told what is sent and answered, it says whether more may be sent. Times are monotonic
+    seconds."""
 
     def __init__(self) -> None:
         self.size = REQUESTS_FIRST

@@ -114,7 +114,8 @@ class ActivitySource(Changing):
                 try:
                     found = await read_activity(self._store, self._ur, now_ms=self._clock.wall_ms())
                 except UnavailableError as error:
-                    # The next write brings a new event; until then ``_age`` drops the record in time.
+                    # The next write brings a new event; until then ``_age`` drops the record in
+                    # time.
                     log.debug("activity.read_failed", error=str(error))
                     continue
                 self._read_s = self._clock.now_s()

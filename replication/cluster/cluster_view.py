@@ -1,7 +1,7 @@
 """Which bookies there are, and what is ordered of them, as this session last saw it.
 
-Kept fresh by two watches, and a timer for maintenance windows, which end without an event; handed out
-as values.
+Kept fresh by two watches, and a timer for maintenance windows, which end without an event; handed
+out as values.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ RESTORE_COOKIES = (
 ORDERS_POLL_S = 5.0
 """How often the orders are read where ZooKeeper (before 3.6) does not tell that they change."""
 WINDOW_LOOK_S = 60.0
-"""How often the wall clock is looked at, at least, while a maintenance window stands: somebody may set
-it, while the wait for the window's end is in elapsed time."""
+"""How often the wall clock is looked at, at least, while a maintenance window stands: somebody may
+set it, while the wait for the window's end is in elapsed time."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
@@ -61,7 +61,8 @@ class ClusterView:
 
     @cached_property
     def answering(self) -> frozenset[BookieId]:
-        """Available, and at an address that no other bookie took since: those whose "no" is their own (rule S5)."""
+        """Available, and at an address that no other bookie took since: those whose "no" is their
+        own (rule S5)."""
         return self.available - self.bookies.superseded
 
     @cached_property
@@ -71,17 +72,20 @@ class ClusterView:
 
     @cached_property
     def receiving(self) -> frozenset[BookieId]:
-        """Writable, answering, neither draining nor under maintenance: the possible targets (rule S11)."""
+        """Writable, answering, neither draining nor under maintenance: the possible targets (rule
+        S11)."""
         able = self.writable & self.answering
         return able - self.orders.draining.keys() - self.orders.maintenance.keys()
 
     def czxid(self, bookie: BookieId) -> int:
-        """Of the bookie's registration, which tells one life of it from the next; 0: not registered."""
+        """Of the bookie's registration, which tells one life of it from the next; 0: not
+        registered."""
         registered = self.bookies.available.get(bookie)
         return 0 if registered is None else registered.czxid
 
     def initialised_after(self, zxid: int) -> frozenset[BookieId]:
-        """Bookies whose identity (cookie) is younger than ``zxid``, unless an operator's order trusts it.
+        """Bookies whose identity (cookie) is younger than ``zxid``, unless an operator's order
+        trusts it.
 
         Whatever stood in metadata before may have been wiped there: their "no" is not to be
         believed, and their ends prove nothing of the middle (rules S5, S6).
@@ -111,7 +115,8 @@ class ClusterView:
 
 
 class ViewSource(Changing):
-    """The current view, kept fresh by ``run``: a change is one that differs from the view before."""
+    """The current view, kept fresh by ``run``: a change is one that differs from the view
+    before."""
 
     def __init__(
         self, registration: Registration, clock: Clock, orders: OrderBook | None = None
@@ -133,7 +138,8 @@ class ViewSource(Changing):
         """The last try to read was in vain."""
 
     def resolve(self, bookie: BookieId) -> Address:
-        """Return where the bookie answers, or did when last seen: an absent one is asked too (rule S13).
+        """Return where the bookie answers, or did when last seen: an absent one is asked too (rule
+        S13).
 
         Raises UnavailableError where no address is known, or another bookie is registered there
         (``BookieView.locate``).
@@ -142,7 +148,8 @@ class ViewSource(Changing):
         return bookies.locate(bookie, last_known=self._addresses.get(bookie))
 
     def last_address(self, bookie: BookieId) -> Address | None:
-        """Return the address that the bookie registered last, whoever has it now: for racks, not for requests."""
+        """Return the address that the bookie registered last, whoever has it now: for racks, not
+        for requests."""
         return self._addresses.get(bookie)
 
     @property
@@ -153,7 +160,8 @@ class ViewSource(Changing):
         return self._current
 
     def life(self, bookie: BookieId) -> int:
-        """Tells one registration of the bookie from the next, as things are now (``ClusterView.czxid``)."""
+        """Tells one registration of the bookie from the next, as things are now
+        (``ClusterView.czxid``)."""
         return self.current.czxid(bookie)
 
     async def refresh(self) -> ClusterView:
@@ -169,16 +177,18 @@ class ViewSource(Changing):
         return self._show(bookies, cookies)
 
     def _tell_missing_cookies(self, bookies: AbstractSet[BookieId]) -> None:
-        """Log registered bookies without a cookie, once each. A bookie writes its cookie before it registers."""
+        """Log registered bookies without a cookie, once each. A bookie writes its cookie before it
+        registers."""
         if bookies - self._without_cookie:
             log.warning("cookies.missing", bookies=sorted(bookies), next_step=RESTORE_COOKIES)
         self._without_cookie = frozenset(bookies)
 
     async def confirm(self, bookies: Collection[BookieId]) -> None:
-        """Refresh unless those that ``current`` shows as there are, in what this session has seen of ZooKeeper by now.
+        """Refresh unless those that ``current`` shows as there are, in what this session has seen
+        of ZooKeeper by now.
 
-        What made somebody mark a ledger for a bookie may have come to us before the list of bookies did. Raises
-        UnavailableError.
+        What made somebody mark a ledger for a bookie may have come to us before the list of bookies
+        did. Raises UnavailableError.
         """
         shown = self.current.bookies
         there = [bookie for bookie in bookies if bookie in shown.available]
@@ -189,10 +199,11 @@ class ViewSource(Changing):
                     await self._read_all()
 
     async def are_as_in(self, view: ClusterView, bookies: Collection[BookieId]) -> bool:
-        """Whether each of them is registered by the same znode as in the view, by a read that begins now.
+        """Whether each of them is registered by the same znode as in the view, by a read that
+        begins now.
 
-        What ``current`` shows may be old: this process may have stood still with an event unread. If a
-        registration differs, the view is read again. Raises UnavailableError.
+        What ``current`` shows may be old: this process may have stood still with an event unread.
+        If a registration differs, the view is read again. Raises UnavailableError.
         """
         shown = [view.bookies.available.get(bookie) for bookie in bookies]
         there = [registered for registered in shown if registered is not None and registered.czxid]
@@ -204,7 +215,8 @@ class ViewSource(Changing):
         return False
 
     def checks_of(self, view: ClusterView, bookies: Collection[BookieId]) -> list[Check]:
-        """Operations that hold as long as those of the bookies that the view shows are registered."""
+        """Operations that hold as long as those of the bookies that the view shows are
+        registered."""
         return [
             self._registration.check_of(view.bookies.available[bookie])
             for bookie in sorted(bookies)
@@ -214,7 +226,8 @@ class ViewSource(Changing):
     async def set_up_since(
         self, view: ClusterView, bookies: Collection[BookieId]
     ) -> frozenset[BookieId]:
-        """Those of the bookies that have another cookie by now, be it shown in ``current`` or not, than in the view.
+        """Those of the bookies that have another cookie by now, be it shown in ``current`` or not,
+        than in the view.
 
         Raises UnavailableError.
         """
@@ -229,10 +242,12 @@ class ViewSource(Changing):
     async def doubts_about(
         self, view: ClusterView, *, members: Collection[BookieId], believed: Collection[BookieId]
     ) -> Mapping[BookieId, str]:
-        """Return the bookies whose answers since ``view`` may not stand, and why; empty where all stand.
+        """Return the bookies whose answers since ``view`` may not stand, and why; empty where all
+        stand.
 
-        ``members``: bookies that must not have been set up again since. ``believed``: bookies whose "no" was
-        counted: each must have answered at its address by itself all the time. Raises UnavailableError.
+        ``members``: bookies that must not have been set up again since. ``believed``: bookies whose
+        "no" was counted: each must have answered at its address by itself all the time. Raises
+        UnavailableError.
         """
         doubts = dict(await self._registration.doubtful_since(view.bookies, believed))
         superseded = self.current.bookies.superseded.intersection(believed)

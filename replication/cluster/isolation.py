@@ -1,6 +1,8 @@
-"""Which bookies may hold copies of a ledger that Pulsar isolates: those of its groups (IsolatedBookieEnsemblePlacementPolicy).
+"""Which bookies may hold copies of a ledger that Pulsar isolates: those of its groups
+(IsolatedBookieEnsemblePlacementPolicy).
 
-The groups stand in Pulsar's znode of racks. A failed read is reported once; the last good groups stay in force.
+The groups stand in Pulsar's znode of racks. A failed read is reported once; the last good groups
+stay in force.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,8 +31,9 @@ Groups = Mapping[str, frozenset[BookieId]]
 def bookies_within(
     isolation: Isolation, groups: Groups, writable: Collection[BookieId], *, ensemble_size: int
 ) -> frozenset[BookieId]:
-    """Those of the primary groups; where fewer of them than the ensemble has are writable, of the secondary, too; where
-    still fewer are, those of no group as well. Those of other groups alone are never among them."""
+    """Those of the primary groups; where fewer of them than the ensemble has are writable, of the
+    secondary, too; where still fewer are, those of no group as well. Those of other groups alone
+    are never among them."""
     within = _members(isolation.primary, groups)
     for more in (
         _members(isolation.secondary, groups),
@@ -68,8 +71,8 @@ class IsolationGroups:
     def allowed(
         self, metadata: LedgerMetadata, writable: Collection[BookieId]
     ) -> frozenset[BookieId] | None:
-        """Who may receive copies of the ledger; None: whoever may. That is so without a znode of groups, as in Pulsar:
-        a ledger that stays short of copies would be worse off."""
+        """Who may receive copies of the ledger; None: whoever may. That is so without a znode of
+        groups, as in Pulsar: a ledger that stays short of copies would be worse off."""
         isolation = isolation_of(metadata)
         if isolation is None or not self._groups:
             return None

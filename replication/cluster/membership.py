@@ -1,7 +1,8 @@
 """Who is here: one ephemeral znode for each session of ours, below ``<ur>/bookmender/nodes``.
 
 The znode is the proof of rule S3: a write made under a lock, or as leader, is a multi that also
-checks it. kazoo may replace an expired session behind our back, but it cannot bring this znode back.
+checks it. kazoo may replace an expired session behind our back, but it cannot bring this znode
+back.
 """
 
 import asyncio
@@ -66,7 +67,8 @@ class NodeInfo:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "NodeInfo":
-        """Raises CorruptionError on what no release of ours has written, or this one does not know."""
+        """Raises CorruptionError on what no release of ours has written, or this one does not
+        know."""
         return cls(
             half=_half(text(record, "half")),
             host=text(record, "host"),
@@ -129,9 +131,10 @@ class Membership:
     async def everybody(self) -> list[LiveNode]:
         """Every live session of ours that can be read, this one included.
 
-        Raises SessionLostError when this session's own znode is gone. Somebody deleted it, and perhaps those of
-        other nodes. Every write would fail by its guard (rule S3), and the nodes that are left would be too few to
-        share a bookie's reads (rule S10), so the session ends and the next one joins again.
+        Raises SessionLostError when this session's own znode is gone. Somebody deleted it, and
+        perhaps those of other nodes. Every write would fail by its guard (rule S3), and the nodes
+        that are left would be too few to share a bookie's reads (rule S10), so the session ends and
+        the next one joins again.
         """
         nodes = await live_nodes(self._store, self._ur, self._known)
         if self.uuid not in self._known:
@@ -149,8 +152,8 @@ class Membership:
 
 
 def reader_count(nodes: Iterable[LiveNode], *, executor_count: int) -> int:
-    """How many share what may be asked of a bookie (rule S10): workers, repairs by hand, executors of fsck, and
-    the checks of whoever leads as one more."""
+    """How many share what may be asked of a bookie (rule S10): workers, repairs by hand, executors
+    of fsck, and the checks of whoever leads as one more."""
     return sum(node.info.half is not Half.AUDITOR for node in nodes) + executor_count + 1
 
 
@@ -163,14 +166,16 @@ async def live_nodes(
     for gone in known.keys() - set(names):
         del known[gone]
     new = [name for name in names if name not in known]
-    # Side by side, so that the store can join them: N nodes that meet for the first time read N² data.
+    # Side by side, so that the store can join them: N nodes that meet for the first time read N²
+    # data.
     found = await asyncio.gather(*(_live_node(store, f"{nodes_path(ur)}/{name}") for name in new))
     known.update(zip(new, found, strict=True))
     return [node for name in names if (node := known[name]) is not None]
 
 
 async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:
-    """None when it has gone, or is a later release's, which says nothing to us, or ACLs shut it away."""
+    """None when it has gone, or is a later release's, which says nothing to us, or ACLs shut it
+    away."""
     try:
         data, stat = await store.get(path)
         info = NodeInfo.from_record(parse_record(data))

@@ -125,9 +125,10 @@ class OrderBook:
     async def read(self) -> Orders:
         """All that is kept to, ended windows included.
 
-        Limits that cannot be read are those that were in force before: a slip must not let every node
-        run at full speed. Likewise drains and windows that cannot be listed: they may well stand (rule
-        S8). A session that has seen none before keeps to its settings, and knows of no drain or window.
+        Limits that cannot be read are those that were in force before: a slip must not let every
+        node run at full speed. Likewise drains and windows that cannot be listed: they may well
+        stand (rule S8). A session that has seen none before keeps to its settings, and knows of no
+        drain or window.
         """
         unreadable: list[str] = []
         identities_read = self._readable(identities_place(self._ur), unreadable)
@@ -228,7 +229,8 @@ class OrderBook:
         return standing.order
 
     async def _stat_if_allowed(self, path: str) -> Stat | None:
-        """None when the order is gone. Newer ZooKeepers (3.9.5) forbid this, too: then only that it is there is known."""
+        """None when the order is gone. Newer ZooKeepers (3.9.5) forbid this, too: then only that it
+        is there is known."""
         try:
             return await self._store.exists(path)
         except UnauthorizedError:

@@ -1,11 +1,13 @@
-"""What is ordered of the whole cluster: bookies to drain, maintenance windows, limits, holds, pauses, tries.
+"""What is ordered of the whole cluster: bookies to drain, maintenance windows, limits, holds,
+pauses, tries.
 
 Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>``, ``limits``,
-``hold``, ``checks``, ``identities`` and ``tries``, each versioned JSON. An operator gives them; the leader, too, orders a hold.
-``order_book`` reads and writes them, and every session of ours sees them as part of its ``ClusterView``.
-An order that cannot be read (a later release's, a slip of somebody's hand) is reported and never stops a
-node: it is passed over, but for limits, which stay as they were, and for a hold or a pause of the checks,
-which stand. Drains and windows stay as they were where they cannot even be listed.
+``hold``, ``checks``, ``identities`` and ``tries``, each versioned JSON. An operator gives them; the
+leader, too, orders a hold. ``order_book`` reads and writes them, and every session of ours sees
+them as part of its ``ClusterView``. An order that cannot be read (a later release's, a slip of
+somebody's hand) is reported and never stops a node: it is passed over, but for limits, which stay
+as they were, and for a hold or a pause of the checks, which stand. Drains and windows stay as they
+were where they cannot even be listed.
 """
 
 import json
@@ -27,11 +29,12 @@ from replication.cluster.own_state import (
 )
 
 VERSION = 1
-"""Of every order's record. Raised when a reader of the release before would misunderstand it; fields
-that it may leave out of account come without."""
+"""Of every order's record. Raised when a reader of the release before would misunderstand it;
+fields that it may leave out of account come without."""
 
 TRIES_TOLD_S = 600.0
-"""So long after a try was ordered a node that had lost its connection still learns of it, though others were since."""
+"""So long after a try was ordered a node that had lost its connection still learns of it, though
+others were since."""
 TRIES_TOLD_MAX = 1_000
 
 LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
@@ -40,7 +43,8 @@ LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
     "reads_in_flight_per_bookie": (1, 500),
     "requests_per_s": (0, 1_000_000),
 }
-"""The least and the most of each number in ``LimitsOrder``: what the settings of the same name allow."""
+"""The least and the most of each number in ``LimitsOrder``: what the settings of the same name
+allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,8 @@ class DrainOrder:
 
     since_ms: int
     may_fence: bool = False
-    """Whether open ledgers on it are to be recovered and closed, instead of left until they close."""
+    """Whether open ledgers on it are to be recovered and closed, instead of left until they
+    close."""
 
     def to_json(self) -> bytes:
         return _to_json(asdict(self))
@@ -118,8 +123,8 @@ class LimitsOrder:
 class HoldOrder:
     """Mark nothing and fence nothing; or, released, let nothing hold on account of these bookies.
 
-    ``bookies``: those that were away when it was written. ``until_ms``: wall-clock; None: until somebody
-    ends it. ``is_by_operator``: an operator's stands whatever the bookies do.
+    ``bookies``: those that were away when it was written. ``until_ms``: wall-clock; None: until
+    somebody ends it. ``is_by_operator``: an operator's stands whatever the bookies do.
     """
 
     since_ms: int
@@ -147,8 +152,9 @@ class HoldOrder:
 
     @classmethod
     def unreadable(cls, *, since_ms: int) -> Self:
-        """What is kept to where the order cannot be read: a hold. Perhaps one was meant, and a hold for nothing
-        costs time only, while fencing for nothing stops writers. ``since_ms``: when it was written."""
+        """What is kept to where the order cannot be read: a hold. Perhaps one was meant, and a hold
+        for nothing costs time only, while fencing for nothing stops writers. ``since_ms``: when it
+        was written."""
         reason = "so it is taken, as the order cannot be read"
         return cls(since_ms=since_ms, reason=reason, is_by_operator=True)
 
@@ -170,8 +176,8 @@ class ChecksOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriesOrder:
-    """Marked ledgers that are to be tried now, whatever they waited for, and when that was ordered (wall-clock):
-    each counts once, for who has not seen it before."""
+    """Marked ledgers that are to be tried now, whatever they waited for, and when that was ordered
+    (wall-clock): each counts once, for who has not seen it before."""
 
     ordered_ms: Mapping[int, int] = field(default_factory=dict)
 
@@ -195,12 +201,14 @@ class TriesOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentitiesOrder:
-    """These bookies have lost nothing since they were first set up, though their cookies may be younger.
+    """These bookies have lost nothing since they were first set up, though their cookies may be
+    younger.
 
-    A cookie that is younger than a ledger says that its bookie may have been reformatted since. That is wrong
-    for all bookies at once where ZooKeeper was imported by a tool that creates znodes again, or where bookie
-    ids were changed (``updatecookie``). ``cookies``: the czxid that each bookie's cookie had when the order
-    was given; the order says nothing of a bookie whose cookie is another one by now.
+    A cookie that is younger than a ledger says that its bookie may have been reformatted since.
+    That is wrong for all bookies at once where ZooKeeper was imported by a tool that creates znodes
+    again, or where bookie ids were changed (``updatecookie``). ``cookies``: the czxid that each
+    bookie's cookie had when the order was given; the order says nothing of a bookie whose cookie is
+    another one by now.
     """
 
     since_ms: int
@@ -241,7 +249,8 @@ class Orders:
         return self.hold is not None and not self.hold.is_released
 
     def at(self, now_ms: int) -> "Orders":
-        """As they stand then, an end itself being outside: a hold that is over is as good as released."""
+        """As they stand then, an end itself being outside: a hold that is over is as good as
+        released."""
         current = {b: window for b, window in self.maintenance.items() if now_ms < window.until_ms}
         hold = self.hold
         if hold is not None and hold.until_ms is not None and hold.until_ms <= now_ms:

@@ -2,19 +2,20 @@
 
 ``nodes/<uuid>`` one ephemeral znode a session (``membership``); ``waiting/<ledger id>`` why a
 marked ledger is not being repaired now; ``orders/…`` what an operator wants (``orders``);
-``ledgers/…`` a tree of marks like the shared one, of ledgers that Java would find whole (rule S16), such
-as those of draining bookies; ``findings/<ledger id>`` what a check found wrong with a marked one;
-``given_up/<ledger id>`` entries that an operator gave up (``given_up``); ``recent_copies/<session>.<n>`` copies that are to be read again (``recent_copies``);
-``unproven/<ledger id>`` why a ledger's end cannot be proven (``unproven_ends``); ``urgent`` the leader's
-note of the most endangered (``urgent``); ``racks`` where bookies were last known to be (``rack_memory``);
-``activity`` at which bookies clients are active (``activity``);
-``fsck/executors/<run>.<uuid>`` one ephemeral znode for each executor of fsck.
-What the auditor and fsck keep for themselves beside these, their own modules say.
+``ledgers/…`` a tree of marks like the shared one, of ledgers that Java would find whole (rule S16),
+such as those of draining bookies; ``findings/<ledger id>`` what a check found wrong with a marked
+one; ``given_up/<ledger id>`` entries that an operator gave up (``given_up``);
+``recent_copies/<session>.<n>`` copies that are to be read again (``recent_copies``);
+``unproven/<ledger id>`` why a ledger's end cannot be proven (``unproven_ends``); ``urgent`` the
+leader's note of the most endangered (``urgent``); ``racks`` where bookies were last known to be
+(``rack_memory``); ``activity`` at which bookies clients are active (``activity``);
+``fsck/executors/<run>.<uuid>`` one ephemeral znode for each executor of fsck. What the auditor and
+fsck keep for themselves beside these, their own modules say.
 
 Java's payloads never carry a field of ours, so whatever it does not know of stands here. A reader
-skips what it cannot read (but see ``orders``): it is a later release's, or a slip of somebody's hand.
-All of it goes through ``parse_record`` and the helpers below it, so that no bytes whatever make a session
-fall.
+skips what it cannot read (but see ``orders``): it is a later release's, or a slip of somebody's
+hand. All of it goes through ``parse_record`` and the helpers below it, so that no bytes whatever
+make a session fall.
 """
 
 import json
@@ -84,8 +85,8 @@ TIME_MS_MAX = 253_402_300_799_999
 async def read_record(
     store: MetadataStore, path: str, parse: Callable[[dict[str, Any]], T]
 ) -> T | None:
-    """What ``parse`` makes of the record in a znode of ours. None where there is none, or none that it can
-    read: a later release may have written it in another way.
+    """What ``parse`` makes of the record in a znode of ours. None where there is none, or none that
+    it can read: a later release may have written it in another way.
     """
     try:
         data, _ = await store.get(path)
@@ -97,7 +98,8 @@ async def read_record(
 async def read_aid(
     store: MetadataStore, path: str, parse: Callable[[dict[str, Any]], T]
 ) -> T | None:
-    """As ``read_record``, of what a leader can do without: it is as good as not there, too, where ACLs shut it away."""
+    """As ``read_record``, of what a leader can do without: it is as good as not there, too, where
+    ACLs shut it away."""
     try:
         return await read_record(store, path, parse)
     except UnauthorizedError as error:
@@ -106,7 +108,8 @@ async def read_aid(
 
 
 async def names_in(store: MetadataStore, path: str) -> list[str]:
-    """Of the znodes below one of ours whose records can be done without: none where ACLs shut it away, too."""
+    """Of the znodes below one of ours whose records can be done without: none where ACLs shut it
+    away, too."""
     try:
         return await children_if_any(store, path)
     except UnauthorizedError as error:
@@ -115,7 +118,8 @@ async def names_in(store: MetadataStore, path: str) -> list[str]:
 
 
 async def read_found_bad(store: MetadataStore, ur: str, ledger_id: int) -> frozenset[BookieId]:
-    """Bookies of which a check or fsck found bad copies of the ledger, one day: they count while it is marked for them."""
+    """Bookies of which a check or fsck found bad copies of the ledger, one day: they count while it
+    is marked for them."""
     path = findings_path(ur, ledger_id)
     named = await read_record(store, path, lambda finding: texts(finding, "bookies"))
     return frozenset(map(BookieId, named or ()))
@@ -124,8 +128,8 @@ async def read_found_bad(store: MetadataStore, ur: str, ledger_id: int) -> froze
 def parse_record(data: bytes) -> dict[str, Any]:
     """The only parser of what is ours: a JSON object in UTF-8, without NaN or an infinity.
 
-    Raises CorruptionError, whatever somebody's hand put there. The values are of any type: ``whole``,
-    ``text`` and ``switch`` take them out.
+    Raises CorruptionError, whatever somebody's hand put there. The values are of any type:
+    ``whole``, ``text`` and ``switch`` take them out.
     """
     if len(data) > RECORD_BYTES_MAX:
         raise CorruptionError("a record larger than any of ours", byte_count=len(data))

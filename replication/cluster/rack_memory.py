@@ -1,8 +1,10 @@
-"""Where each bookie was when its rack was last known: kept by the leader, for all nodes that start later.
+"""Where each bookie was when its rack was last known: kept by the leader, for all nodes that start
+later.
 
-A source may know a bookie by its host or IP address alone, and those of one that is away are not registered.
-A node that was running then remembers; one that starts meanwhile, or whose source is broken, reads it here:
-or it would take the default rack for the bookie's, and the ledger's other copies for well placed (G19).
+A source may know a bookie by its host or IP address alone, and those of one that is away are not
+registered. A node that was running then remembers; one that starts meanwhile, or whose source is
+broken, reads it here: or it would take the default rack for the bookie's, and the ledger's other
+copies for well placed (G19).
 """
 
 import json
@@ -61,7 +63,8 @@ class RackMemory:
         self._clock = clock
 
     async def run(self) -> None:
-        """Write at every change, until cancelled. Raises SessionLostError or LeadershipLostError."""
+        """Write at every change, until cancelled. Raises SessionLostError or
+        LeadershipLostError."""
         while True:
             seen = self._keeper.change_count
             while not await self._try_write():
@@ -77,7 +80,8 @@ class RackMemory:
         return True
 
     async def write(self) -> None:
-        """What is known now, if that is not what stands there. A decommissioned bookie is forgotten."""
+        """What is known now, if that is not what stands there. A decommissioned bookie is
+        forgotten."""
         view = self._views.current
         there_are = view.available | view.cookies.keys()
         racks = {b: rack for b, rack in self._racks.known.items() if b in there_are}

@@ -1,7 +1,7 @@
 """Which rack each bookie is in, kept fresh from a source: a file, a script, or Pulsar's znode.
 
-A source that fails is reported once, with what to do; the last good racks stay in force, and nothing
-waits for it but the first choice after a start, and that not for long.
+A source that fails is reported once, with what to do; the last good racks stay in force, and
+nothing waits for it but the first choice after a start, and that not for long.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """How full the bookies' disks are: asked of each that may receive, so that no repair fills one up.
 
-A bookie turns read-only when a disk is 95 % full (its diskUsageThreshold), and its clients lose it. So
-copies go only where more than the floor is free (rule S11). A bookie that does not tell is not kept
-from receiving.
+A bookie turns read-only when a disk is 95 % full (its diskUsageThreshold), and its clients lose it.
+So copies go only where more than the floor is free (rule S11). A bookie that does not tell is not
+kept from receiving.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ BOOKIES_AT_ONCE = 16
 
 
 def spare_bytes(room: Room | None, *, floor_share: float) -> int | None:
-    """What is free beyond the floor, less than 0 where it is short of that; None where it is not known, or there is
-    no floor. ``floor_share``: of the whole room; 0: none."""
+    """What is free beyond the floor, less than 0 where it is short of that; None where it is not
+    known, or there is no floor. ``floor_share``: of the whole room; 0: none."""
     if room is None or not floor_share:
         return None
     return math.floor(room.free_bytes - floor_share * room.total_bytes)
@@ -91,7 +91,8 @@ class RoomSource:
         return None if spare is None else spare - self._landed_bytes[bookie]
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
-        """A copy of ours was written there: until its bookie is asked again nobody else would know."""
+        """A copy of ours was written there: until its bookie is asked again nobody else would
+        know."""
         self._landed_bytes[bookie] += byte_count
 
     async def start(self) -> None:

@@ -1,10 +1,10 @@
 """The wall-clock time that all nodes agree on: ZooKeeper's.
 
 Safety holds, maintenance windows, notes of the next try: one host writes until when they last, and
-others act on it. By its own clock, a host that is an hour ahead would take a hold for over, and fence.
-So every session takes its wall-clock time from ZooKeeper: the server stamps each write (``mtime``), and
-elapsed time is added to the stamp of a write of our own. Where the servers' clocks differ, the
-leading server's counts.
+others act on it. By its own clock, a host that is an hour ahead would take a hold for over, and
+fence. So every session takes its wall-clock time from ZooKeeper: the server stamps each write
+(``mtime``), and elapsed time is added to the stamp of a write of our own. Where the servers' clocks
+differ, the leading server's counts.
 """
 
 import structlog
@@ -25,7 +25,8 @@ SYNCHRONISE_INTERVAL_S = 3_600.0
 
 
 class SharedClock:
-    """A ``Clock`` whose wall-clock time is ZooKeeper's, once synchronised; until then, this host's."""
+    """A ``Clock`` whose wall-clock time is ZooKeeper's, once synchronised; until then, this
+    host's."""
 
     def __init__(self, own: Clock) -> None:
         self._own = own

@@ -65,8 +65,8 @@ class Memory:
 
 
 class BadSources:
-    """What copies found of ledgers that are not done (``Memory.bad_sources``): for this node's next try, whether or not
-    a note was left of this one."""
+    """What copies found of ledgers that are not done (``Memory.bad_sources``): for this node's next
+    try, whether or not a note was left of this one."""
 
     def __init__(self) -> None:
         self._of: dict[int, frozenset[BookieId]] = {}
@@ -158,16 +158,19 @@ class Copier:
         return outcome
 
     async def _last_entry(self, repair: Repair, survey: Survey) -> bytes | None:
-        """Read the last entry of a target that stands in the last ensemble of an open ledger, before it gets copies.
+        """Read the last entry of a target that stands in the last ensemble of an open ledger,
+        before it gets copies.
 
-        A bookie answers a last-entry read from its write cache, if that holds any entry of the ledger. So copies
-        of earlier entries hide later ones until the next flush:
+        A bookie answers a last-entry read from its write cache, if that holds any entry of the
+        ledger. So copies of earlier entries hide later ones until the next flush:
 
         1. The writer adds entry 20 to the target, and the target flushes it.
         2. We copy entry 5 to the target. A last-entry read now returns entry 5.
-        3. A reader, or a recovery by Java, which asks for the last entry, learns too small a LAC from the target.
+        3. A reader, or a recovery by Java, which asks for the last entry, learns too small a LAC
+           from the target.
 
-        None: it has no entry, or did not answer. Then there is nothing to hide, or its next flush shows it.
+        None: it has no entry, or did not answer. Then there is nothing to hide, or its next flush
+        shows it.
         """
         try:
             entry = await self._bookies.read(repair.target, survey.ledger_id, LAST_ENTRY)
@@ -177,7 +180,8 @@ class Copier:
         return entry if is_good else None
 
     async def _show_again(self, entry: bytes, repair: Repair, survey: Survey) -> None:
-        """Add the target's own last entry again, byte for byte, so that its write cache holds it."""
+        """Add the target's own last entry again, byte for byte, so that its write cache holds
+        it."""
         try:
             await self._bookies.add(
                 repair.target, entry, master_key=survey.digest.master_key, is_recovery=True

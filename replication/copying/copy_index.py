@@ -1,9 +1,9 @@
 """Copying the entries of one bookie index of one fragment to a target.
 
-Just the entries that the index stored are copied, each from any good replica, in bulk. An entry that
-one replica did not give is asked of the next (``sources``). What remains in the end is said entry by
-entry: without a copy, or unknown. A ledger of ten million entries is copied slice by slice; what is
-held at a time does not grow with it.
+Just the entries that the index stored are copied, each from any good replica, in bulk. An entry
+that one replica did not give is asked of the next (``sources``). What remains in the end is said
+entry by entry: without a copy, or unknown. A ledger of ten million entries is copied slice by
+slice; what is held at a time does not grow with it.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ RESUMES_MAX = 3
 RESUME_PAUSE_S = 0.5
 RESUME_WORTH_ENTRIES = SLICE_ENTRIES
 """After that many acknowledged entries a target whose connection broke is tried again, rather than
-another from the beginning (its registration is compared before the metadata is written, rule S3)."""
+another from the beginning (its registration is compared before the metadata is written, rule
+S3)."""
 
 Failures = Mapping[BookieId, Mapping[int, Answer]]
 """As in ``TransferResult``."""
@@ -37,11 +38,12 @@ Failures = Mapping[BookieId, Mapping[int, Answer]]
 async def copy_index(
     job: CopyJob, *, bookies: Bookies, digest: EntryDigest, asked: Questions = NOTHING_ASKED
 ) -> CopyOutcome:
-    """Copy every entry of which there is a good copy. In place, an end is kept back while others lack.
+    """Copy every entry of which there is a good copy. In place, an end is kept back while others
+    lack.
 
-    A check, ours or Java's, asks for the ends. An index with both of them there looks whole, whatever is
-    missing between them: the next try would unmark the ledger. So in place (rule S15) the ends are
-    written last, and
+    A check, ours or Java's, asks for the ends. An index with both of them there looks whole,
+    whatever is missing between them: the next try would unmark the ledger. So in place (rule S15)
+    the ends are written last, and
 
     - none while an entry between them may still be had (some replica did not answer);
     - both when all between them is there;
@@ -184,7 +186,8 @@ class _Copy:
 
 
 def kept_back_of(ends: Sequence[int], *, lost: Container[int]) -> Sequence[int]:
-    """The end that is not written where entries between them are lost: none where the other is lost itself."""
+    """The end that is not written where entries between them are lost: none where the other is lost
+    itself."""
     is_told = any(end in lost for end in ends[:-1])  # it tells of all the rest
     return () if is_told else ends[-1:]
 

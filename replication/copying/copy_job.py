@@ -37,7 +37,8 @@ class CopyJob(Struct, frozen=True, kw_only=True):
 
     @property
     def parts(self) -> tuple[Sequence[int], Sequence[int]]:
-        """What is to be written first, and the ends, which in place come after it (see ``copy_index``)."""
+        """What is to be written first, and the ends, which in place come after it (see
+        ``copy_index``)."""
         if self.target != self.fragment.ensemble[self.index]:
             return self.entry_ids, ()
         return ends_apart(self.fragment, self.index, self.entry_ids)
@@ -46,8 +47,8 @@ class CopyJob(Struct, frozen=True, kw_only=True):
 def ends_apart(
     fragment: Fragment, index: int, entry_ids: Sequence[int]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Those between the first and the last entry that the index stores, and those of these two. Nothing is listed:
-    a bookie that came back empty lacks all, and there may be ten million."""
+    """Those between the first and the last entry that the index stores, and those of these two.
+    Nothing is listed: a bookie that came back empty lacks all, and there may be ten million."""
     stored = fragment.entries_of(index)
     first, last = stored.first, stored.last
     if first is None or last is None:  # it stores none
@@ -59,7 +60,8 @@ def ends_apart(
 
 
 class CopyOutcome(Struct, frozen=True, kw_only=True):
-    """``target_error``: the target failed, another is to be chosen. Entry ids in the sets ascend."""
+    """``target_error``: the target failed, another is to be chosen. Entry ids in the sets
+    ascend."""
 
     entry_count: int = 0
     entry_bytes: int = 0

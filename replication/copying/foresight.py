@@ -1,9 +1,10 @@
-"""What will come of a plan, as far as the survey tells: the copies that will be made, and what is in the way of the rest.
+"""What will come of a plan, as far as the survey tells: the copies that will be made, and what is
+in the way of the rest.
 
-For ``bookmender plan``, and for copies that have no target, which nobody tries. The worker's own ``CopyResults``
-decide; only what each copy comes to is foreseen: an entry that every bookie there is known to lack, or of which
-no bookie is there, is without a copy. Bookies that hold other parts of the ledger may have it all the same; a
-worker asks them, and nobody here.
+For ``bookmender plan``, and for copies that have no target, which nobody tries. The worker's own
+``CopyResults`` decide; only what each copy comes to is foreseen: an entry that every bookie there
+is known to lack, or of which no bookie is there, is without a copy. Bookies that hold other parts
+of the ledger may have it all the same; a worker asks them, and nobody here.
 """
 
 from array import array
@@ -63,8 +64,8 @@ class Foresight:
     def lacking(
         self, fragment: Fragment, index: int, entry_ids: Sequence[int], *, limit: int = LACKING_MAX
     ) -> Lacking:
-        """Those of ``entry_ids``, which the bookie index stores, that no bookie there will give; of more than
-        ``limit`` the first of them, and one."""
+        """Those of ``entry_ids``, which the bookie index stores, that no bookie there will give; of
+        more than ``limit`` the first of them, and one."""
         doubted = merge(*self._doubted(fragment, index))
         found = islice((e for e in doubted if e in entry_ids), limit + 1)
         without_copy, unknown = array("q"), array("q")
@@ -119,7 +120,8 @@ def _kept_back(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
 
 
 def made_of(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair:
-    """The repair without what does not come of it. ``is_split``: what is kept back will come in the next round."""
+    """The repair without what does not come of it. ``is_split``: what is kept back will come in the
+    next round."""
     kept_back = () if is_split else outcome.kept_back
     left = EntryRuns(sorted({*outcome.without_copy, *outcome.unknown, *kept_back}))
     if not left:

@@ -1,4 +1,5 @@
-"""What came of a plan: the metadata that may be written for it (rule S1), and what is in the way of the rest."""
+"""What came of a plan: the metadata that may be written for it (rule S1), and what is in the way of
+the rest."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -25,16 +26,18 @@ from replication.planning.survey import Survey
 from replication.reasons import Blocked, Reason
 
 UNTARGETED_TOLD_MAX = 1_000
-"""Entries without a copy that are counted of a copy that has no target: of a large ledger that takes long, try by try."""
+"""Entries without a copy that are counted of a copy that has no target: of a large ledger that
+takes long, try by try."""
 
 
 class CopyResults(
     Struct, frozen=True, kw_only=True, dict=True
 ):  # dict: the properties are computed once
-    """``outcomes``: of each repair of the plan. ``is_unchanged``: whether a target is still the bookie
-    that acknowledged its copies. ``has_bad_sources``: members were found to lack what a check does not ask for, so that
-    they are to be read whole. ``are_foreseen``: nothing was copied, and nobody asked (``Foresight``).
-    ``may_split``: whether a segment is split around entries that a bookie which is away may still have."""
+    """``outcomes``: of each repair of the plan. ``is_unchanged``: whether a target is still the
+    bookie that acknowledged its copies. ``has_bad_sources``: members were found to lack what a
+    check does not ask for, so that they are to be read whole. ``are_foreseen``: nothing was copied,
+    and nobody asked (``Foresight``). ``may_split``: whether a segment is split around entries that
+    a bookie which is away may still have."""
 
     survey: Survey
     plan: Plan
@@ -46,7 +49,8 @@ class CopyResults(
 
     @cached_property
     def metadata(self) -> LedgerMetadata:
-        """With every index that was copied whole, or but for entries that nobody has (``_splits``)."""
+        """With every index that was copied whole, or but for entries that nobody has
+        (``_splits``)."""
         before, after = self.survey.metadata, self._rewritten
         # An earlier repair may have split a segment while bookies were away. No entry is lost now.
         may_join = before.is_closed and after != before and self.is_complete
@@ -68,8 +72,8 @@ class CopyResults(
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that was planned was done, away from where it was, nothing was in the way, and nothing else is
-        known to be missing.
+        """Whether all that was planned was done, away from where it was, nothing was in the way,
+        and nothing else is known to be missing.
 
         What was written in place is first to be read back.
         """
@@ -78,8 +82,8 @@ class CopyResults(
 
     @property
     def only_to_empty(self) -> frozenset[BookieId]:
-        """Bookies that drain, and which nobody asked what they have, where all that is left is to empty them: each
-        copy on others is there, or was made. Empty where more is left."""
+        """Bookies that drain, and which nobody asked what they have, where all that is left is to
+        empty them: each copy on others is there, or was made. Empty where more is left."""
         moved = {(change.fragment, change.index) for change in self._moves}
         left = [
             finding
@@ -108,7 +112,8 @@ class CopyResults(
 
     @property
     def lasting(self) -> list[tuple[Repair, CopyOutcome]]:
-        """Those whose target is to be named, or is already: what else was copied was copied in vain."""
+        """Those whose target is to be named, or is already: what else was copied was copied in
+        vain."""
         named = {(change.fragment, change.index) for change in (*self._moves, *self._splits)}
         return [pair for pair in self._pairs if pair[0].is_in_place or pair[0].key in named]
 
@@ -197,9 +202,10 @@ class CopyResults(
         """Copies that lack nothing but entries of which there is no good copy.
 
         None of a ledger that is not closed, nor while no entry at all proves our key (rule S7), nor
-        where a bookie that is away for maintenance may have them, nor around more than a few places. Unless
-        ``may_split``, nor where a bookie that is not registered may have them and keeps its cookie: two bookies
-        that restart together would leave ledgers cut into many segments.
+        where a bookie that is away for maintenance may have them, nor around more than a few
+        places. Unless ``may_split``, nor where a bookie that is not registered may have them and
+        keeps its cookie: two bookies that restart together would leave ledgers cut into many
+        segments.
         """
         if not any(outcome.without_copy for outcome in self.outcomes):  # nearly always
             return []
@@ -251,7 +257,8 @@ def _left_count(repair: Repair, outcome: CopyOutcome) -> int:
 
 
 class _Holders(Struct, frozen=True, kw_only=True):
-    """``away``: the bookies that should have an entry and are away; whether their copies are good nobody knows."""
+    """``away``: the bookies that should have an entry and are away; whether their copies are good
+    nobody knows."""
 
     away: tuple[BookieId, ...]
     are_others_unasked: bool
@@ -259,7 +266,8 @@ class _Holders(Struct, frozen=True, kw_only=True):
 
 
 class _Lacking(Struct, frozen=True, kw_only=True):
-    """What is without a copy of a fragment. ``is_foreseen``: nobody asked; ``is_cut``: these are not all."""
+    """What is without a copy of a fragment. ``is_foreseen``: nobody asked; ``is_cut``: these are
+    not all."""
 
     fragment: Fragment
     entry_ids: Sequence[int]

@@ -120,9 +120,9 @@ def _groups(
 def _sources(entry_id: int, history: History, job: CopyJob) -> tuple[Sequence[BookieId], bool]:
     """Who may be asked for it now, and whether nobody else is left after that.
 
-    Other replicas come first; then the bookie that is being replaced, if it is there (what is damaged
-    on it need not be all of it); then former members of the ledger; and at last, once more, the
-    first one that did not answer: it was not given much time.
+    Other replicas come first; then the bookie that is being replaced, if it is there (what is
+    damaged on it need not be all of it); then former members of the ledger; and at last, once more,
+    the first one that did not answer: it was not given much time.
     """
     tried = {bookie for bookie, _ in history}
     replicas = [bookie for bookie in _replicas(entry_id, job) if bookie not in tried]

@@ -1,10 +1,11 @@
 """Copies whose LAC is rewritten on the way, entry by entry (rule S12).
 
-For a target that stands in the last ensemble of a ledger which is not closed. A reader asks the bookies
-of that ensemble for their last entry and takes the LAC in its header for what the writer had confirmed.
-An entry of an earlier fragment carries an old LAC. So the header gets one that is known now, and the
-digest is computed again, as BookKeeper's LedgerFragmentReplicator does. That happens only where no other
-bookie is left, so these copies go one request at a time instead of in bulk.
+For a target that stands in the last ensemble of a ledger which is not closed. A reader asks the
+bookies of that ensemble for their last entry and takes the LAC in its header for what the writer
+had confirmed. An entry of an earlier fragment carries an old LAC. So the header gets one that is
+known now, and the digest is computed again, as BookKeeper's LedgerFragmentReplicator does. That
+happens only where no other bookie is left, so these copies go one request at a time instead of in
+bulk.
 """
 
 import asyncio
@@ -21,10 +22,12 @@ AT_ONCE = 64
 
 
 def lac_to_tell(metadata: LedgerMetadata) -> int:
-    """One less than the LAC that the last segment proves: its writer had all entries before that acknowledged.
+    """One less than the LAC that the last segment proves: its writer had all entries before that
+    acknowledged.
 
-    A recovery by Java takes the ledger's length from the header with the greatest LAC, and the length in a copy's header
-    is that of an earlier entry. So a recovery always has to read one acknowledged entry more, and takes that one's.
+    A recovery by Java takes the ledger's length from the header with the greatest LAC, and the
+    length in a copy's header is that of an earlier entry. So a recovery always has to read one
+    acknowledged entry more, and takes that one's.
     """
     return max(LAC_NONE, metadata.last_segment.first_entry_id - 2)
 
@@ -42,7 +45,8 @@ def with_lac(entry: bytes, lac: int, digest: EntryDigest) -> bytes:
 
 
 async def transfer_with_lac(bookies: Bookies, transfer: Transfer, lac: int) -> TransferResult:
-    """As ``Bookies.transfer`` to a target, with the LAC of each entry rewritten. ``checks`` are read too."""
+    """As ``Bookies.transfer`` to a target, with the LAC of each entry rewritten. ``checks`` are
+    read too."""
     copying = _Copying(bookies, transfer, lac)
     await copying.run()
     return copying.result

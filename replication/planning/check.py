@@ -31,14 +31,15 @@ class Verdict(enum.Enum):
     DRAINING = "draining"
     """Its bookie is to be emptied: it counts as missing although it serves (rule S16)."""
     MISSING = "missing"
-    """Its bookie is there, and explicitly lacks entries, or holds them damaged, or says that it cannot
-    read them."""
+    """Its bookie is there, and explicitly lacks entries, or holds them damaged, or says that it
+    cannot read them."""
     UNKNOWN = "unknown"
     """Its bookie is there and did not say."""
 
 
 class IndexFinding(Struct, frozen=True, kw_only=True):
-    """The verdict on one bookie index. ``absent``, ``mismatched``, ``unreadable``: entries, when MISSING."""
+    """The verdict on one bookie index. ``absent``, ``mismatched``, ``unreadable``: entries, when
+    MISSING."""
 
     fragment: Fragment
     index: int

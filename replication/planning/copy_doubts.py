@@ -1,7 +1,8 @@
-"""What speaks against metadata that is to be written as it is: bookies that it names without the copies.
+"""What speaks against metadata that is to be written as it is: bookies that it names without the
+copies.
 
-The words are an operator's, who is asked whether to write it all the same: one sentence a bookie, and
-kind of doubt.
+The words are an operator's, who is asked whether to write it all the same: one sentence a bookie,
+and kind of doubt.
 """
 
 from collections import defaultdict

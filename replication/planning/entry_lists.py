@@ -1,8 +1,9 @@
 """Bookies asked for the list of entries that they have: one request instead of many reads.
 
-A list proves nothing of what the entries hold, and not every bookie answers: what it says is missing
-is read (``check``), and so are the ends of the rest. One of 4.18.0 with little index memory was seen
-to hang for such a request, DbLedgerStorage never answers it: a bookie that stayed silent rests.
+A list proves nothing of what the entries hold, and not every bookie answers: what it says is
+missing is read (``check``), and so are the ends of the rest. One of 4.18.0 with little index memory
+was seen to hang for such a request, DbLedgerStorage never answers it: a bookie that stayed silent
+rests.
 """
 
 import asyncio
@@ -36,7 +37,8 @@ class EntryLists:
     async def whole(
         self, fragments: Sequence[Fragment], asked: Collection[BookieId]
     ) -> dict[BookieId, bool]:
-        """Whether each list holds all that its bookie should have; of those bookies asked that gave one."""
+        """Whether each list holds all that its bookie should have; of those bookies asked that gave
+        one."""
         now_s = self._clock.now_s()
         members = sorted({bookie for f in fragments for bookie in f.ensemble} & set(asked))
         ready = [b for b in members if self._resting_until_s.get(b, now_s) <= now_s]

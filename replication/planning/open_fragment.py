@@ -1,7 +1,8 @@
-"""The last fragment of a ledger that is not closed: whom it is to be rid of, and what is missing of its tail.
+"""The last fragment of a ledger that is not closed: whom it is to be rid of, and what is missing of
+its tail.
 
-Its end is unknown. Up to the LAC its entries are acknowledged; those after it may be, as far as any bookie shows
-them, and nobody will tell any more where the writer has died.
+Its end is unknown. Up to the LAC its entries are acknowledged; those after it may be, as far as any
+bookie shows them, and nobody will tell any more where the writer has died.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,9 +31,10 @@ def leaving_members(metadata: LedgerMetadata, view: ClusterView) -> tuple[Bookie
     """Bookies that the open fragment is to be rid of; none for a closed ledger.
 
     Those that are gone, but for the ones under maintenance; and those that drain and may be fenced
-    for it (rule S16). A read-only bookie is no reason to fence: an idle writer would lose its ledger
-    for it. Java takes the fragment before the last for open too while its reader has not heard that
-    its end is acknowledged (BookKeeper's pull request 3917); ours knows it from the metadata.
+    for it (rule S16). A read-only bookie is no reason to fence: an idle writer would lose its
+    ledger for it. Java takes the fragment before the last for open too while its reader has not
+    heard that its end is acknowledged (BookKeeper's pull request 3917); ours knows it from the
+    metadata.
     """
     if metadata.is_closed:
         return ()
@@ -56,10 +58,11 @@ async def survey_tail(
     bookies: Bookies,
     clock: Clock,
 ) -> tuple[IndexFinding, ...]:
-    """What is missing of the entries after the LAC that any member shows; and who does not say, as he may know of more.
+    """What is missing of the entries after the LAC that any member shows; and who does not say, as
+    he may know of more.
 
-    In recovery nobody adds any more, and every member is asked. While there may be a writer his copies
-    are on their way: only who was set up after the ledger was made is asked, and that twice.
+    In recovery nobody adds any more, and every member is asked. While there may be a writer his
+    copies are on their way: only who was set up after the ledger was made is asked, and that twice.
     """
     metadata = versioned.metadata
     is_abandoned = metadata.state is LedgerState.IN_RECOVERY
@@ -102,7 +105,8 @@ async def _lacking(
 def first_damaged(
     findings: Sequence[IndexFinding], *, first_entry_id: int, last_entry_id: int
 ) -> int | None:
-    """The first entry of the range that no bookie gives a good copy of, though some have a damaged one.
+    """The first entry of the range that no bookie gives a good copy of, though some have a damaged
+    one.
 
     ``findings``: of every entry of one fragment. Both ends of the range are inclusive.
     """

@@ -1,15 +1,16 @@
-"""Ledgers whose open last fragment misses a bookie, or too many copies: left to the writer, then recovered.
+"""Ledgers whose open last fragment misses a bookie, or too many copies: left to the writer, then
+recovered.
 
 Such a fragment is never copied (rule S4): its end is unknown, its writer goes on writing to the old
 ensemble, and a fresh bookie was never fenced. A living writer replaces a lost bookie by itself, so
 it gets the open-ledger grace. Then the absent bookie is asked directly (rule S13): ZooKeeper may
 have dropped its znode while the writer goes on writing to it. If its last entry moved during the
-grace, the ledger waits again, a bounded number of times; else it is fenced, recovered and closed.
-A bookie that drains, and may be fenced for it (rule S16), is treated alike but for the question: it
-is there, and its writer may well write to it until he is stopped. Likewise those that were wiped: as many as
-leave an entry on fewer than an ack quorum, and the promise is broken that it would be safe. Unless what they lacked
-has come meanwhile: it was on its way. While a safety hold stands nothing is
-fenced at all.
+grace, the ledger waits again, a bounded number of times; else it is fenced, recovered and closed. A
+bookie that drains, and may be fenced for it (rule S16), is treated alike but for the question: it
+is there, and its writer may well write to it until he is stopped. Likewise those that were wiped:
+as many as leave an entry on fewer than an ack quorum, and the promise is broken that it would be
+safe. Unless what they lacked has come meanwhile: it was on its way. While a safety hold stands
+nothing is fenced at all.
 """
 
 import asyncio
@@ -56,9 +57,10 @@ GRACES_MAX = 10
 class WriterSighting:
     """What was seen of an open last fragment when its grace began.
 
-    ``last_entries``: per bookie that is absent, or lost entries, the last entry id it said it has, -1
-    for none, None when it did not answer. ``lacking``: those of them that are there; ``first_lacking``:
-    as in ``OpenEnd``. ``draining``: members that are there, and are to be emptied.
+    ``last_entries``: per bookie that is absent, or lost entries, the last entry id it said it has,
+    -1 for none, None when it did not answer. ``lacking``: those of them that are there;
+    ``first_lacking``: as in ``OpenEnd``. ``draining``: members that are there, and are to be
+    emptied.
     """
 
     segment: Segment
@@ -97,8 +99,8 @@ class WriterSighting:
 
 
 def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterSighting | None:
-    """Another grace, or None: it is time to recover. A changed segment begins anew, and so does what was lacking
-    then and is there now.
+    """Another grace, or None: it is time to recover. A changed segment begins anew, and so does
+    what was lacking then and is there now.
 
     ``now``: what is seen now, as if for the first time.
     """
@@ -114,8 +116,8 @@ def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterS
 
 
 def is_overtaken(sighting: WriterSighting, view: ClusterView) -> bool:
-    """Whether a grace that goes on has lost its reason: a drain was taken back, or its order to fence; or every bookie
-    that was absent is back."""
+    """Whether a grace that goes on has lost its reason: a drain was taken back, or its order to
+    fence; or every bookie that was absent is back."""
     if sighting.absent and sighting.absent <= view.available:
         return True
     return not all(
@@ -130,7 +132,8 @@ def _or_none(last_entry_id: int | None) -> int:
 
 
 def _has_come(before: WriterSighting, now: WriterSighting) -> bool:
-    """Whether what was lacking was on its way: what is lost never comes, so that it stays the first."""
+    """Whether what was lacking was on its way: what is lost never comes, so that it stays the
+    first."""
     then, first = before.first_lacking, now.first_lacking
     return then is not None and first is not None and then < first
 
@@ -149,8 +152,8 @@ def held_back(orders: Orders) -> Blocked | None:
 
 
 def end_doubts(versioned: VersionedMetadata, view: ClusterView) -> str:
-    """Why the ledger's end may not be provable, for people; empty where those of its bookies that are there, and were
-    never wiped, suffice for it (rule S5)."""
+    """Why the ledger's end may not be provable, for people; empty where those of its bookies that
+    are there, and were never wiped, suffice for it (rule S5)."""
     metadata, young = versioned.metadata, view.initialised_after(versioned.stat.czxid)
     members = metadata.last_segment.ensemble
     if _do_cover(view.answering - young, metadata):
@@ -173,8 +176,9 @@ def end_doubts(versioned: VersionedMetadata, view: ClusterView) -> str:
 def wiped_from_end(
     versioned: VersionedMetadata, view: ClusterView, *, lacking: Collection[BookieId] = ()
 ) -> tuple[BookieId, ...]:
-    """The members of the last ensemble whose "no" is not believed, where the ledger's end cannot be proven without it
-    (rule S5), as far as is known: latecomers are believed but for those ``lacking`` their first entry. Else none.
+    """The members of the last ensemble whose "no" is not believed, where the ledger's end cannot be
+    proven without it (rule S5), as far as is known: latecomers are believed but for those
+    ``lacking`` their first entry. Else none.
     """
     metadata = versioned.metadata
     if metadata.is_closed:
@@ -187,9 +191,10 @@ def wiped_from_end(
 
 
 def is_to_be_ended(survey: Survey, distrusted: Collection[BookieId] = ()) -> bool:
-    """Whether a recovery that was begun and never ended comes before all else: where an open fragment lacks copies; and
-    where nothing is missing, if the end can be proven. Else the ledger would be unmarked with its writer locked out,
-    and nobody to close it. ``distrusted``: bookies that are known to have lost entries.
+    """Whether a recovery that was begun and never ended comes before all else: where an open
+    fragment lacks copies; and where nothing is missing, if the end can be proven. Else the ledger
+    would be unmarked with its writer locked out, and nobody to close it. ``distrusted``: bookies
+    that are known to have lost entries.
     """
     if survey.is_abandoned:
         return True
@@ -207,8 +212,9 @@ def is_to_be_ended(survey: Survey, distrusted: Collection[BookieId] = ()) -> boo
 def wanted_for_coverage(
     metadata: LedgerMetadata, available: AbstractSet[BookieId]
 ) -> frozenset[BookieId]:
-    """The members of the last ensemble that are not among ``available``, where those that are do not cover it:
-    no recovery finds its end before enough of these are back. Empty where they suffice."""
+    """The members of the last ensemble that are not among ``available``, where those that are do
+    not cover it: no recovery finds its end before enough of these are back. Empty where they
+    suffice."""
     if _do_cover(available, metadata):
         return frozenset()
     return frozenset(metadata.last_segment.ensemble) - available
@@ -227,7 +233,8 @@ def _do_cover(bookies: AbstractSet[BookieId], metadata: LedgerMetadata) -> bool:
 def written_back_to(
     metadata: LedgerMetadata, last_entries: Collection[LastEntry]
 ) -> frozenset[BookieId]:
-    """The bookies that a recovery would send entries again: those after the LAC, as far as any of ``last_entries`` shows them."""
+    """The bookies that a recovery would send entries again: those after the LAC, as far as any of
+    ``last_entries`` shows them."""
     segment = metadata.last_segment
     first = max([segment.first_entry_id, *(each.lac + 1 for each in last_entries)])
     last = max((each.last_entry_id for each in last_entries), default=NO_ENTRY)
@@ -293,10 +300,11 @@ class OpenLedgers:
     ) -> VersionedMetadata:
         """Fence, find the end, close. Errors are those of ``recover_ledger``; ``beside``: as there.
 
-        ``before_close``: called with the end before CLOSED is written, for what has to be on record by then.
-        ``distrusted``: bookies that are known to have lost entries. ``accepts_loss``: those set up anew are
-        believed, though entries may be cut off that only they had, and bookies that are silent now; and the ledger may
-        end before an entry of which there are damaged copies alone (``RecoveredEnd.given_up``).
+        ``before_close``: called with the end before CLOSED is written, for what has to be on record
+        by then. ``distrusted``: bookies that are known to have lost entries. ``accepts_loss``:
+        those set up anew are believed, though entries may be cut off that only they had, and
+        bookies that are silent now; and the ledger may end before an entry of which there are
+        damaged copies alone (``RecoveredEnd.given_up``).
         """
 
         async def confirm(end: RecoveredEnd) -> None:
@@ -328,7 +336,8 @@ class OpenLedgers:
         return closed
 
     async def _confirm_answers(self, ledger_id: int, view: ClusterView, end: RecoveredEnd) -> None:
-        """Make sure that the answers which the end rests on stand. Raises UnavailableError where one may not.
+        """Make sure that the answers which the end rests on stand. Raises UnavailableError where
+        one may not.
 
         This defends against what happens after the view was read, and would pass for a "no" of the old bookie:
         1. A member is wiped and set up again: its cookie is another.
@@ -381,8 +390,9 @@ class OpenLedgers:
     async def can_write_back(
         self, metadata: LedgerMetadata, told: Mapping[BookieId, LastEntry | None]
     ) -> bool:
-        """Whether ``recover`` could give each of the last entries its ack quorum of copies, while those members of the
-        last ensemble that do not say how far they reach (None in ``told``) take none."""
+        """Whether ``recover`` could give each of the last entries its ack quorum of copies, while
+        those members of the last ensemble that do not say how far they reach (None in ``told``)
+        take none."""
         last_entries = [each for each in told.values() if each is not None]
         silent = {bookie for bookie, last in told.items() if last is None}
         failing = silent & written_back_to(metadata, last_entries)
@@ -391,9 +401,11 @@ class OpenLedgers:
         )
 
     def why_no_target(self, versioned: VersionedMetadata, silent: Collection[BookieId] = ()) -> str:
-        """Why ``recover`` cannot write the last entries back, where it raised NotEnoughBookiesError, and what helps.
+        """Why ``recover`` cannot write the last entries back, where it raised
+        NotEnoughBookiesError, and what helps.
 
-        ``silent``: members of the last ensemble that are to be started, besides those that are not registered.
+        ``silent``: members of the last ensemble that are to be started, besides those that are not
+        registered.
         """
         metadata, view = versioned.metadata, self._views.current
         members = metadata.last_segment.ensemble
@@ -406,7 +418,8 @@ class OpenLedgers:
         )
 
     async def _silent(self, versioned: VersionedMetadata) -> frozenset[BookieId]:
-        """Return the members of the last ensemble that say neither what they have nor that they have nothing.
+        """Return the members of the last ensemble that say neither what they have nor that they
+        have nothing.
 
         Whatever is said in the place of a bookie that is not registered counts as nothing.
         """

@@ -1,8 +1,9 @@
 """What is to be copied where: a pure function of a survey and of who may receive.
 
-A plan says for every finding that is not good either a ``Repair`` or a ``Blocked`` reason (rules S1,
-S4, S11, S12, S15, S16). The worker executes it as it stands, and ``bookmender plan`` prints it. A closed
-ledger of which every copy is good may have some in the wrong places: they are moved where that is wanted.
+A plan says for every finding that is not good either a ``Repair`` or a ``Blocked`` reason (rules
+S1, S4, S11, S12, S15, S16). The worker executes it as it stands, and ``bookmender plan`` prints it.
+A closed ledger of which every copy is good may have some in the wrong places: they are moved where
+that is wanted.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,8 +25,8 @@ class Repair(Struct, frozen=True, kw_only=True):
     """Give bookie index ``index`` of ``fragment`` the entries it misses, on ``target``.
 
     ``entry_ids`` ascend; ``byte_count`` is a guess at their stored size. Where ``target`` is the
-    bookie at that index already, the metadata stays. ``rewrites_lac``: the target stands in the last
-    ensemble of a ledger that is not closed (rule S12).
+    bookie at that index already, the metadata stays. ``rewrites_lac``: the target stands in the
+    last ensemble of a ledger that is not closed (rule S12).
     """
 
     fragment: Fragment
@@ -68,7 +69,8 @@ SUSPECT_KEY = "every copy fails its digest: is the ledger's password or digest t
 def plan_repair(survey: Survey, targets: Targets, *, moves_misplaced: bool = False) -> Plan:
     """Only closed fragments are repaired (rule S4). Draws nothing but what the placement draws.
 
-    ``moves_misplaced``: copies that the placement policy wants elsewhere are moved, if no copy is missing.
+    ``moves_misplaced``: copies that the placement policy wants elsewhere are moved, if no copy is
+    missing.
     """
     if all(finding.verdict is Verdict.GOOD for finding in survey.findings):
         return _plan_moves(survey, targets) if moves_misplaced else WHOLE
@@ -130,7 +132,8 @@ class _Planning:
             self._untargeted.append(finding)
 
     def put_in_place(self, fragment: Fragment) -> None:
-        """Move copies until the ensemble keeps the placement policy's rule, or nobody makes it any better.
+        """Move copies until the ensemble keeps the placement policy's rule, or nobody makes it any
+        better.
 
         Every copy is good, and the bookie that gives way is read from as well.
         """
@@ -194,7 +197,8 @@ class _Planning:
         return self._move(finding, may_refill=may_refill)
 
     def _left_open(self, finding: IndexFinding) -> Blocked:
-        """Its writer is to close it; where a recovery has locked him out, only an operator can have it ended."""
+        """Its writer is to close it; where a recovery has locked him out, only an operator can have
+        it ended."""
         hint = writer_hint(self._survey.ledger_id)
         if finding.verdict is not Verdict.DRAINING:
             detail = f"{finding.bookie} lacks entries of a fragment that is not closed yet; {hint}"
@@ -236,7 +240,8 @@ class _Planning:
     def _may_refill(self, finding: IndexFinding) -> bool:
         """Whether a member that is there may be given what it lacks (rule S15).
 
-        A member of the last ensemble of a ledger that is not closed may only where nobody else is left (rule S12).
+        A member of the last ensemble of a ledger that is not closed may only where nobody else is
+        left (rule S12).
         """
         return not self._is_at_open_end(finding.bookie) and self._has_room_for(finding)
 
@@ -250,7 +255,8 @@ class _Planning:
         ).may_refill(finding.bookie)
 
     def _move(self, finding: IndexFinding, *, may_refill: bool) -> Repair | Blocked:
-        """To another bookie; damage stays where it is, to be overwritten, only if there is none (S15)."""
+        """To another bookie; damage stays where it is, to be overwritten, only if there is none
+        (S15)."""
         taken = self._taken(finding)
         copied = self._targets.copied.get((finding.fragment, finding.index))
         must_not = self._members_and_targets(finding)
@@ -268,7 +274,8 @@ class _Planning:
         return self._repair(finding.fragment, finding.index, target, finding.entries)
 
     def _choose_at_open_end(self, finding: IndexFinding) -> BookieId | None:
-        """A member of the last ensemble of a ledger that is not closed, where no other bookie is left."""
+        """A member of the last ensemble of a ledger that is not closed, where no other bookie is
+        left."""
         if self._metadata.is_closed:
             return None
         try:
@@ -305,9 +312,9 @@ class _Planning:
     def _taken(self, finding: IndexFinding) -> frozenset[BookieId]:
         """Bookies that are not chosen for this copy while there are others.
 
-        Besides those that must not be, the members of the last ensemble of a ledger that is not closed: a
-        copy's LAC field is the reader's clue there, and ours would be an old one (rule S12). Where no other
-        bookie is left they are chosen all the same, and the LAC is rewritten.
+        Besides those that must not be, the members of the last ensemble of a ledger that is not
+        closed: a copy's LAC field is the reader's clue there, and ours would be an old one (rule
+        S12). Where no other bookie is left they are chosen all the same, and the LAC is rewritten.
         """
         taken = self._members_and_targets(finding)
         return (
@@ -315,7 +322,8 @@ class _Planning:
         )
 
     def _members_and_targets(self, finding: IndexFinding) -> frozenset[BookieId]:
-        """Bookies that must not come into this ensemble: its members, and other targets of the fragment."""
+        """Bookies that must not come into this ensemble: its members, and other targets of the
+        fragment."""
         taken = {*finding.fragment.ensemble, *self._ensemble(finding.fragment)}
         taken.update(
             target
@@ -382,7 +390,8 @@ class _Planning:
         return sorted(draining if local is None else draining & {local})
 
     def _resting(self, taken: Collection[BookieId]) -> list[BookieId]:
-        """Who might take over but for its maintenance, which keeps it from that while it runs, too (rule S11)."""
+        """Who might take over but for its maintenance, which keeps it from that while it runs, too
+        (rule S11)."""
         orders, local = self._survey.view.orders, self._targets.only_local
         resting = orders.maintenance.keys() - orders.draining.keys() - set(taken)
         return sorted(resting if local is None else resting & {local})

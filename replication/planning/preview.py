@@ -1,7 +1,8 @@
-"""What a worker would do about a ledger now: looked at and planned by its own code, and left at that.
+"""What a worker would do about a ledger now: looked at and planned by its own code, and left at
+that.
 
-What comes of the plan is foreseen (``foresight``) by the code that decides what the worker writes: no copy is
-promised of which no bookie that is there has the entries.
+What comes of the plan is foreseen (``foresight``) by the code that decides what the worker writes:
+no copy is promised of which no bookie that is there has the entries.
 """
 
 from collections.abc import Collection
@@ -23,7 +24,8 @@ from replication.reasons import Blocked, Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What would be copied of one ledger, and what is in the way. ``is_gone``: there is no such ledger (any more)."""
+    """What would be copied of one ledger, and what is in the way. ``is_gone``: there is no such
+    ledger (any more)."""
 
     ledger_id: int
     plan: Plan
@@ -54,13 +56,14 @@ class Previewer:
         *,
         moves_misplaced: bool = False,
     ) -> None:
-        """``view`` may be what is, or what would be under other orders. ``moves_misplaced``: as a worker
-        does with ledgers that are marked for their placement."""
+        """``view`` may be what is, or what would be under other orders. ``moves_misplaced``: as a
+        worker does with ledgers that are marked for their placement."""
         self._surveyor, self._receivers, self._view = surveyor, receivers, view
         self._moves_misplaced = moves_misplaced
 
     async def preview(self, ledger_id: int, *, distrusted: Collection[BookieId] = ()) -> Preview:
-        """``distrusted``: bookies to be asked for every entry, as a worker asks those that a check or fsck found bad.
+        """``distrusted``: bookies to be asked for every entry, as a worker asks those that a check
+        or fsck found bad.
 
         Raises UnavailableError when ZooKeeper does not answer.
         """

@@ -38,10 +38,11 @@ def questions(
 ) -> Questions:
     """What to ask of each available bookie: ends and a sample, or all of a distrusted one's.
 
-    A bookie that stands twice in an ensemble, as Java's repairs may leave it when they conflict, is asked once for each.
+    A bookie that stands twice in an ensemble, as Java's repairs may leave it when they conflict, is
+    asked once for each.
 
-    ``share``: of the entries of a copy how many are asked for besides the ends, 0 to 1; ``rng`` says
-    which, and is needed only for a share between.
+    ``share``: of the entries of a copy how many are asked for besides the ends, 0 to 1; ``rng``
+    says which, and is needed only for a share between.
     """
     asked: dict[BookieId, list[Sequence[int]]] = {}
     twice: set[BookieId] = set()
@@ -77,8 +78,8 @@ def _ends_and_sample(
 class Sample(Sequence[int]):
     """``size`` of ``entries``, evenly spread over them; which, ``phase`` decides.
 
-    ``1 <= size <= len(entries)``, ``0 <= phase < len(entries)``: so no entry comes twice. Nothing is
-    listed: of ten million entries half may be asked for.
+    ``1 <= size <= len(entries)``, ``0 <= phase < len(entries)``: so no entry comes twice. Nothing
+    is listed: of ten million entries half may be asked for.
     """
 
     entries: Sequence[int]
@@ -179,8 +180,8 @@ async def put_questions(
 ) -> dict[BookieId, Refused]:
     """What each bookie did not give of what it was asked for: of every bookie that was asked.
 
-    All bookies at once: in a single transfer, unless there is very much to ask. ``fragments``: of one
-    ledger, not empty.
+    All bookies at once: in a single transfer, unless there is very much to ask. ``fragments``: of
+    one ledger, not empty.
     """
     refusals = dict.fromkeys(asked, GAVE_ALL)
     slices = (transfer_slices(runs, sharing=len(asked)) for runs in asked.values())

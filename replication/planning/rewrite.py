@@ -18,8 +18,8 @@ from ledgers.metadata import BookieId, LedgerMetadata, Segment
 from replication.planning.entry_runs import NO_ENTRIES, EntryRuns
 
 LOST_PLACES_MAX = 10
-"""Runs of lost entries that a ledger is split around. More than these are no single entries any more,
-and a ledger of a thousand segments helps nobody."""
+"""Runs of lost entries that a ledger is split around. More than these are no single entries any
+more, and a ledger of a thousand segments helps nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,10 @@ def rewritten(metadata: LedgerMetadata, changes: Iterable[Change]) -> LedgerMeta
 def joined(metadata: LedgerMetadata) -> LedgerMetadata:
     """Return the same metadata with neighbouring segments of equal ensembles as one.
 
-    Which bookie index stores an entry depends on the entry's id alone, so every copy stays where it is.
-    For closed ledgers of which no entry is lost: segments that were split around lost entries have equal
-    ensembles, too, and are to stay apart (see the module). Segments with unknown fields stay as they are.
+    Which bookie index stores an entry depends on the entry's id alone, so every copy stays where it
+    is. For closed ledgers of which no entry is lost: segments that were split around lost entries
+    have equal ensembles, too, and are to stay apart (see the module). Segments with unknown fields
+    stay as they are.
     """
     assert metadata.is_closed, metadata
     segments: list[Segment] = []

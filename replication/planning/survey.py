@@ -1,4 +1,5 @@
-"""One ledger looked at: its metadata, its end, the copies that are missing. Writes and fences nothing.
+"""One ledger looked at: its metadata, its end, the copies that are missing. Writes and fences
+nothing.
 
 What comes of it is a value: a ``Survey``, from which a plan is made, or what keeps one from being
 made. Worker and ``bookmender plan`` look through the same eyes.
@@ -41,8 +42,8 @@ SMALL_ENTRIES = 64
 
 
 class Survey(Struct, frozen=True, kw_only=True):
-    """All that a plan is made from. ``findings``: one for every bookie index of every fragment that was
-    looked at."""
+    """All that a plan is made from. ``findings``: one for every bookie index of every fragment that
+    was looked at."""
 
     versioned: VersionedMetadata
     view: ClusterView
@@ -59,7 +60,8 @@ class Survey(Struct, frozen=True, kw_only=True):
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether an open fragment lacks copies that no writer will add: a recovery has locked him out."""
+        """Whether an open fragment lacks copies that no writer will add: a recovery has locked him
+        out."""
         return self.metadata.state is LedgerState.IN_RECOVERY and any(
             finding.verdict is Verdict.MISSING and not finding.fragment.is_closed
             for finding in self.findings
@@ -80,7 +82,8 @@ class Survey(Struct, frozen=True, kw_only=True):
 
 
 class Presumption(Struct, frozen=True, kw_only=True):
-    """What a survey will find if every bookie that is there has its copies; ``asked``: what proves it."""
+    """What a survey will find if every bookie that is there has its copies; ``asked``: what proves
+    it."""
 
     survey: Survey
     asked: Questions
@@ -90,8 +93,9 @@ class Presumption(Struct, frozen=True, kw_only=True):
 class OpenEnd:
     """A ledger that must be closed first, for its open fragment's sake.
 
-    ``leaving``: members that it is to be rid of. ``lacking``: members that are there and lack an entry,
-    ``first_lacking``, which may be on fewer than an ack quorum of bookies for it; it is the first such.
+    ``leaving``: members that it is to be rid of. ``lacking``: members that are there and lack an
+    entry, ``first_lacking``, which may be on fewer than an ack quorum of bookies for it; it is the
+    first such.
     """
 
     versioned: VersionedMetadata
@@ -155,7 +159,8 @@ class Surveyor:
         *,
         distrusted: Collection[BookieId] = (),
     ) -> Presumption | None:
-        """Asks nobody. None where it is not worth presuming anything: the ledger is open, or not small."""
+        """Asks nobody. None where it is not worth presuming anything: the ledger is open, or not
+        small."""
         metadata = versioned.metadata
         is_small = metadata.is_closed and metadata.last_entry_id < SMALL_ENTRIES
         if not is_small or self._lists is not None:
@@ -216,8 +221,8 @@ class Surveyor:
     ) -> Survey | None:
         """All fragments but the last, which need not wait for that one; None where there are none.
 
-        That the last one was begun says that every entry before it is acknowledged: they are closed,
-        whatever its bookies may tell (rule S4).
+        That the last one was begun says that every entry before it is acknowledged: they are
+        closed, whatever its bookies may tell (rule S4).
         """
         versioned, metadata = found.versioned, found.versioned.metadata
         lac = metadata.last_segment.first_entry_id - 1
@@ -268,7 +273,8 @@ class Surveyor:
     def _suspects(
         versioned: VersionedMetadata, view: ClusterView, distrusted: Collection[BookieId]
     ) -> frozenset[BookieId]:
-        """Bookies to be asked for every entry: an identity younger than the ledger may be an empty one's."""
+        """Bookies to be asked for every entry: an identity younger than the ledger may be an empty
+        one's."""
         return view.initialised_after(versioned.stat.czxid).union(distrusted)
 
 

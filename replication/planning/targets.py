@@ -49,14 +49,16 @@ class Bar(enum.Enum):
 
 
 class Targets(Struct, frozen=True, kw_only=True):
-    """The bookies that may receive copies of one ledger, with the bytes already under way to each."""
+    """The bookies that may receive copies of one ledger, with the bytes already under way to
+    each."""
 
     candidates: Mapping[BookieId, Candidate]
     placement: PlacementPolicy
     barred: Mapping[BookieId, Bar] = field(default_factory=dict)
     """Writable ones that may not, whatever part of the ledger it is."""
     refilled: frozenset[BookieId] = frozenset()
-    """Members that an earlier round gave what they lacked: what they lack still, they do not keep."""
+    """Members that an earlier round gave what they lacked: what they lack still, they do not
+    keep."""
     only_local: BookieId | None = None
     """The only bookie that this node may copy to, where that is set."""
     copied: Mapping[CopyKey, BookieId] = field(default_factory=dict)
@@ -64,10 +66,12 @@ class Targets(Struct, frozen=True, kw_only=True):
     quarantined: Mapping[BookieId, Shut] = field(default_factory=dict)
     """Bookies that are not asked anything now."""
     spare_bytes: Mapping[BookieId, int] = field(default_factory=dict)
-    """Of writable ones: the room beyond the floor, less what is under way. Of those that are not here nobody knows it."""
+    """Of writable ones: the room beyond the floor, less what is under way. Of those that are not
+    here nobody knows it."""
 
     def having_room(self, byte_count: int, loads: Mapping[BookieId, int]) -> "Targets":
-        """Without those that so much more would leave short of room. ``loads``: what else will be sent to them."""
+        """Without those that so much more would leave short of room. ``loads``: what else will be
+        sent to them."""
         if byte_count < SMALL_COPY_BYTES and not loads and self.only_local is None:
             return self
         short = {}
@@ -90,7 +94,8 @@ class Targets(Struct, frozen=True, kw_only=True):
         return bookie in self.candidates or self.barred.get(bookie) in (Bar.NOT_LOCAL, Bar.ISOLATED)
 
     def quarantine_end_ms(self, *, besides: Collection[BookieId]) -> int | None:
-        """When the first of those that quarantine alone keeps from receiving may do so again; None: never."""
+        """When the first of those that quarantine alone keeps from receiving may do so again; None:
+        never."""
         ends_ms = (
             self.quarantined[bookie].until_ms
             for bookie, bar in self.barred.items()
@@ -135,8 +140,9 @@ Allowed = Callable[[LedgerMetadata, Collection[BookieId]], frozenset[BookieId] |
 class Receivers:
     """One for a worker, which all its repairs share.
 
-    Who is a candidate is worked out once for each view of the cluster, and again every few seconds for
-    what the disks say: with hundreds of bookies and thousands of small ledgers it is no small thing.
+    Who is a candidate is worked out once for each view of the cluster, and again every few seconds
+    for what the disks say: with hundreds of bookies and thousands of small ledgers it is no small
+    thing.
     """
 
     def __init__(
@@ -151,8 +157,8 @@ class Receivers:
         quarantine: Quarantine | None = None,
         allowed: Allowed = anywhere,
     ) -> None:
-        """``local``: this host's bookie. ``is_local_only``: it is the only target (``target = "local"``). ``allowed``: who
-        may hold copies of a ledger that is isolated."""
+        """``local``: this host's bookie. ``is_local_only``: it is the only target (``target =
+        "local"``). ``allowed``: who may hold copies of a ledger that is isolated."""
         self._allowed = allowed
         self.placement = placement
         self._clock = clock
@@ -178,7 +184,8 @@ class Receivers:
         refilled: Collection[BookieId] = (),
         copied: Mapping[CopyKey, BookieId] | None = None,
     ) -> Targets:
-        """For one ledger (None: for any), and for now: who refused it, who was refilled, what was copied in earlier rounds."""
+        """For one ledger (None: for any), and for now: who refused it, who was refilled, what was
+        copied in earlier rounds."""
         self._sort(view)
         candidates, barred = self._candidates, self._barred
         quarantined = self._quarantine.shut()
@@ -228,7 +235,8 @@ class Receivers:
 
     @contextmanager
     def under_way(self, bookie: BookieId, byte_count: int) -> Iterator[None]:
-        """So many bytes are being copied to the bookie; those that ``landed`` count on, until it tells of its room."""
+        """So many bytes are being copied to the bookie; those that ``landed`` count on, until it
+        tells of its room."""
         self._add_load(bookie, byte_count)
         try:
             yield

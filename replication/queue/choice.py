@@ -1,8 +1,9 @@
 """Which of the ledgers that wait this node takes, and in what order: pure functions.
 
-Each worker sees to its own share (``shares``). Others' ledgers it takes when its own are out, and only
-those that their owner has left lying for a while: it may be busy, or stopped. So hardly two workers
-reach for the same ledger, and none takes all of a short queue while its neighbours are idle.
+Each worker sees to its own share (``shares``). Others' ledgers it takes when its own are out, and
+only those that their owner has left lying for a while: it may be busy, or stopped. So hardly two
+workers reach for the same ledger, and none takes all of a short queue while its neighbours are
+idle.
 """
 
 import math
@@ -22,8 +23,8 @@ HELP_MAX = 25
 class DueLedger(Struct, frozen=True, kw_only=True):
     """A marked ledger that is to be taken now, and why it waited so far, if it did.
 
-    ``has_old_note``: there is one, of a mark that is gone. ``bad_sources``: as either kind of note has it; whoever unmarked
-    the ledger need not have mended that.
+    ``has_old_note``: there is one, of a mark that is gone. ``bad_sources``: as either kind of note
+    has it; whoever unmarked the ledger need not have mended that.
     """
 
     queued: QueuedLedger
@@ -44,7 +45,8 @@ def own_to_read(
     limit: int,
     rng: random.Random,
 ) -> list[int]:
-    """Whose marks are worth reading: the urgent ones first, then losses, then any; at most ``limit``."""
+    """Whose marks are worth reading: the urgent ones first, then losses, then any; at most
+    ``limit``."""
     rest = set(own)
     chosen = [ledger_id for ledger_id in urgent if ledger_id in rest]
     rest.difference_update(chosen)
@@ -75,7 +77,8 @@ def others_to_read(
 def most_endangered_first(
     found: Sequence[DueLedger], urgent: Collection[int], *, is_own: Callable[[int], bool]
 ) -> list[DueLedger]:
-    """Losses, what the leader calls urgent, most bookies missing; among equals our own, then the oldest."""
+    """Losses, what the leader calls urgent, most bookies missing; among equals our own, then the
+    oldest."""
     ranks = {ledger_id: rank for rank, ledger_id in enumerate(urgent)}
 
     def urgency(due: DueLedger) -> tuple[bool, bool, int, bool, int, int]:

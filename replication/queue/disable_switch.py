@@ -1,4 +1,5 @@
-"""The switch by which operators stop auto-recovery, Java's and ours: ``<ur>/disable``, there or not."""
+"""The switch by which operators stop auto-recovery, Java's and ours: ``<ur>/disable``, there or
+not."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -27,8 +28,9 @@ class DisableSwitch:
         self._path = payloads.disable_path(ur)
         self._is_watched = False
         self.may_take = True
-        """Whether the switch was off when it was last read, and no attempt to read it has failed since. While it is
-        False no lock is asked for, not even by a take that was begun before and whose turn comes only now."""
+        """Whether the switch was off when it was last read, and no attempt to read it has failed
+        since. While it is False no lock is asked for, not even by a take that was begun before and
+        whose turn comes only now."""
 
     async def is_on(self) -> bool:
         """Read only while nothing tells of its changes (``watch``). Raises UnavailableError."""
@@ -37,7 +39,8 @@ class DisableSwitch:
         return not self.may_take
 
     async def watch(self) -> AsyncGenerator[None, None]:
-        """Keep ``may_take`` as the switch says; tells of each time it was read. Ends with the session."""
+        """Keep ``may_take`` as the switch says; tells of each time it was read. Ends with the
+        session."""
         async with aclosing(self._store.watch(self._path)) as events:
             try:
                 async for event in events:
@@ -54,8 +57,8 @@ class DisableSwitch:
                 self._is_watched = False
 
     async def _read(self) -> None:
-        """One that cannot be read may be on: nothing is begun before it is known to be off (rule S8). One that ACLs shut
-        away is there."""
+        """One that cannot be read may be on: nothing is begun before it is known to be off (rule
+        S8). One that ACLs shut away is there."""
         try:
             self.may_take = await self._store.exists(self._path) is None
         except UnauthorizedError as error:

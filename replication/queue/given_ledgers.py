@@ -1,7 +1,7 @@
 """The queue as a repair by hand sees it: the ledgers that somebody named, and no others.
 
-They are marked in our own tree, so that the nodes take them as well, under the same locks, and go on
-where the one who asked does not stay to see the end.
+They are marked in our own tree, so that the nodes take them as well, under the same locks, and go
+on where the one who asked does not stay to see the end.
 """
 
 import random
@@ -32,7 +32,8 @@ class GivenLedgers(Queue):
         super().__init__(store, batcher, ur, holder=holder, clock=clock)
         self.switch = UnheededSwitch(store, ur, clock)
         self._left = set(ledger_ids)
-        """Those that had a mark whenever they were looked at; before we began all of them had one."""
+        """Those that had a mark whenever they were looked at; before we began all of them had
+        one."""
 
     async def look(self, rng: random.Random) -> Look:
         """Without a list of marks, of which a look at a long queue tells but a part."""

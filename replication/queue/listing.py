@@ -1,4 +1,5 @@
-"""Reading the whole queue, for people and for proofs: every mark, every lock, complete or an error."""
+"""Reading the whole queue, for people and for proofs: every mark, every lock, complete or an
+error."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,11 @@ READS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedLedger:
-    """``mark`` is None where the znode cannot be read as one, or ACLs shut it away: it may name any bookie.
-    ``czxid``: when it was made, 0 where that is shut away, too.
+    """``mark`` is None where the znode cannot be read as one, or ACLs shut it away: it may name any
+    bookie. ``czxid``: when it was made, 0 where that is shut away, too.
 
-    ``refusal``: what ZooKeeper says in the latter case, else empty. No worker that ACLs shut out likewise takes it.
+    ``refusal``: what ZooKeeper says in the latter case, else empty. No worker that ACLs shut out
+    likewise takes it.
     """
 
     ledger_id: int
@@ -34,8 +36,9 @@ class MarkedLedger:
 class LockedLedger:
     """A ledger that somebody holds. ``since_ms``: wall-clock time of ZooKeeper's.
 
-    ``holder``: as it calls itself, None where that cannot be read. ``session_id``: 0 for a lock that
-    somebody made by hand, and that goes with nobody. Of one that ACLs shut away these, and ``czxid``, are 0.
+    ``holder``: as it calls itself, None where that cannot be read. ``session_id``: 0 for a lock
+    that somebody made by hand, and that goes with nobody. Of one that ACLs shut away these, and
+    ``czxid``, are 0.
     """
 
     ledger_id: int

@@ -20,8 +20,8 @@ from replication.queue.tree import prepare_tree
 from replication.waiting.notes import WaitingNote, WaitingNotes
 
 WAIT_MAX_S, PAUSE_S = 10.0, 0.25
-"""How long whoever is at work on it is waited for: a worker asks bookies that hang for five seconds; and between two
-tries."""
+"""How long whoever is at work on it is waited for: a worker asks bookies that hang for five
+seconds; and between two tries."""
 GRACE_WAIT_MAX_S = 60.0
 """How long graces are waited for, in all: twice as long as one by default."""
 TELL_INTERVAL_S = 10.0
@@ -45,12 +45,14 @@ async def locked(
     clock: Clock,
     tell: Tell,
 ) -> AsyncIterator[Check]:
-    """Hold the ledger's lock, marked or not: made as the queue makes it. What is given proves that it stands.
+    """Hold the ledger's lock, marked or not: made as the queue makes it. What is given proves that
+    it stands.
 
-    ``session``: proves that it is still ours (rule S3). Who has it is waited for, as only they give it back: up to
-    ``WAIT_MAX_S`` while a worker tries it, and, as ``tell`` says, until the open-ledger grace is over that it leaves
-    to the ledger's writer. Raises LockedError when somebody has it still, or such a grace is too long; SettingsError
-    when the queue has a layout that we do not know.
+    ``session``: proves that it is still ours (rule S3). Who has it is waited for, as only they give
+    it back: up to ``WAIT_MAX_S`` while a worker tries it, and, as ``tell`` says, until the
+    open-ledger grace is over that it leaves to the ledger's writer. Raises LockedError when
+    somebody has it still, or such a grace is too long; SettingsError when the queue has a layout
+    that we do not know.
     """
     await prepare_tree(store, ur)  # no node, ours or Java's, may ever have run
     lock = LedgerLock.of(payloads.lock_path(ur, ledger_id), session_id=store.session_id)
@@ -78,7 +80,8 @@ class _Patience:
         self._told_due_s = now_s
 
     def show(self, holder: str, note: WaitingNote | None) -> None:
-        """Returns where it is to be waited for yet. ``note``: what the ledger waits for, if for anything."""
+        """Returns where it is to be waited for yet. ``note``: what the ledger waits for, if for
+        anything."""
         now_s = self._clock.now_s()
         grace_ms = 0 if note is None else note.grace_until_ms - self._clock.wall_ms()
         if note is not None and grace_ms > 0:
@@ -119,8 +122,8 @@ async def _lock(lock: LedgerLock, data: bytes, store: MetadataStore, session: Ch
 async def _who_and_why(
     ledger_id: int, store: MetadataStore, ur: str
 ) -> tuple[str, WaitingNote | None]:
-    """Who has it, for people; and what they wait for, if it is known. What was noted under an earlier lock is not
-    told: it was another's, or of another try."""
+    """Who has it, for people; and what they wait for, if it is known. What was noted under an
+    earlier lock is not told: it was another's, or of another try."""
     lock = next(iter(await read_locks(store, ur, [ledger_id])), None)
     note = None
     with suppress(UnauthorizedError):

@@ -2,7 +2,8 @@
 
 It lists ids (a part of a long queue), and reads marks and notes only of ledgers that this node may
 take now: its own share, a window of it, and a few that others have left lying. What choice means is
-said in ``choice``; who waits until when, in ``deferrals`` and in the notes of all nodes (``waiting``).
+said in ``choice``; who waits until when, in ``deferrals`` and in the notes of all nodes
+(``waiting``).
 """
 
 import math
@@ -31,7 +32,8 @@ OTHERS_WATCHED_MAX = 5_000
 class Lookout:
     """A worker's eye on the queue.
 
-    ``idle_wait_s``: the setting. Others' ledgers are left to them until even an idle one of them has surely looked.
+    ``idle_wait_s``: the setting. Others' ledgers are left to them until even an idle one of them
+    has surely looked.
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class Lookout:
         return most_endangered_first(found, look.urgent, is_own=self._shares.is_own)
 
     async def _due(self, look: Look, busy: Collection[int]) -> tuple[set[int], set[int]]:
-        """Ledgers that need not wait any longer: of our own share, and of others' those left lying."""
+        """Ledgers that need not wait any longer: of our own share, and of others' those left
+        lying."""
         named = {*look.free, *filter(self._queue.may_hold, look.urgent)}
         due = self._waiting.due(named.difference(busy), losses=look.losses)
         await self._reckon_shares(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)
@@ -102,7 +105,8 @@ class Lookout:
     def _choose(
         self, look: Look, own: Collection[int], others: Collection[int], *, room: int
     ) -> list[int]:
-        """Whose marks are worth reading: of our own a window, and of others' what there is room for besides."""
+        """Whose marks are worth reading: of our own a window, and of others' what there is room for
+        besides."""
         ours = own_to_read(
             own, look.urgent, losses=look.losses, limit=WINDOW_LEDGERS_MAX, rng=self._rng
         )
@@ -118,7 +122,8 @@ class Lookout:
         return [*ours, *theirs]
 
     def _left_lying(self, others: Collection[int]) -> list[int]:
-        """Those that have been free at every look since one so long ago that their owner has looked, too."""
+        """Those that have been free at every look since one so long ago that their owner has
+        looked, too."""
         now_s, before = self._clock.now_s(), self._free_since_s
         watched = sorted(others)[:OTHERS_WATCHED_MAX]
         self._free_since_s = {i: before.get(i, now_s) for i in watched}
@@ -139,7 +144,8 @@ class Lookout:
         if not ledger_ids:
             return []
         found = await self._queue.read(ledger_ids)
-        # After the marks: who notes what the next must know renews them then (``Queue.renew_marks``).
+        # After the marks: who notes what the next must know renews them then
+        # (``Queue.renew_marks``).
         notes = await self._waiting.notes_of(ledger_ids)
         read = [_with_note(queued, notes.get(queued.ledger_id)) for queued in found]
         return [

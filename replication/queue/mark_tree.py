@@ -1,8 +1,8 @@
 """A tree of marks: the one that we share with Java's nodes, or our own, which is laid out alike.
 
-Four levels of directories, one for each ledger at the bottom (``payloads``). Nobody reads it whole to
-choose work: a look lists a bounded part, that begins at random places, so that many nodes do not all
-look at the same ledgers.
+Four levels of directories, one for each ledger at the bottom (``payloads``). Nobody reads it whole
+to choose work: a look lists a bounded part, that begins at random places, so that many nodes do not
+all look at the same ledgers.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ LEDGERS_ENOUGH = 20_000
 
 
 class SeenMark(Struct, frozen=True, kw_only=True):
-    """A mark as it was read. ``version``, ``czxid`` and ``mzxid`` are those of its znode: adding a bookie to it
-    changes the first and the last."""
+    """A mark as it was read. ``version``, ``czxid`` and ``mzxid`` are those of its znode: adding a
+    bookie to it changes the first and the last."""
 
     path: str
     mark: Mark
@@ -70,7 +70,8 @@ class MarkTree:
         """Likewise, of directories that nobody of ours may list."""
 
     async def look(self, rng: random.Random) -> frozenset[int]:
-        """Ledgers that have a directory here, and so most likely a mark; a part of them in a large tree."""
+        """Ledgers that have a directory here, and so most likely a mark; a part of them in a large
+        tree."""
         self._leftovers.clear()
         self._is_listed_whole = True
         directories = await self._leaf_directories(rng)
@@ -101,7 +102,8 @@ class MarkTree:
         return not self._is_listed_whole or ledger_id in self._listed
 
     async def read(self, ledger_id: int) -> SeenMark | None:
-        """None also for a mark that ACLs shut away: it stays, as nobody may delete what they cannot read (rule S6)."""
+        """None also for a mark that ACLs shut away: it stays, as nobody may delete what they cannot
+        read (rule S6)."""
         path = payloads.mark_path(self._ur, ledger_id)
         try:
             data, stat = await self._store.get(path)
@@ -166,8 +168,8 @@ class MarkTree:
         return directories
 
     async def _list(self, directories: Sequence[str]) -> list[list[str]]:
-        """The children of each; those without any are left over. None of those that ACLs shut away: what is below
-        them is nobody's business of ours, and the others' all the same."""
+        """The children of each; those without any are left over. None of those that ACLs shut away:
+        what is below them is nobody's business of ours, and the others' all the same."""
         listings = await asyncio.gather(*map(self._children, directories))
         self._leftovers.update(
             d for d, names in zip(directories, listings, strict=True) if names == []

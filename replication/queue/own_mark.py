@@ -18,10 +18,12 @@ from replication.queue.payloads import Mark
 async def own_mark_operations(
     store: MetadataStore, ur: str, ledger_id: int, clock: Clock
 ) -> Sequence[Create | SetData]:
-    """Return the operations that mark the ledger. They fail if the mark or its directories change first.
+    """Return the operations that mark the ledger. They fail if the mark or its directories change
+    first.
 
-    A mark that stands stays: nothing deletes it while the caller holds the lock (rule S6). It is written
-    again as it is, so that a worker that read it before, with the ledger's note, does not take it.
+    A mark that stands stays: nothing deletes it while the caller holds the lock (rule S6). It is
+    written again as it is, so that a worker that read it before, with the ledger's note, does not
+    take it.
     """
     path = payloads.mark_path(own_path(ur), ledger_id)
     directory = path.rpartition("/")[0]

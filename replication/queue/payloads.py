@@ -76,7 +76,8 @@ def ledger_ids_below(parent: str, names: Iterable[str]) -> list[int]:
     """The ledgers whose private directories are the children ``names`` of a third-level directory.
 
     ``parent`` is relative to the marks' path, as in ``0000/0000/075b``. Such a directory holds one
-    mark, or none that a crash left behind. Names that Java would not have put there are passed over.
+    mark, or none that a crash left behind. Names that Java would not have put there are passed
+    over.
     """
     ledger_ids = (
         int((parent + name).replace("/", ""), 16) for name in names if _GROUP.fullmatch(name)
@@ -150,7 +151,8 @@ LAYOUT_DATA = format_text(LedgerRereplicationLayoutFormat(type="BASIC", version=
 
 
 def check_layout(data: bytes) -> None:
-    """Raises SettingsError when the tree is laid out in a way that we do not know, or CorruptionError."""
+    """Raises SettingsError when the tree is laid out in a way that we do not know, or
+    CorruptionError."""
     layout = parse_text(data, LedgerRereplicationLayoutFormat)
     if (layout.type, layout.version) != ("BASIC", 1):
         raise SettingsError(

@@ -1,10 +1,10 @@
 """Which worker a ledger falls to, so that many nodes do not reach for the same one.
 
 Every worker knows the others (``membership``) and comes to the same answer by itself: consistent
-hashing, each worker at many points of a circle, a ledger falling to the next point from its own. When a
-worker comes or goes only its own ledgers change hands; a node that has not heard of it yet loses a few
-races, which cost a request each. A hash for each pair of ledger and worker would say the same, but a look
-lists 20,000 ledgers, and 400 nodes are a real size.
+hashing, each worker at many points of a circle, a ledger falling to the next point from its own.
+When a worker comes or goes only its own ledgers change hands; a node that has not heard of it yet
+loses a few races, which cost a request each. A hash for each pair of ledger and worker would say
+the same, but a look lists 20,000 ledgers, and 400 nodes are a real size.
 """
 
 import bisect
@@ -37,7 +37,8 @@ class Shares:
 
 
 def _mixed(number: int) -> int:
-    """64 bits of which each depends on all of the number's. The same in every release and process."""
+    """64 bits of which each depends on all of the number's. The same in every release and
+    process."""
     number = (number + 0x9E3779B97F4A7C15) & _MASK
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK

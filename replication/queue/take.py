@@ -19,7 +19,8 @@ class QueuedLedger(
     ledger_id: int
     marks: tuple[SeenMark, ...]
     is_loss: bool = True
-    """Marked in the shared tree: copies are lost. In our own alone, it is to be looked at or moved, or single entries lack a copy."""
+    """Marked in the shared tree: copies are lost. In our own alone, it is to be looked at or moved,
+    or single entries lack a copy."""
 
     def __post_init__(self) -> None:
         assert self.marks, self
@@ -30,16 +31,18 @@ class QueuedLedger(
         return frozenset(replica for seen in self.marks for replica in seen.mark.replicas)
 
     def is_loss_besides(self, bookies: frozenset[BookieId]) -> bool:
-        """Whether it is marked in both trees, and the shared mark names bookies, but none of these."""
+        """Whether it is marked in both trees, and the shared mark names bookies, but none of
+        these."""
         lost = self.marks[0].mark.replicas
         return self.is_loss and len(self.marks) > 1 and bool(lost) and bookies.isdisjoint(lost)
 
     def missed_while_registered(self, czxid: Callable[[BookieId], int]) -> frozenset[BookieId]:
-        """Bookies that the shared mark names although they were registered when it was last written.
+        """Bookies that the shared mark names although they were registered when it was last
+        written.
 
         Such a bookie was not lost: entries were missed that it should have, by Java's auditor, for
-        example, which reads between the ends where ``auditorLedgerVerificationPercentage`` is set. Its
-        ends prove nothing. ``czxid``: of a bookie's registration, 0 where that is not known.
+        example, which reads between the ends where ``auditorLedgerVerificationPercentage`` is set.
+        Its ends prove nothing. ``czxid``: of a bookie's registration, 0 where that is not known.
         """
         if not self.is_loss:
             return frozenset()  # our own queue: the finding beside the mark says who lost what
@@ -53,12 +56,14 @@ class QueuedLedger(
 
     @property
     def czxid(self) -> int:
-        """Of its shared mark, if there is one: what was in the way before copies were lost is another matter."""
+        """Of its shared mark, if there is one: what was in the way before copies were lost is
+        another matter."""
         return self.marks[0].czxid
 
 
 class Take(Struct, frozen=True, kw_only=True):
-    """A ledger whose lock we hold, and the marks that it stands for, as they were before we took it."""
+    """A ledger whose lock we hold, and the marks that it stands for, as they were before we took
+    it."""
 
     queued: QueuedLedger
     lock: LedgerLock

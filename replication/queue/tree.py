@@ -14,7 +14,8 @@ from replication.queue import payloads
 
 
 async def prepare_tree(store: MetadataStore, ur: str) -> None:
-    """Create what is missing. Raises SettingsError when the queue has a layout that we do not know."""
+    """Create what is missing. Raises SettingsError when the queue has a layout that we do not
+    know."""
     await _agree_on_layout(store, ur)
     for path in (
         payloads.marks_path(ur),

@@ -1,8 +1,8 @@
 """The leader's note of the most endangered ledgers: ``<ur>/bookmender/urgent``, versioned JSON.
 
-A mark says how many bookies a ledger misses, not how many copies it has left, and a worker sees but a
-part of a long queue. The leading auditor knows both, and names those that everybody should take first.
-It is a hint, not the queue: ledgers on it may be done, or marked no more.
+A mark says how many bookies a ledger misses, not how many copies it has left, and a worker sees but
+a part of a long queue. The leading auditor knows both, and names those that everybody should take
+first. It is a hint, not the queue: ledgers on it may be done, or marked no more.
 """
 
 import json

@@ -1,8 +1,9 @@
-"""When a ledger that could not be repaired is tried again, and which ones this node leaves alone till then.
+"""When a ledger that could not be repaired is tried again, and which ones this node leaves alone
+till then.
 
-The first wait and the longest depend on what was in the way: a bookie that does not answer may answer
-in a moment, damaged metadata will be so in an hour. Each failure for the same reason doubles the wait; a
-success, another reason or a better world begins anew.
+The first wait and the longest depend on what was in the way: a bookie that does not answer may
+answer in a moment, damaged metadata will be so in an hour. Each failure for the same reason doubles
+the wait; a success, another reason or a better world begins anew.
 """
 
 import random
@@ -23,7 +24,8 @@ PACES: Mapping[Reason, tuple[float, float]] = {
     Reason.NO_ANSWER: SHORT,
     Reason.CONFLICTS: SHORT,
 }
-"""The first wait and the longest, in terms of the settings'; those as they are for all other reasons."""
+"""The first wait and the longest, in terms of the settings'; those as they are for all other
+reasons."""
 JITTER = 0.2
 """Ledgers that failed together are not all to come back in one moment."""
 TRIES_COUNTED_MAX = 30
@@ -79,7 +81,8 @@ class Deferrals:
         self._deferrals[ledger_id] = _Deferral(due_s, world, reason, tries, is_loss)
 
     def is_due(self, ledger_id: int, *, now_s: float, world: World, is_loss: bool = True) -> bool:
-        """``is_loss``: as it is now. What was in the way of a move is not waited with when copies are lost."""
+        """``is_loss``: as it is now. What was in the way of a move is not waited with when copies
+        are lost."""
         deferral = self._deferrals.get(ledger_id)
         return (
             deferral is None

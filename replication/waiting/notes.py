@@ -1,9 +1,10 @@
 """Why a marked ledger is not being repaired now: notes that all nodes and commands can read.
 
-One znode a ledger, ``<ur>/bookmender/waiting/<ledger id>``, written by the worker that put the ledger
-aside and deleted when it is done. All nodes keep to what it says of the next try, so that N nodes do
-not try N times. A note without a mark means nothing, nor does one that is older than the mark beside it (Java's
-workers unmark a ledger and know of no notes): readers skip it, and an idle worker, or who takes the ledger, deletes it.
+One znode a ledger, ``<ur>/bookmender/waiting/<ledger id>``, written by the worker that put the
+ledger aside and deleted when it is done. All nodes keep to what it says of the next try, so that N
+nodes do not try N times. A note without a mark means nothing, nor does one that is older than the
+mark beside it (Java's workers unmark a ledger and know of no notes): readers skip it, and an idle
+worker, or who takes the ledger, deletes it.
 """
 
 import json
@@ -75,11 +76,13 @@ class WaitingNote:
     next_try_ms: int = 0
     """0: at any time, as with the notes of the first releases and while a worker holds the lock."""
     grace_until_ms: int = 0
-    """When the grace is over that the ledger waits for under a worker's lock; 0: it does not. Binds nobody."""
+    """When the grace is over that the ledger waits for under a worker's lock; 0: it does not. Binds
+    nobody."""
     world: World | None = None
     """As it was when that try began."""
     bad_sources: frozenset[BookieId] = frozenset()
-    """Bookies whose copies were found bad when they were to be copied from: whoever tries it next reads them whole."""
+    """Bookies whose copies were found bad when they were to be copied from: whoever tries it next
+    reads them whole."""
     mzxid: int | None = field(default=None, compare=False)
     """Of the znode that it was read from: its last write."""
     written_ms: int | None = field(default=None, compare=False)
@@ -88,14 +91,14 @@ class WaitingNote:
     def is_older_than(self, mark_czxid: int) -> bool:
         """Whether it was written before that mark was made, and so of another.
 
-        By its last write: a note that stands is written anew for the next mark. Of a mark it is the first: the
-        leader adds bookies to one that stands.
+        By its last write: a note that stands is written anew for the next mark. Of a mark it is the
+        first: the leader adds bookies to one that stands.
         """
         return self.mzxid is not None and self.mzxid < mark_czxid
 
     def let_go(self) -> Self:
-        """The ledger is to be tried at once, whatever was in the way. What the note tells of bad sources stays: who does
-        not know of them takes the ledger for whole by its ends.
+        """The ledger is to be tried at once, whatever was in the way. What the note tells of bad
+        sources stays: who does not know of them takes the ledger for whole by its ends.
         """
         return replace(
             self,
@@ -118,7 +121,8 @@ class WaitingNote:
         return wait_ms
 
     def is_overtaken(self, *, now_ms: int, world: World) -> bool:
-        """Whether the world is a better one than it tells of, so that the ledger is tried before its time."""
+        """Whether the world is a better one than it tells of, so that the ledger is tried before
+        its time."""
         if self.reason.is_of_this_node or self.world is None:
             return False
         is_in_grace = self.reason.is_a_grace and now_ms < self.grace_until_ms
@@ -148,7 +152,8 @@ class WaitingNote:
 
     @classmethod
     def from_record(cls, ledger_id: int, record: dict[str, Any]) -> Self:
-        """Raises CorruptionError on what no release of ours has written, or this one does not know."""
+        """Raises CorruptionError on what no release of ours has written, or this one does not
+        know."""
         # Version 1 had neither these nor the world, and the first of version 2 no bad sources.
         first = {"tries": 1, "next_try_ms": 0, "grace_until_ms": 0, "bad_sources": []}
         record = {**first, **record}
@@ -197,7 +202,8 @@ class WaitingNotes:
         return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
-        """None when there is none, or a later release wrote it in a way that we cannot read, or ACLs shut it away."""
+        """None when there is none, or a later release wrote it in a way that we cannot read, or
+        ACLs shut it away."""
         try:
             data, stat = await self._store.get(waiting_path(self._ur, ledger_id))
             note = WaitingNote.from_record(ledger_id, parse_record(data))
@@ -218,7 +224,8 @@ class WaitingNotes:
     async def let_go(
         self, ledger_id: int, *, guards: Sequence[Check], beside: WaitingNote | None = None
     ) -> None:
-        """Its note binds nobody any more, and goes unless it tells of bad sources, or ``beside`` does.
+        """Its note binds nobody any more, and goes unless it tells of bad sources, or ``beside``
+        does.
 
         ``guards``: prove that the caller may (rule S3). Raises LockLostError when they do not.
         """

@@ -1,8 +1,9 @@
 """Ledgers whose end cannot be proven: ``<ur>/bookmender/unproven/<ledger id>``, versioned JSON.
 
-Once what is left of such a ledger has its copies again it is marked no more, and nobody tries its end anew before a
-bookie of it goes, or a person asks. So whoever tried it in vain leaves a record, for people. A ledger that was closed
-meanwhile, or deleted, is passed over by readers, and its record is deleted by an idle worker.
+Once what is left of such a ledger has its copies again it is marked no more, and nobody tries its
+end anew before a bookie of it goes, or a person asks. So whoever tried it in vain leaves a record,
+for people. A ledger that was closed meanwhile, or deleted, is passed over by readers, and its
+record is deleted by an idle worker.
 """
 
 import asyncio
@@ -68,7 +69,8 @@ def unproven_path(ur: str, ledger_id: int | None = None) -> str:
 
 
 async def read_unproven_end(store: MetadataStore, ur: str, ledger_id: int) -> UnprovenEnd | None:
-    """What the last try left, be the ledger closed by now or not; None where that cannot be read either."""
+    """What the last try left, be the ledger closed by now or not; None where that cannot be read
+    either."""
     parse = partial(UnprovenEnd.from_record, ledger_id)
     return await read_record(store, unproven_path(ur, ledger_id), parse)
 
@@ -117,7 +119,8 @@ class UnprovenEnds:
             await self._batcher.put(path, data)
 
     async def tidy(self, rng: random.Random) -> None:
-        """Delete the records of ledgers that are closed, or gone: some of them, where there are many."""
+        """Delete the records of ledgers that are closed, or gone: some of them, where there are
+        many."""
         recorded = await _recorded(self._store, self._ur)
         some = rng.sample(recorded, min(len(recorded), READ_MAX))
         over = set(some).difference(await _still_open(self._manager, some))

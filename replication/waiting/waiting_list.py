@@ -1,4 +1,5 @@
-"""The ledgers that wait: told to all nodes (``waiting``), and remembered by this one (``deferrals``)."""
+"""The ledgers that wait: told to all nodes (``waiting``), and remembered by this one
+(``deferrals``)."""
 
 import asyncio
 import math
@@ -34,8 +35,9 @@ LOST_RACE_PAUSE_S = 0.5
 GONE_PAUSE_S = 60.0
 """How long a ledger is left out that the leader calls urgent and that is not marked (any more)."""
 PROBE_INTERVAL_S = 30.0
-"""While nothing can be recorded on this host, one of the ledgers that wait for that is tried so long after
-the last that was: nothing else tells when there is room again, and each try may copy for nothing."""
+"""While nothing can be recorded on this host, one of the ledgers that wait for that is tried so
+long after the last that was: nothing else tells when there is room again, and each try may copy for
+nothing."""
 NOTES_TIDIED_MAX = 1_000
 """Notes whose marks are looked for in one go."""
 
@@ -66,7 +68,8 @@ class Holding:
 
 
 class WaitingList:
-    """One worker's part in what waits, and its knowledge of the rest. ``node``: what our notes say."""
+    """One worker's part in what waits, and its knowledge of the rest. ``node``: what our notes
+    say."""
 
     def __init__(
         self,
@@ -111,7 +114,8 @@ class WaitingList:
     # --- Who waits --------------------------------------------------------------------------------
 
     def due(self, ledger_ids: Collection[int], *, losses: Collection[int]) -> list[int]:
-        """Those that are not to be left alone now, as far as this node has heard. ``losses``: that lost copies."""
+        """Those that are not to be left alone now, as far as this node has heard. ``losses``: that
+        lost copies."""
         now_s, world = self._clock.now_s(), self.world
         if now_s >= self._prune_due_s:
             self._prune_due_s = now_s + PRUNE_INTERVAL_S
@@ -144,11 +148,13 @@ class WaitingList:
         return [self._rng.choice(waiting)]
 
     def forget_others(self, marked: Set[int]) -> None:
-        """What was in the way of ledgers that are marked no more: should one be again, that is another matter."""
+        """What was in the way of ledgers that are marked no more: should one be again, that is
+        another matter."""
         self._deferrals.forget_others(marked)
 
     async def drop_old_note(self, held: Holding) -> None:
-        """We hold the ledger, so nobody writes another. What it tells of bad sources is to be known as long as they are."""
+        """We hold the ledger, so nobody writes another. What it tells of bad sources is to be known
+        as long as they are."""
         if held.has_old_note and not held.bad_sources:
             await self._told(self._notes.delete(held.ledger_id))
 
@@ -180,7 +186,8 @@ class WaitingList:
     # --- Who is to wait ---------------------------------------------------------------------------
 
     async def put_aside(self, held: Holding, outcome: Outcome) -> bool:
-        """Nobody is to try it again before its time, or a better one. False where no other node could be told."""
+        """Nobody is to try it again before its time, or a better one. False where no other node
+        could be told."""
         reason, ledger_id = outcome.reason, held.ledger_id
         assert reason is not None, outcome
         noted = 0 if held.note is None else held.note.tries_for(reason, world=held.world)
@@ -201,8 +208,8 @@ class WaitingList:
         return await self._told(self._notes.write(held.note))
 
     async def tell_of_bad_sources(self, held: Holding, found_bad: Collection[BookieId]) -> bool:
-        """Its repair broke off: whoever tries it next, at any time, must know of these. False where no other node could
-        be told."""
+        """Its repair broke off: whoever tries it next, at any time, must know of these. False where
+        no other node could be told."""
         before = held.note or WaitingNote(
             ledger_id=held.ledger_id,
             reason=Reason.LEFT_TO_OTHERS,
@@ -242,11 +249,13 @@ class WaitingList:
         self._defer(ledger_id, LOST_RACE_PAUSE_S, self.world, reason=None, tries=0)
 
     def put_off_gone(self, ledger_id: int) -> None:
-        """The leader's note names it, and there is no mark: it is not to be asked for at every look."""
+        """The leader's note names it, and there is no mark: it is not to be asked for at every
+        look."""
         self._defer(ledger_id, GONE_PAUSE_S, self.world, reason=None, tries=0)
 
     async def strike_off(self, held: Holding) -> None:
-        """It is done. Where it waited for the journal, that can be written to again: so the others may."""
+        """It is done. Where it waited for the journal, that can be written to again: so the others
+        may."""
         if self._deferrals.waits_for(held.ledger_id, Reason.JOURNAL):
             self._deferrals.forget_all(Reason.JOURNAL)
         self._deferrals.forget(held.ledger_id)
@@ -254,8 +263,8 @@ class WaitingList:
             await self._told(self._notes.delete(held.ledger_id))
 
     async def tidy(self, queue: Queue) -> None:
-        """Delete notes of ledgers that are marked no more, some of them where there are many; and records of ends
-        that are known by now."""
+        """Delete notes of ledgers that are marked no more, some of them where there are many; and
+        records of ends that are known by now."""
         noted = sorted(await self._notes.ledger_ids())
         some = self._rng.sample(noted, min(len(noted), NOTES_TIDIED_MAX))
         await asyncio.gather(*(self._tidy_one(ledger_id, queue) for ledger_id in some))
@@ -304,7 +313,8 @@ class WaitingList:
         """Tell everybody why the ledger waits. ``wait_s``: for how long; None: for no time."""
         before, reason, now_ms = held.note, outcome.reason, self._clock.wall_ms()
         assert reason is not None, outcome
-        # That the journal failed again is told: whoever waits for the ledger learns that it was tried.
+        # That the journal failed again is told: whoever waits for the ledger learns that it was
+        # tried.
         is_told_anew = before is not None and before.reason is reason is Reason.JOURNAL
         if reason.is_of_this_node and before is not None and not is_told_anew:
             before = replace(before, bad_sources=before.bad_sources | outcome.bad_sources)
@@ -333,7 +343,8 @@ class WaitingList:
         return await self._told(self._notes.write(held.note, is_likely_there=before is not None))
 
     async def _told(self, writing: Awaitable[None]) -> bool:
-        """What others are told keeps no ledger from its repair where it cannot be written: that is said once."""
+        """What others are told keeps no ledger from its repair where it cannot be written: that is
+        said once."""
         try:
             await writing
         except (UnavailableError, LockLostError, RejectedError) as error:

@@ -1,5 +1,5 @@
-"""Where the bookies are that hold what is missing, and whose word does not count: for the sentence that tells an
-operator what to do."""
+"""Where the bookies are that hold what is missing, and whose word does not count: for the sentence
+that tells an operator what to do."""
 
 from collections.abc import Collection
 
@@ -14,7 +14,8 @@ IMPORT_HINT = (
 
 
 def whereabouts(bookies: Collection[BookieId], view: ClusterView) -> str:
-    """Which of them are away and may come back, and which are gone for good; empty if none is either.
+    """Which of them are away and may come back, and which are gone for good; empty if none is
+    either.
 
     A bookie keeps its cookie while it is away. Decommissioned, or never there, it has none.
     """
@@ -30,7 +31,8 @@ def whereabouts(bookies: Collection[BookieId], view: ClusterView) -> str:
 
 
 def not_believed(ledger: VersionedMetadata, view: ClusterView) -> str:
-    """Members of the last ensemble that may have lost what they had with their disks; empty if none may."""
+    """Members of the last ensemble that may have lost what they had with their disks; empty if none
+    may."""
     young = view.initialised_after(ledger.stat.czxid)
     named = sorted(young.intersection(ledger.metadata.last_segment.ensemble))
     if not named:

@@ -1,8 +1,8 @@
 """What a ledger that cannot be repaired waits for, boiled down so that it fits into its note.
 
-A try that failed is worth repeating before its time when a bookie came or came back, or an order of the
-operator's changed; that a bookie went seldom helps, but may be one more that is to be replaced. Registrations tell
-the two apart by themselves: each new one has a greater czxid than all before it.
+A try that failed is worth repeating before its time when a bookie came or came back, or an order of
+the operator's changed; that a bookie went seldom helps, but may be one more that is to be replaced.
+Registrations tell the two apart by themselves: each new one has a greater czxid than all before it.
 """
 
 import hashlib
@@ -20,7 +20,8 @@ _ANY_CHANGE_HELPS = frozenset(
         Reason.NO_ANSWER,
         Reason.RECOVERY_FAILED,
         Reason.CONFLICTS,
-        # The rest of the ledger was repaired, and is to be again, whoever goes: these waits are long.
+        # The rest of the ledger was repaired, and is to be again, whoever goes: these waits are
+        # long.
         Reason.MAINTENANCE,
         Reason.NO_COPY,
     }
@@ -36,7 +37,8 @@ class World:
     bookies: str
     """Fingerprint of who is there, and in which life."""
     orders: str
-    """Fingerprint of which bookies drain, or are under maintenance, and until when; of a hold; and of trusted cookies."""
+    """Fingerprint of which bookies drain, or are under maintenance, and until when; of a hold; and
+    of trusted cookies."""
 
     @classmethod
     def of(cls, view: ClusterView) -> Self:
@@ -77,13 +79,15 @@ class World:
 
 
 def _hold(view: ClusterView) -> list[int]:
-    """When the hold that stands began; without one nothing, as in the releases that knew of none."""
+    """When the hold that stands began; without one nothing, as in the releases that knew of
+    none."""
     hold = view.orders.hold
     return [] if hold is None or not view.orders.is_held else [hold.since_ms]
 
 
 def _trust(view: ClusterView) -> list[tuple[BookieId, int]]:
-    """The cookies that an order trusts: an end that could not be proven may be provable now. Without an order nothing."""
+    """The cookies that an order trusts: an end that could not be proven may be provable now.
+    Without an order nothing."""
     return sorted(view.orders.trusted_cookies.items())
 
 

@@ -1,4 +1,5 @@
-"""A worker session's recheck of its copies, put together as the daemon does, on a cluster in memory."""
+"""A worker session's recheck of its copies, put together as the daemon does, on a cluster in
+memory."""
 
 import random
 

@@ -1,4 +1,5 @@
-"""At which bookies clients are active, by how open ledgers grow: the reckoning, and the leader's watch."""
+"""At which bookies clients are active, by how open ledgers grow: the reckoning, and the leader's
+watch."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,5 @@
-"""The Auditor in virtual time: whose ledgers it marks when a bookie is lost, in what order, and what it says of it."""
+"""The Auditor in virtual time: whose ledgers it marks when a bookie is lost, in what order, and
+what it says of it."""
 
 import asyncio
 

@@ -364,7 +364,8 @@ async def flap(cluster: Cluster) -> int:
 
 @in_virtual_time
 async def test_the_marks_of_who_goes_again_are_renewed_though_they_name_it() -> None:
-    """A worker that found it back, and stood still since, would take the old ones away (rule S6)."""
+    """A worker that found it back, and stood still since, would take the old ones away (rule
+    S6)."""
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         before = await flap(cluster)

@@ -1,4 +1,5 @@
-"""A bookie that goes, or is wiped, again: marks of before prove nothing, as workers may have taken them away since."""
+"""A bookie that goes, or is wiped, again: marks of before prove nothing, as workers may have taken
+them away since."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

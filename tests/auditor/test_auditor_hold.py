@@ -1,4 +1,5 @@
-"""Many bookies gone at once: the leader holds, and marks nothing, until they are back or somebody says so."""
+"""Many bookies gone at once: the leader holds, and marks nothing, until they are back or somebody
+says so."""
 
 import asyncio
 
@@ -23,7 +24,8 @@ HOLD = HoldSettings()
 LASTS_S = HOLD.lasts_s
 WAVE = (B1, B2, B3)
 DELAYED = delayed(1)
-"""So that a wave is seen whole before its first bookie is lost, as is the way of sessions that expire."""
+"""So that a wave is seen whole before its first bookie is lost, as is the way of sessions that
+expire."""
 
 
 async def standing(cluster: Cluster) -> HoldOrder | None:

@@ -1,4 +1,5 @@
-"""The auditor and its index: a loss is answered at once, from what is known, whatever the index is doing."""
+"""The auditor and its index: a loss is answered at once, from what is known, whatever the index is
+doing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence

@@ -232,8 +232,8 @@ async def test_it_is_marked_though_the_first_try_fails() -> None:
 
 @in_virtual_time
 async def test_a_mark_that_names_a_bookie_set_up_anew_already_is_renewed() -> None:
-    """A check made it, for single entries; a worker that found the bookie whole, and stood still since, would take
-    it away (rule S6)."""
+    """A check made it, for single entries; a worker that found the bookie whole, and stood still
+    since, would take it away (rule S6)."""
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)

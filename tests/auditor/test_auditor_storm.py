@@ -1,9 +1,10 @@
 """A leader's life as a seed draws it: whatever misses copies when all is quiet again has its mark.
 
-Bookies go, come back, and come back empty; operators set the switch, holds, windows and the delay; ledgers are
-made and deleted; leaders are cut off and replaced; replies are lost. The worker here is a sketch of one that makes
-no mistakes: it looks at a marked ledger, copies what is missing, and takes the mark away at the version it saw. So
-whatever has no mark in the end, and should have one, the leader forgot.
+Bookies go, come back, and come back empty; operators set the switch, holds, windows and the delay;
+ledgers are made and deleted; leaders are cut off and replaced; replies are lost. The worker here is
+a sketch of one that makes no mistakes: it looks at a marked ledger, copies what is missing, and
+takes the mark away at the version it saw. So whatever has no mark in the end, and should have one,
+the leader forgot.
 """
 
 import asyncio
@@ -50,7 +51,8 @@ WORLD = "world"
 
 
 class TickingLoop(VirtualTimeLoop):
-    """Each look at the clock takes a moment, or a wait that is shorter than asyncio's timers can tell would never end."""
+    """Each look at the clock takes a moment, or a wait that is shorter than asyncio's timers can
+    tell would never end."""
 
     def time(self) -> float:
         self.now_s += 1e-9

@@ -1,4 +1,5 @@
-"""What goes wrong while an auditor works: it is tried again, passed over, or ends the leadership; never guessed."""
+"""What goes wrong while an auditor works: it is tried again, passed over, or ends the leadership;
+never guessed."""
 
 import asyncio
 import random

@@ -1,4 +1,5 @@
-"""The periodic bookie check: all ledgers are held against the list of bookies, whatever was seen to happen."""
+"""The periodic bookie check: all ledgers are held against the list of bookies, whatever was seen to
+happen."""
 
 import asyncio
 

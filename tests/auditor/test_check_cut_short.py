@@ -1,4 +1,5 @@
-"""What becomes of a run of a periodic check that is cut short: by a leader's end, by ZooKeeper, by ourselves."""
+"""What becomes of a run of a periodic check that is cut short: by a leader's end, by ZooKeeper, by
+ourselves."""
 
 import asyncio
 from collections.abc import Sequence

@@ -37,7 +37,8 @@ OWN = own_path(UR)
 
 @dataclass(slots=True, kw_only=True)
 class Checked:
-    """One run over all ledgers. ``marked``: what it marked, with the bookies that the marks name."""
+    """One run over all ledgers. ``marked``: what it marked, with the bookies that the marks
+    name."""
 
     counts: Counter[str]
     marked: dict[int, tuple[BookieId, ...]]

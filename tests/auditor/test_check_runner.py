@@ -1,4 +1,5 @@
-"""When periodic checks run: by the time of the last run, one at a time, and whenever somebody wants one."""
+"""When periodic checks run: by the time of the last run, one at a time, and whenever somebody wants
+one."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""Which ledgers have entries whose every copy is on bookies that are away, and how the leader counts them."""
+"""Which ledgers have entries whose every copy is on bookies that are away, and how the leader
+counts them."""
 
 import asyncio
 from collections.abc import Collection, Sequence

@@ -1,4 +1,5 @@
-"""Holds as the leader writes them: against a view that lags, an operator who is quicker, a vote that is gone."""
+"""Holds as the leader writes them: against a view that lags, an operator who is quicker, a vote
+that is gone."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

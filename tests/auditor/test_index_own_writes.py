@@ -92,7 +92,8 @@ async def test_what_this_node_wrote_is_known_without_a_read() -> None:
 
 @in_virtual_time
 async def test_what_was_written_before_the_index_began_says_nothing() -> None:
-    """As where ZooKeeper was set up anew meanwhile, and has counted to the same transaction again."""
+    """As where ZooKeeper was set up anew meanwhile, and has counted to the same transaction
+    again."""
     ledgers, own = await with_ledgers(3), OwnWrites()
     stat = Stat(version=1, mzxid=(await ledgers.manager.read(2)).stat.mzxid + 1)
     own.keep(VersionedMetadata(ledger_id=1, metadata=closed(B1, B4), stat=stat, data=b""))
@@ -182,7 +183,8 @@ async def test_where_the_server_does_not_say_which_write_it_was_all_is_read(
 @pytest.mark.parametrize("seed", range(SEED_COUNT))
 @in_virtual_time
 async def test_whatever_happens_the_index_is_right_in_the_end(seed: int) -> None:
-    """Ours and others' writes, deletions and lost connections, in any order. ``seed``: of the order."""
+    """Ours and others' writes, deletions and lost connections, in any order. ``seed``: of the
+    order."""
     rng = random.Random(seed)
     ledgers, own = await with_ledgers(4), OwnWrites()
     async with keeping(ledgers, own_writes=own) as keeper:

@@ -25,7 +25,8 @@ async def unmark(cluster: Cluster, *ledger_ids: int) -> None:
 
 @in_virtual_time
 async def test_a_mark_that_goes_while_the_bookie_is_away_is_made_again_but_only_once() -> None:
-    """As a worker takes it away that saw the bookie back, which went again before the leader looked."""
+    """As a worker takes it away that saw the bookie back, which went again before the leader
+    looked."""
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     await cluster.kill(B1)
     async with auditing(cluster):

@@ -20,7 +20,8 @@ QUICK = {
 
 @asynccontextmanager
 async def javas(cluster: LocalCluster) -> AsyncIterator[Callable[..., Child]]:
-    """Starts Java's AutoRecovery daemons. They are killed in the end: told to end, one may hang for long."""
+    """Starts Java's AutoRecovery daemons. They are killed in the end: told to end, one may hang for
+    long."""
     started: list[Child] = []
 
     def start(**settings: str) -> Child:
@@ -36,7 +37,8 @@ async def javas(cluster: LocalCluster) -> AsyncIterator[Callable[..., Child]]:
 
 
 def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
-    """Every copy that the metadata names is there, and Java's client reads what was acknowledged."""
+    """Every copy that the metadata names is there, and Java's client reads what was
+    acknowledged."""
     expected = [
         Expected(
             ledger=ledger.ledger_id,

@@ -80,7 +80,8 @@ def no_session_thread_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cluster_options() -> dict[str, Any]:
-    """Of the file's ``module_cluster``, over the default ones: a file that wants others has its own."""
+    """Of the file's ``module_cluster``, over the default ones: a file that wants others has its
+    own."""
     return {}
 
 

@@ -1,4 +1,5 @@
-"""Ledgers for runs of fsck to look at: many that are whole, and some whose metadata says what is not."""
+"""Ledgers for runs of fsck to look at: many that are whole, and some whose metadata says what is
+not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -66,7 +66,8 @@ class OurClient:
         return opened.lac, sha256.hexdigest()
 
     async def write_lac(self, writer: LedgerWriter) -> None:
-        """Tell its bookies the LAC, which otherwise only the next entry would: as Java's writers may."""
+        """Tell its bookies the LAC, which otherwise only the next entry would: as Java's writers
+        may."""
         digest = ledger_digest(writer.metadata)
         record = digest.pack_lac_record(ledger_id=writer.ledger_id, lac=writer.lac)
         for bookie in writer.metadata.last_segment.ensemble:
@@ -75,7 +76,8 @@ class OurClient:
             )
 
     async def recover(self, ledger_id: int) -> VersionedMetadata:
-        """Once more from the beginning whenever somebody else has written the metadata meanwhile."""
+        """Once more from the beginning whenever somebody else has written the metadata
+        meanwhile."""
         while True:
             with suppress(ConflictError):
                 return await recover_ledger(

@@ -26,7 +26,8 @@ from replication.queue.payloads import Mark
 from tests.zookeeper_server import PATIENT_SESSION_S
 
 GONE = BookieId("127.0.0.1:9")
-"""A bookie that was never there: naming it makes a ledger under-replicated without killing anybody."""
+"""A bookie that was never there: naming it makes a ledger under-replicated without killing
+anybody."""
 WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
 AUDITOR_ONLY = {"REPLICATION_ENABLED": "false"}
 """Settings of ``start_node``."""
@@ -153,7 +154,8 @@ def shape(
 
 
 async def wait_for(condition: Callable[[], Any], what: str, *, within_s: float = WAIT_S) -> Any:
-    """Until the condition, a function or a coroutine function, gives something true: returns that."""
+    """Until the condition, a function or a coroutine function, gives something true: returns
+    that."""
     deadline_s = time.monotonic() + within_s
     while True:
         found = condition()
@@ -196,7 +198,8 @@ def start_node(
 
 @asynccontextmanager
 async def nodes(uri: str, folder: Path) -> AsyncIterator[Callable[..., Child]]:
-    """Starts daemons, as ``start_node`` does. At the end they are told to end: they leave no trace."""
+    """Starts daemons, as ``start_node`` does. At the end they are told to end: they leave no
+    trace."""
     started: list[Child] = []
 
     def start(name: str, **options: Any) -> Child:

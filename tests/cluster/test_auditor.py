@@ -1,4 +1,5 @@
-"""The auditor on a real ZooKeeper: leaders cut off in the middle of marking, and bookies that are read-only."""
+"""The auditor on a real ZooKeeper: leaders cut off in the middle of marking, and bookies that are
+read-only."""
 
 import asyncio
 import os
@@ -78,7 +79,8 @@ async def _each(act: Any) -> None:
 
 
 async def assert_each_is_marked(on: Bench) -> None:
-    """Once renewed at most: a leader that finds no note of the loss takes it for a new one (rule S6)."""
+    """Once renewed at most: a leader that finds no note of the loss takes it for a new one (rule
+    S6)."""
     assert await marked_ledger_ids(on.seen.store, on.seen.ur) == list(LEDGERS)
 
     async def look(ledger_id: int) -> None:

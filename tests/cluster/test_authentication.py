@@ -1,4 +1,5 @@
-"""Bookies that answer nobody who has not authenticated (SASL): it is told as such, by every path to them."""
+"""Bookies that answer nobody who has not authenticated (SASL): it is told as such, by every path to
+them."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,8 +1,9 @@
-"""A bookie that hangs, is slow, is full or talks nonsense delays no ledger but those that it is needed for.
+"""A bookie that hangs, is slow, is full or talks nonsense delays no ledger but those that it is
+needed for.
 
-Between our daemon and the bad bookie stands a proxy, which its registration names in its place. What is
-compared is the order of what happens: all the other ledgers are repaired before the first of those
-that touch the bad bookie is finished with, though these came first.
+Between our daemon and the bad bookie stands a proxy, which its registration names in its place.
+What is compared is the order of what happens: all the other ledgers are repaired before the first
+of those that touch the bad bookie is finished with, though these came first.
 """
 
 import asyncio
@@ -149,7 +150,8 @@ def test_a_bad_target_delays_only_what_goes_there(
 def test_a_full_bookie_gets_nothing_and_delays_nobody(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """It refuses all adds, as those that ran out of room do, while its registration says writable."""
+    """It refuses all adds, as those that ran out of room do, while its registration says
+    writable."""
     full = module_cluster.bookies[0]
 
     async def run() -> None:
@@ -174,8 +176,8 @@ def test_a_full_bookie_gets_nothing_and_delays_nobody(
 def assert_others_first(
     others: set[int], touching: set[int], node: Child, trouble: Callable[[TcpProxy], None]
 ) -> None:
-    """Each of the others was repaired at the first try; and, where the bad bookie costs time, before any
-    ledger that it cost time: all that touch it but those that were never sent there."""
+    """Each of the others was repaired at the first try; and, where the bad bookie costs time,
+    before any ledger that it cost time: all that touch it but those that were never sent there."""
     spared = {
         event["ledger_id"]
         for event in events(node, "ledger.put_aside")

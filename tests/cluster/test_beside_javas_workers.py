@@ -1,4 +1,5 @@
-"""Beside Java's AutoRecovery, whose workers take every mark that they see: what they would find whole is mended."""
+"""Beside Java's AutoRecovery, whose workers take every mark that they see: what they would find
+whole is mended."""
 
 import asyncio
 from pathlib import Path

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.cluster
 DIGEST = EntryDigest(DigestType.DUMMY, b"foobar")
 KEY = DIGEST.master_key
 LARGEST_V2_PAYLOAD_BYTES = 5 * 1024 * 1024 - 4 - 24 - 32
-"""What fits into a frame beside its length, the header word with the master key, and the entry's header."""
+"""What fits into a frame beside its length, the header word with the master key, and the entry's
+header."""
 
 
 def entry(ledger_id: int, entry_id: int, payload: bytes = b"hello") -> bytes:

@@ -89,8 +89,8 @@ def test_what_a_live_bookie_has_lost_is_found_marked_and_repaired(
             await on.wait_idle()
             await on.assert_whole(written)
             assert (await check_all_ledgers(uri)).exit_code == 0
-            # A bookie with SortedLedgerStorage that gets an entry again, whose index points to where
-            # nothing is, does not find it until it flushes: keep them out of the other tests.
+            # A bookie with SortedLedgerStorage that gets an entry again, whose index points to
+            # where nothing is, does not find it until it flushes: keep them out of the other tests.
             await delete(on, written)
 
     asyncio.run(run())

@@ -1,4 +1,5 @@
-"""Clients of real bookies: the leader sees where they are active, a repair goes on beside them, and its pace is told."""
+"""Clients of real bookies: the leader sees where they are active, a repair goes on beside them, and
+its pace is told."""
 
 import asyncio
 import json

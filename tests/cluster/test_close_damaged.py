@@ -1,4 +1,5 @@
-"""The last resort on real bookies: a ledger whose last entry has a wrong digest on each of them is closed before it."""
+"""The last resort on real bookies: a ledger whose last entry has a wrong digest on each of them is
+closed before it."""
 
 import asyncio
 from hashlib import sha256
@@ -23,7 +24,8 @@ PAYLOADS = [b"entry %d" % entry_id for entry_id in range(LAST_GOOD + 1)]
 
 
 async def with_a_damaged_last_entry(uri: str) -> int:
-    """A ledger whose writer is gone: E 3, W 3, A 2, entries 0 to 5, and a wrong digest of entry 5 on all three bookies."""
+    """A ledger whose writer is gone: E 3, W 3, A 2, entries 0 to 5, and a wrong digest of entry 5
+    on all three bookies."""
     async with our_client(uri) as client:
         wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=2)
         async with client.create(wide) as writer:

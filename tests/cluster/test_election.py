@@ -23,7 +23,8 @@ from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, errors, events, node
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 LONG_S = 30.0
-"""A session that lasts so long after its process has gone does not end within a test's wait by itself."""
+"""A session that lasts so long after its process has gone does not end within a test's wait by
+itself."""
 SOON_S = 10.0
 
 

@@ -1,4 +1,5 @@
-"""fsck on real bookies, without Spark: healthy ledgers first, then each kind of damage at each level."""
+"""fsck on real bookies, without Spark: healthy ledgers first, then each kind of damage at each
+level."""
 
 import asyncio
 import os

@@ -1,4 +1,5 @@
-"""``bookmender fsck run`` on a host of another Spark, in a pod, with the URI of a configuration file."""
+"""``bookmender fsck run`` on a host of another Spark, in a pod, with the URI of a configuration
+file."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""fsck on Spark, on real bookies: the sources, and runs that are whole, cut short and gone on with."""
+"""fsck on Spark, on real bookies: the sources, and runs that are whole, cut short and gone on
+with."""
 
 import asyncio
 import os

@@ -1,4 +1,5 @@
-"""A safety hold on real servers: three of five bookies go at once and come back, a rack goes for good."""
+"""A safety hold on real servers: three of five bookies go at once and come back, a rack goes for
+good."""
 
 import asyncio
 from pathlib import Path

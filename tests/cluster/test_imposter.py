@@ -1,4 +1,5 @@
-"""A bookie is set up under another id at the address of one that is gone for good, on real bookies (rule S5)."""
+"""A bookie is set up under another id at the address of one that is gone for good, on real bookies
+(rule S5)."""
 
 import asyncio
 import shutil

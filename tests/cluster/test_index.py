@@ -1,4 +1,5 @@
-"""The index of all ledgers on a real ZooKeeper: right in the end, whatever happens while it is built and kept."""
+"""The index of all ledgers on a real ZooKeeper: right in the end, whatever happens while it is
+built and kept."""
 
 import asyncio
 import random
@@ -31,7 +32,8 @@ WRITES_AT_ONCE = 100
 
 
 class Writers:
-    """Create, change and delete ledgers as a seed draws them: some with short ids, some with long ones."""
+    """Create, change and delete ledgers as a seed draws them: some with short ids, some with long
+    ones."""
 
     def __init__(self, store: ZooKeeperStore, *, seed: int) -> None:
         print(f"seed: {seed}")

@@ -1,7 +1,7 @@
 """Bookies that collect copies which no ensemble names, every second instead of once a day.
 
-What a bookie collected it refuses from then on; what is being copied it leaves alone, because of the
-ledger's lock.
+What a bookie collected it refuses from then on; what is being copied it leaves alone, because of
+the ledger's lock.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""What real bookies list of the ledgers that Java wrote, as against what the metadata says they should."""
+"""What real bookies list of the ledgers that Java wrote, as against what the metadata says they
+should."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
-"""Java's writers and readers while ours repairs: fenced only after the grace, never losing a change.
+"""Java's writers and readers while ours repairs: fenced only after the grace, never losing a
+change.
 
-The rows of docs/compatibility.md that only Java's own clients can show. Each test leaves every bookie
-up; ledgers name three bookies at most, so that two may be down at a time.
+The rows of docs/compatibility.md that only Java's own clients can show. Each test leaves every
+bookie up; ledgers name three bookies at most, so that two may be down at a time.
 """
 
 import asyncio
@@ -69,8 +70,8 @@ def assert_acknowledged(
 ) -> None:
     """All that its writer was told is acknowledged is there as it was written, in every copy.
 
-    ``never_arrived_max``: copies beyond the ack quorum that were on their way when a bookie was fenced.
-    A recovery by Java writes again only what is beyond the LAC, so that these stay away.
+    ``never_arrived_max``: copies beyond the ack quorum that were on their way when a bookie was
+    fenced. A recovery by Java writes again only what is beyond the LAC, so that these stay away.
     """
     content = java.read(uri, stopped.ledger, last=stopped.last)
     assert (content.error, content.sha256) == (None, stopped.sha256)
@@ -280,7 +281,8 @@ def test_a_java_reader_reads_on_when_every_bookie_of_its_ledger_has_been_replace
 def on_the_same_two(
     java: JavaTool, uri: str, closed: Sequence[Expected], left_open: Sequence[Expected]
 ) -> list[Expected]:
-    """One of either, on the same two bookies: with ten such pairs, chance would have to try hard."""
+    """One of either, on the same two bookies: with ten such pairs, chance would have to try
+    hard."""
     pairs = {frozenset(members(java, uri, each.ledger)): each for each in closed}
     return next(
         [pairs[pair], each]

@@ -1,7 +1,7 @@
 """A repair cut short at each of its steps: the next node finishes it, and nothing is lost.
 
-SIGKILL: the node is gone, its session ends by time-out. SIGSTOP for longer than the session: the node
-wakes up in the middle of a repair that is no longer its own.
+SIGKILL: the node is gone, its session ends by time-out. SIGSTOP for longer than the session: the
+node wakes up in the middle of a repair that is no longer its own.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ from tests.cluster.steps import (
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 LARGE_ENTRIES = 2_000
-"""More than a repair copies without judging the survivors again: its unmark is a step of its own."""
+"""More than a repair copies without judging the survivors again: its unmark is a step of its
+own."""
 
 
 def start_faulty(cluster: LocalCluster, folder: Path, point: Point, signal_name: str) -> Child:

@@ -1,4 +1,5 @@
-"""Metadata beyond 1 MiB, on servers whose jute.maxbuffer was raised as Pulsar's start scripts do."""
+"""Metadata beyond 1 MiB, on servers whose jute.maxbuffer was raised as Pulsar's start scripts
+do."""
 
 import asyncio
 from dataclasses import replace

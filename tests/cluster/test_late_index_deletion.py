@@ -1,7 +1,8 @@
-"""DbLedgerStorage drops what is copied to a bookie right after that bookie collected the same ledger.
+"""DbLedgerStorage drops what is copied to a bookie right after that bookie collected the same
+ledger.
 
-The deletion of a ledger's index waits for the next checkpoint, and takes entries along that were added
-and acknowledged in between. Reading the copy again after the flush interval finds that out.
+The deletion of a ledger's index waits for the next checkpoint, and takes entries along that were
+added and acknowledged in between. Reading the copy again after the flush interval finds that out.
 """
 
 import asyncio
@@ -51,7 +52,8 @@ def test_a_copy_that_the_bookie_dropped_after_acknowledging_it_is_made_again(
             await on.lose([ledger], index=2)
             await on.wait_idle()
 
-            # 2. Another bookie goes. The first one is back: it collects its leftover copy, and is the only
+            # 2. Another bookie goes. The first one is back: it collects its leftover copy, and is
+            # the only
             #    one that can take over.
             await asyncio.to_thread(module_cluster.terminate, first)
             await wait_for(lambda: first not in module_cluster.writable(), "bookie gone")

@@ -58,7 +58,8 @@ class Client:
         )
 
     async def recover(self, ledger_id: int) -> LedgerMetadata:
-        """Once more from the beginning whenever somebody else has written the metadata meanwhile."""
+        """Once more from the beginning whenever somebody else has written the metadata
+        meanwhile."""
         while True:
             with suppress(ConflictError):
                 versioned = await recover_ledger(

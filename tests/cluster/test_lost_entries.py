@@ -1,4 +1,5 @@
-"""Ledgers of which nobody has some entries: cut around them, and everything else as Java reads it."""
+"""Ledgers of which nobody has some entries: cut around them, and everything else as Java reads
+it."""
 
 import asyncio
 from dataclasses import dataclass
@@ -137,7 +138,8 @@ def test_a_ledger_that_was_split_around_a_lost_entry_reads_in_java(
 
 
 async def assert_planned(uri: str, ledger: Holed) -> None:
-    """The command says what is to be copied, by ledger and from the queue alike, and changes nothing."""
+    """The command says what is to be copied, by ledger and from the queue alike, and changes
+    nothing."""
     before = await ledger.client.manager.read(ledger.ledger_id)
     by_id, queued = await asyncio.gather(
         bookmender(uri, "plan", str(ledger.ledger_id), "--json"),
@@ -192,7 +194,8 @@ async def assert_reads_whole(ledger: Holed, uri: str, java: JavaTool) -> None:
 
 
 async def assert_undone(uri: str, ledger: Holed, *, state: Path) -> None:
-    """The node's last write is put back from its journal: shown first, refused, then done by force."""
+    """The node's last write is put back from its journal: shown first, refused, then done by
+    force."""
     command = ("ledger", "restore", str(ledger.ledger_id))
     listed = await bookmender(uri, *command, "-o", "json", state=state)
     last = str(listed.record["writes"][-1]["time_ms"])

@@ -1,8 +1,8 @@
 """Every storage class, version and layout: a bookie dies, and Java reads every copy as good again.
 
-The digest types meet in each cluster, as ledgers of all of them lie side by side. Storage class, version
-and layout are a cluster's: of these three, pairs meet in ``make test``; ``make test-matrix`` runs them
-all.
+The digest types meet in each cluster, as ledgers of all of them lie side by side. Storage class,
+version and layout are a cluster's: of these three, pairs meet in ``make test``; ``make
+test-matrix`` runs them all.
 """
 
 import asyncio

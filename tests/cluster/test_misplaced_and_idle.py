@@ -1,4 +1,5 @@
-"""Copies in the wrong racks are found and moved; open ledgers whose writer is gone are found and closed."""
+"""Copies in the wrong racks are found and moved; open ledgers whose writer is gone are found and
+closed."""
 
 import asyncio
 import json

@@ -44,7 +44,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 US = socket.gethostname()
 """What our votes say where several bookies, or none, share the host."""
 CALM_S = 1.5
-"""Several rounds of ours and of Java's: long enough for whoever disregards the switch to be seen."""
+"""Several rounds of ours and of Java's: long enough for whoever disregards the switch to be
+seen."""
 ONE_BY_ONE = {"REPLICATION_LEDGERS_AT_ONCE": "1"}
 SLOW_COPY = {"replicationRateByBytes": "4000"}
 

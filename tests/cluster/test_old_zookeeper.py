@@ -1,4 +1,5 @@
-"""A real ZooKeeper before 3.6, which watches no trees and joins no reads: all works, if with more requests."""
+"""A real ZooKeeper before 3.6, which watches no trees and joins no reads: all works, if with more
+requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -1,4 +1,5 @@
-"""Open ledgers whose writers died, by hand on real bookies: what they wait for is told, and nothing is done in vain."""
+"""Open ledgers whose writers died, by hand on real bookies: what they wait for is told, and nothing
+is done in vain."""
 
 import asyncio
 from collections.abc import AsyncIterator

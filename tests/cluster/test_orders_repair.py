@@ -1,4 +1,5 @@
-"""Repair by hand on real bookies, with no daemon running, and Java's last word; and what else is ordered."""
+"""Repair by hand on real bookies, with no daemon running, and Java's last word; and what else is
+ordered."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""A daemon's copies go by racks, and not to bookies that are short of room. On the shared cluster."""
+"""A daemon's copies go by racks, and not to bookies that are short of room. On the shared
+cluster."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""The auditor among many: with ``TEST_SCALE=full`` (``make test-scale``) 1,000 bookies and 200,000 ledgers,
-else as many as the suite has time for. All are znodes."""
+"""The auditor among many: with ``TEST_SCALE=full`` (``make test-scale``) 1,000 bookies and 200,000
+ledgers, else as many as the suite has time for. All are znodes."""
 
 import asyncio
 import os

@@ -1,4 +1,5 @@
-"""Four bookies, three in an ensemble: a closed part of an open ledger is repaired while its writer lives."""
+"""Four bookies, three in an ensemble: a closed part of an open ledger is repaired while its writer
+lives."""
 
 import asyncio
 from pathlib import Path

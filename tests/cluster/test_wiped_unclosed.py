@@ -1,7 +1,8 @@
 """Bookies that come back empty, and what they held of ledgers that are not closed.
 
-Every entry was acknowledged before the first of them told of any, so that nobody but who has an entry
-knows of it. Each test has a ledger of its own, and deletes it: a later one wipes other bookies.
+Every entry was acknowledged before the first of them told of any, so that nobody but who has an
+entry knows of it. Each test has a ledger of its own, and deletes it: a later one wipes other
+bookies.
 """
 
 import asyncio
@@ -53,7 +54,8 @@ def cluster_options() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unclosed:
-    """A ledger without a writer, on all three bookies. ``two`` are to be wiped, and the third never."""
+    """A ledger without a writer, on all three bookies. ``two`` are to be wiped, and the third
+    never."""
 
     cluster: LocalCluster
     on: Bench

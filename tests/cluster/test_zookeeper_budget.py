@@ -1,4 +1,5 @@
-"""What a node costs ZooKeeper: requests in flight by its latency, requests a second by setting and order."""
+"""What a node costs ZooKeeper: requests in flight by its latency, requests a second by setting and
+order."""
 
 import asyncio
 from collections.abc import Iterator

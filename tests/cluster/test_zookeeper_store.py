@@ -1,4 +1,5 @@
-"""The store on a real ZooKeeper: what the contract that it shares with the one in memory leaves out."""
+"""The store on a real ZooKeeper: what the contract that it shares with the one in memory leaves
+out."""
 
 import asyncio
 from contextlib import asynccontextmanager

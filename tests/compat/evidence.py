@@ -1,4 +1,5 @@
-"""What the markers of tests say, and how the tests ended: written by one process, read by another."""
+"""What the markers of tests say, and how the tests ended: written by one process, read by
+another."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,8 @@ Verdict = Literal["same", "better", "other"]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """``@pytest.mark.compat("Class.test", …, verdict=…, why=…)``: what its test shows of these rows.
+    """``@pytest.mark.compat("Class.test", …, verdict=…, why=…)``: what its test shows of these
+    rows.
 
     ``why`` may be left out where ours does the same, and where another test of the row says it.
     """

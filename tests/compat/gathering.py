@@ -1,4 +1,5 @@
-"""Evidence from pytest: which tests claim what, and, unless they are only looked for, how they ended."""
+"""Evidence from pytest: which tests claim what, and, unless they are only looked for, how they
+ended."""
 
 import subprocess
 import sys
@@ -17,7 +18,8 @@ class GatheringError(Exception):
 
 
 def gather(*options: str) -> list[Witness]:
-    """The marked tests, run by a pytest of their own with these options; it prints to our stderr."""
+    """The marked tests, run by a pytest of their own with these options; it prints to our
+    stderr."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "evidence.json"
         command = f"-m pytest -q -m compat -p no:cacheprovider -p {__package__}.plugin".split()

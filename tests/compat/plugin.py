@@ -1,4 +1,5 @@
-"""A pytest plugin: ``-p tests.compat.plugin --compat-evidence FILE`` writes down what markers claim.
+"""A pytest plugin: ``-p tests.compat.plugin --compat-evidence FILE`` writes down what markers
+claim.
 
 With ``--collect-only`` it is written without outcomes, in the time that it takes to find the tests.
 """

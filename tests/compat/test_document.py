@@ -1,4 +1,5 @@
-"""The page of compatibility, and what is found lacking, from a catalogue and evidence of our own."""
+"""The page of compatibility, and what is found lacking, from a catalogue and evidence of our
+own."""
 
 from pathlib import Path
 

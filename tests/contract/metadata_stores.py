@@ -136,7 +136,8 @@ def end_session(address: str, client_id: tuple[int, bytes]) -> None:
 
 
 def on_loop(scenario: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Make a test of a coroutine function: on a loop of its own, bounded, its world closed after it."""
+    """Make a test of a coroutine function: on a loop of its own, bounded, its world closed after
+    it."""
 
     @functools.wraps(scenario)
     def test(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -79,7 +79,8 @@ async def close(
 
 
 async def unproven_ledger(*, own: bool = False) -> Cluster:
-    """Entry 9 was on B1 and B2 alone, which were wiped; marked, in our own queue or in the shared one."""
+    """Entry 9 was on B1 and B2 alone, which were wiped; marked, in our own queue or in the shared
+    one."""
     cluster = await idle_ledger()
     for bookie in (B1, B2):
         await cluster.kill(bookie)

@@ -1,4 +1,5 @@
-"""Commands of ``bookmender fsck`` called without Spark: the run itself, and the cluster, are fakes."""
+"""Commands of ``bookmender fsck`` called without Spark: the run itself, and the cluster, are
+fakes."""
 
 import os
 from collections.abc import Sequence

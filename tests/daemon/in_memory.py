@@ -28,7 +28,8 @@ def run_in_memory(
     look: Look | None = None,
     shut: Sequence[str] = (),
 ) -> tuple[Result, Any]:
-    """What the command of this module prints on a cluster so prepared; and what ``look`` finds after it.
+    """What the command of this module prints on a cluster so prepared; and what ``look`` finds
+    after it.
 
     ``shut``: znodes that the command's session may not read.
     """

@@ -1,4 +1,5 @@
-"""What the tests of the settings have in common: a file and an environment, and what is said of wrong ones."""
+"""What the tests of the settings have in common: a file and an environment, and what is said of
+wrong ones."""
 
 from pathlib import Path
 

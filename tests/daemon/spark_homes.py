@@ -5,7 +5,8 @@ from pathlib import Path
 
 
 def environment_without_spark() -> dict[str, str]:
-    """This process's environment; PySpark leaves variables in it where another test started Spark."""
+    """This process's environment; PySpark leaves variables in it where another test started
+    Spark."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,5 @@
-"""``bookmender check``: what it shows of the periodic checks, and what it writes to have one now."""
+"""``bookmender check``: what it shows of the periodic checks, and what it writes to have one
+now."""
 
 import asyncio
 from dataclasses import replace

@@ -87,7 +87,8 @@ ENDING = [(signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
 def ends_with(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    """A command ``end`` that gets the signal while it works, as one that gives something back does."""
+    """A command ``end`` that gets the signal while it works, as one that gives something back
+    does."""
 
     @click.command()
     def end() -> None:

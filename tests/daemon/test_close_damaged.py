@@ -1,4 +1,5 @@
-"""Open ledgers whose last entries have damaged copies alone: recovery refuses, an operator may give them up."""
+"""Open ledgers whose last entries have damaged copies alone: recovery refuses, an operator may give
+them up."""
 
 import pytest
 
@@ -15,7 +16,8 @@ from tests.replication.nodes import LEDGER, UR
 
 
 async def with_damage(*damaged: int, last: int = 5) -> Cluster:
-    """Three copies of each entry, of which two are acknowledged; those of ``damaged`` fit no digest."""
+    """Three copies of each entry, of which two are acknowledged; those of ``damaged`` fit no
+    digest."""
     cluster = await Cluster.start()
     await cluster.write_ledger(
         (B1, B2, B3), last=-1, write_quorum=3, ack_quorum=2, state=LedgerState.OPEN

@@ -1,4 +1,5 @@
-"""Open ledgers by hand: when one may be closed, that it is closed under its lock, and what follows."""
+"""Open ledgers by hand: when one may be closed, that it is closed under its lock, and what
+follows."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""Open ledgers by hand, where too few bookies answer: nothing is begun, and it is said what helps."""
+"""Open ledgers by hand, where too few bookies answer: nothing is begun, and it is said what
+helps."""
 
 import asyncio
 
@@ -228,7 +229,8 @@ async def test_bookies_that_fail_in_the_midst_of_it_leave_word_of_what_was_done_
 async def test_where_too_few_answer_even_for_that_it_is_said_which_are_to_be_started_first() -> (
     None
 ):
-    """Entries were acknowledged by two of three: so two of them have to answer, be it that they have nothing."""
+    """Entries were acknowledged by two of three: so two of them have to answer, be it that they
+    have nothing."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     for bookie in (B1, B2, B3):

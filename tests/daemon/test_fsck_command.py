@@ -1,4 +1,5 @@
-"""``bookmender fsck run``: what is asked for, what is told, and how it ends. Without Spark: the run is a fake."""
+"""``bookmender fsck run``: what is asked for, what is told, and how it ends. Without Spark: the run
+is a fake."""
 
 import json
 from pathlib import Path

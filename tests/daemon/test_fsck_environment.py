@@ -1,4 +1,5 @@
-"""Environment variables of another Spark: not used on this machine, named where a cluster cannot do with them."""
+"""Environment variables of another Spark: not used on this machine, named where a cluster cannot do
+with them."""
 
 import os
 import subprocess

@@ -78,7 +78,8 @@ def what_a_worker_has(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _look_around(_: Iterable[int]) -> Iterator[tuple[str, str]]:
-    """The files of PySpark's worker module and of what looks at ledgers, empty for what is not imported; and more."""
+    """The files of PySpark's worker module and of what looks at ledgers, empty for what is not
+    imported; and more."""
     for name in (forking.WORKER, forking.LOOKS):
         yield name, getattr(sys.modules.get(name), "__file__", None) or ""
     parents = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()

@@ -59,7 +59,8 @@ NOW_S = 1_763_753_700.0
 
 
 async def fault_of(cluster: Cluster, *bad: int) -> Fault:
-    """Of a ledger that is written for it. ``bad``: entries that B1 lacks; the first, if none is given."""
+    """Of a ledger that is written for it. ``bad``: entries that B1 lacks; the first, if none is
+    given."""
     bad = bad or (0,)
     await cluster.write_ledger([B1, B2, B3])
     versioned = await cluster.manager.read(LEDGER)

@@ -210,7 +210,8 @@ def test_a_hold_does_not_deny_the_marks_that_stand(marked_count: int, end: str) 
 
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, HoldOrder | None]]:
-    """Run the command on a cluster of seven, some of them away, under some order; what stands after."""
+    """Run the command on a cluster of seven, some of them away, under some order; what stands
+    after."""
 
     def invoked(
         *arguments: str, away: int = 0, order: HoldOrder | None = None

@@ -1,4 +1,5 @@
-"""Which open ledgers nobody seems to write any more, by what the check saw, and how that is told."""
+"""Which open ledgers nobody seems to write any more, by what the check saw, and how that is
+told."""
 
 import asyncio
 import math

@@ -1,4 +1,5 @@
-"""Before a second bookie may be away on purpose: whether ledgers would be left without a copy of some entries."""
+"""Before a second bookie may be away on purpose: whether ledgers would be left without a copy of
+some entries."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""What ``bookmender status`` tells of a leader of ours: its index, who is away, its checks, why marks stand."""
+"""What ``bookmender status`` tells of a leader of ours: its index, who is away, its checks, why
+marks stand."""
 
 import asyncio
 from dataclasses import replace

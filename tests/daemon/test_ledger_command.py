@@ -104,7 +104,8 @@ def test_a_bookie_that_was_set_up_after_the_ledger_is_told(monkeypatch: pytest.M
 
 
 async def repaired_since(cluster: Cluster) -> None:
-    """Closed; B2 was set up anew, and the metadata written after that, as by a repair that put it in."""
+    """Closed; B2 was set up anew, and the metadata written after that, as by a repair that put it
+    in."""
     written = await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
     await cluster.wipe(B2)

@@ -15,7 +15,8 @@ from replication.cluster.cluster_view import ClusterView
 def view(
     read_only: tuple[str, ...] = (), *, away: tuple[str, ...] = (), **hosts: str | None
 ) -> ClusterView:
-    """Bookies by name, with the host that each is registered with; and the ids of some that are away."""
+    """Bookies by name, with the host that each is registered with; and the ids of some that are
+    away."""
 
     def registered(name: str) -> RegisteredBookie:
         host = hosts[name]

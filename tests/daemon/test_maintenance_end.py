@@ -1,4 +1,5 @@
-"""``bookmender bookie maintenance --end`` of a bookie that is away: it is lost then, which nobody is to be surprised by."""
+"""``bookmender bookie maintenance --end`` of a bookie that is away: it is lost then, which nobody
+is to be surprised by."""
 
 import asyncio
 

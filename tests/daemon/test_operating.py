@@ -1,4 +1,5 @@
-"""Which bookies are meant, maintenance windows as operators order them, and what is shown of each bookie."""
+"""Which bookies are meant, maintenance windows as operators order them, and what is shown of each
+bookie."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""What ``bookmender plan`` says of ledgers that miss no copy, and have an end that cannot be proven."""
+"""What ``bookmender plan`` says of ledgers that miss no copy, and have an end that cannot be
+proven."""
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext

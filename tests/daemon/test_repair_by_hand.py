@@ -1,4 +1,5 @@
-"""``bookmender repair``: which ledgers it finds, and what it says of those that it can do nothing for."""
+"""``bookmender repair``: which ledgers it finds, and what it says of those that it can do nothing
+for."""
 
 import asyncio
 import json

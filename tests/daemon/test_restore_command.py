@@ -1,4 +1,5 @@
-"""``bookmender ledger restore`` as far as no cluster is needed: what it lists, and what it refuses."""
+"""``bookmender ledger restore`` as far as no cluster is needed: what it lists, and what it
+refuses."""
 
 import json
 import os

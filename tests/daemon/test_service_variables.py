@@ -1,4 +1,5 @@
-"""Variables that Kubernetes sets for Services share our prefix: they are ignored, and mistyped settings are not."""
+"""Variables that Kubernetes sets for Services share our prefix: they are ignored, and mistyped
+settings are not."""
 
 import json
 import os

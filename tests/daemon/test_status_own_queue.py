@@ -1,4 +1,5 @@
-"""What ``bookmender status`` says of damage that stands in our own queue, as Java's workers do not see it."""
+"""What ``bookmender status`` says of damage that stands in our own queue, as Java's workers do not
+see it."""
 
 import pytest
 

@@ -25,7 +25,8 @@ def find_chromium() -> str:
 
 
 def counts_shown(page: Path, *, screenshot: Path) -> dict[str, int]:
-    """What the page counts, by the elements' ids, once Chromium has rendered it without a network."""
+    """What the page counts, by the elements' ids, once Chromium has rendered it without a
+    network."""
     counts = _Counts()
     counts.feed(_chromium("--dump-dom", page.as_uri()))
     _chromium(f"--screenshot={screenshot}", "--window-size=1200,2400", page.as_uri())

@@ -1,8 +1,9 @@
-"""Damage done for real, to the files of bookies that are stopped. Nothing of it passes through a bookie.
+"""Damage done for real, to the files of bookies that are stopped. Nothing of it passes through a
+bookie.
 
-For bookies with sorted or interleaved storage (``LedgerDirsManager``, ``EntryLogger``, ``FileInfo``): a ledger's
-index holds 8 bytes for each entry behind a header, the number of an entry log and the place in it; an entry stands
-there behind its size.
+For bookies with sorted or interleaved storage (``LedgerDirsManager``, ``EntryLogger``,
+``FileInfo``): a ledger's index holds 8 bytes for each entry behind a header, the number of an entry
+log and the place in it; an entry stands there behind its size.
 """
 
 import shutil
@@ -30,7 +31,8 @@ _IDENTITY = "VERSION"
 def stopped(cluster: LocalCluster, bookies: Sequence[BookieId]) -> Iterator[None]:
     """Within it, all that the bookies have stands in their storage, and nothing in their journals.
 
-    A bookie that ends leaves it in the journal, which heals every damage: it goes through that when it starts.
+    A bookie that ends leaves it in the journal, which heals every damage: it goes through that when
+    it starts.
     """
     _terminate(cluster, bookies)
     cluster.start_bookies(bookies)
@@ -40,7 +42,8 @@ def stopped(cluster: LocalCluster, bookies: Sequence[BookieId]) -> Iterator[None
 
 
 def _terminate(cluster: LocalCluster, bookies: Sequence[BookieId]) -> None:
-    """One that has to be killed has not stored all: it is started and ended anew, whatever is left of its session."""
+    """One that has to be killed has not stored all: it is started and ended anew, whatever is left
+    of its session."""
     for bookie in bookies:
         while not cluster.terminate(bookie):
             expire(cluster, bookie)
@@ -62,7 +65,8 @@ def cut_entry_logs(files: Path) -> None:
 
 
 def wipe_but_identity(files: Path) -> None:
-    """As disks that were replaced, and to which somebody copied the cookie back. The journal goes as well."""
+    """As disks that were replaced, and to which somebody copied the cookie back. The journal goes
+    as well."""
     for folder in (files, files.parents[1] / "journal" / "current"):
         for path in folder.iterdir():
             if path.is_dir():

@@ -1,7 +1,8 @@
 """fsck shown from end to end, and checked at each step: ``make fsck-demo``, about three minutes.
 
-A local cluster, ledgers by Java's client, damage of each kind; a run on a standalone Spark cluster, its report in a
-browser, its findings marked; a daemon that mends what can be mended, and runs that prove it.
+A local cluster, ledgers by Java's client, damage of each kind; a run on a standalone Spark cluster,
+its report in a browser, its findings marked; a daemon that mends what can be mended, and runs that
+prove it.
 """
 
 import asyncio
@@ -162,7 +163,8 @@ class Demo:
             await wait_for(is_mended, "end of mending", within_s=MENDING_TIMEOUT_S)
 
     async def _named_gone(self, on: Bench) -> bool:
-        """Whether some ledger still names a bookie that is gone: the daemon's auditor finds those by itself."""
+        """Whether some ledger still names a bookie that is gone: the daemon's auditor finds those
+        by itself."""
         gone = self._with(self.scene.expected(Level.METADATA), Finding.BOOKIE_GONE)
         for ledger_id in gone:
             metadata = (await on.seen.manager.read(ledger_id)).metadata

@@ -34,8 +34,8 @@ class Healthy:
 
 
 def make_healthy(cluster: LocalCluster, java: JavaTool, folder: Path, *, count: int) -> Healthy:
-    """About ``count`` ledgers: most by Java, some by us, with changed ensembles; some repaired by us and some by
-    Java's AutoRecovery, some recovered by us and some by Java's client."""
+    """About ``count`` ledgers: most by Java, some by us, with changed ensembles; some repaired by
+    us and some by Java's AutoRecovery, some recovered by us and some by Java's client."""
     uri = cluster.metadata_service_uri
     by_java = [each.ledger for each in java.write(uri, *_java_shapes(count // 2))]
     left_open = messages.Shape(count=2 * RECOVERED, ack_quorum=2, close=False)

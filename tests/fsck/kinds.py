@@ -73,7 +73,8 @@ class Kind:
     findings: tuple[Finding, ...]
     rests_on_unknown: bool = False
     mended: Told | None = None
-    """What is told at level full, once the ledger was marked and the daemon has done what it can. None: the same."""
+    """What is told at level full, once the ledger was marked and the daemon has done what it can.
+    None: the same."""
     change: Change | None = None
     """Of the metadata, if any."""
 
@@ -87,7 +88,8 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyDamage(Kind):
-    """To the files of stopped bookies: ``how`` at the entry ``at``, of the copies with these indexes."""
+    """To the files of stopped bookies: ``how`` at the entry ``at``, of the copies with these
+    indexes."""
 
     how: Callable[[Copy, int], None]
     at: Pick = first
@@ -195,7 +197,8 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.LOST,
         findings=(Finding.BAD_DIGEST,),
-        # The entries before it are good, and were copied away from bookies that damage what they store.
+        # The entries before it are good, and were copied away from bookies that damage what they
+        # store.
         mended=Told(grade=Grade.LOST, findings=(Finding.BAD_DIGEST, Finding.STRAY)),
     ),
     CopyDamage(
@@ -265,7 +268,8 @@ def _with_first(metadata: LedgerMetadata, bookie: BookieId) -> bytes:
 
 
 def _moved(versioned: VersionedMetadata, others: Others) -> bytes:
-    """From the middle on to three bookies that have nothing of it: those that have are former members."""
+    """From the middle on to three bookies that have nothing of it: those that have are former
+    members."""
     ensemble = tuple(sorted(others)[:3])
     segment = Segment(first_entry_id=ENTRY_COUNT // 2, ensemble=ensemble)
     return serialize_metadata(versioned.metadata.with_segment(segment))

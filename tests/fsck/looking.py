@@ -1,4 +1,5 @@
-"""fsck's looks at ledgers of a cluster in memory, as an executor has them, but without its session."""
+"""fsck's looks at ledgers of a cluster in memory, as an executor has them, but without its
+session."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

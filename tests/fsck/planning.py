@@ -1,4 +1,5 @@
-"""What is known of ledgers before a run, and the run that is ordered: values for tests of its plan."""
+"""What is known of ledgers before a run, and the run that is ordered: values for tests of its
+plan."""
 
 from array import array
 from collections.abc import Sequence

@@ -24,7 +24,8 @@ async def run(
     *,
     on_first: Callable[[], Awaitable[None]] = _nothing,
 ) -> dict[int, LedgerVerdict]:
-    """The verdicts that a run reports; ledgers that are gone have none. ``on_first``: once there is one."""
+    """The verdicts that a run reports; ledgers that are gone have none. ``on_first``: once there is
+    one."""
     found: dict[int, LedgerVerdict] = {}
     async with aclosing(inspect(wanted, ledger_ids)) as first:
         async for verdict in first:

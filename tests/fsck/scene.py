@@ -1,7 +1,8 @@
-"""A cluster with one ledger of each kind of damage, among ledgers of Java's client that are as they should be.
+"""A cluster with one ledger of each kind of damage, among ledgers of Java's client that are as they
+should be.
 
-Two whole bookies are damaged too: the entry logs of one are cut off, and one is wiped but for its identity. Ledgers
-that name one of them miss a copy, those that name both have one left.
+Two whole bookies are damaged too: the entry logs of one are cut off, and one is wiped but for its
+identity. Ledgers that name one of them miss a copy, those that name both have one left.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ SHAPE = messages.Shape(count=LEDGERS, entries=ENTRY_COUNT, ack_quorum=2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """``damaged``: which ledger is damaged how. ``others``: of the other ledgers, what two whole bookies lost."""
+    """``damaged``: which ledger is damaged how. ``others``: of the other ledgers, what two whole
+    bookies lost."""
 
     damaged: Mapping[int, Kind]
     others: Mapping[int, frozenset[Finding]]
@@ -54,7 +56,8 @@ def _told_of_other(lost: frozenset[Finding], level: Level) -> Told:
 
 
 def make_scene(cluster: LocalCluster, java: JavaTool) -> Scene:
-    """On a cluster of ``BOOKIES`` without ledgers; takes about half a minute. All bookies run again afterwards."""
+    """On a cluster of ``BOOKIES`` without ledgers; takes about half a minute. All bookies run again
+    afterwards."""
     uri = cluster.metadata_service_uri
     ledger_ids = asyncio.run(_whole(uri, [each.ledger for each in java.write(uri, SHAPE)]))
     metadata = asyncio.run(_read_metadata(uri, ledger_ids))
@@ -79,7 +82,8 @@ def make_scene(cluster: LocalCluster, java: JavaTool) -> Scene:
 
 
 async def _whole(uri: str, ledger_ids: Sequence[int]) -> list[int]:
-    """Those of which every copy arrived: two are acknowledged, and the client that wrote them has ended since."""
+    """Those of which every copy arrived: two are acknowledged, and the client that wrote them has
+    ended since."""
     verdicts = await run(options(uri, Level.FULL), ledger_ids)
     whole = [each for each in ledger_ids if told(verdicts[each]) == Told()]
     assert len(whole) > 0.9 * len(ledger_ids), f"only {len(whole)} of {len(ledger_ids)} are whole"

@@ -236,7 +236,8 @@ async def test_who_cannot_see_the_others_reads_nothing_until_it_can() -> None:
 
 @pytest.mark.parametrize("step", range(30))
 def test_what_was_read_before_zookeeper_went_away_is_never_applied_after(step: int) -> None:
-    """At whatever moment it goes, while the first takes note of the second: a third has come when it is back."""
+    """At whatever moment it goes, while the first takes note of the second: a third has come when
+    it is back."""
 
     @in_virtual_time
     async def lose_sight() -> None:

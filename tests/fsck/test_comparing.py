@@ -20,7 +20,8 @@ def copies(
     write_quorum: int,
     changes: Mapping[tuple[BookieId, int], int],
 ) -> dict[BookieId, Fingerprints]:
-    """Each entry's is its id, but for ``changes``; 0 where there is none. Each begins at its own first entry."""
+    """Each entry's is its id, but for ``changes``; 0 where there is none. Each begins at its own
+    first entry."""
     found = {}
     for index, bookie in enumerate(ensemble):
         own = [

@@ -1,4 +1,5 @@
-"""What the sources read of a cluster: without Spark, which is on top (``tests/cluster/test_fsck_on_spark.py``)."""
+"""What the sources read of a cluster: without Spark, which is on top
+(``tests/cluster/test_fsck_on_spark.py``)."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Unclosed ledgers whose end no recovery could prove, as too many of their last bookies were wiped."""
+"""Unclosed ledgers whose end no recovery could prove, as too many of their last bookies were
+wiped."""
 
 import random
 

@@ -1,4 +1,5 @@
-"""Looks at ledgers in memory: what is expected of whom, who else is asked, and what a second look takes back."""
+"""Looks at ledgers in memory: what is expected of whom, who else is asked, and what a second look
+takes back."""
 
 import asyncio
 from typing import Any
@@ -101,7 +102,8 @@ async def test_each_level_reads_what_it_says() -> None:
 @where_read
 @in_virtual_time
 async def test_of_an_open_ledger_what_is_not_acknowledged_is_not_expected(level: Level) -> None:
-    """The last entry's copies may be on their way: it says that the one before it is acknowledged."""
+    """The last entry's copies may be on their way: it says that the one before it is
+    acknowledged."""
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     cluster.put(LEDGER, 10, B1, lac=8)
 

@@ -1,4 +1,5 @@
-"""Looks at ledgers in memory whose bookies are gone, or came back empty; and at clocks that do not agree."""
+"""Looks at ledgers in memory whose bookies are gone, or came back empty; and at clocks that do not
+agree."""
 
 from dataclasses import replace
 

@@ -38,7 +38,8 @@ def stretch(
 
 
 def drawn(rng: random.Random) -> Stretch:
-    """Any answers of any bookies of a striped fragment; what they refused reaches beyond the stretch."""
+    """Any answers of any bookies of a striped fragment; what they refused reaches beyond the
+    stretch."""
     size = rng.randint(3, 5)
     frag = fragment(ENSEMBLE[:size], first=10, last=60, write_quorum=rng.randint(2, size))
     first, last = 20, 20 + rng.randint(0, 25)

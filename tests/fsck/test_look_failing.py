@@ -1,4 +1,5 @@
-"""A look at a ledger that fails for a reason that nobody foresaw: the proof of all others goes on."""
+"""A look at a ledger that fails for a reason that nobody foresaw: the proof of all others goes
+on."""
 
 import pytest
 from structlog.testing import capture_logs

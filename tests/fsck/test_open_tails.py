@@ -1,4 +1,5 @@
-"""Open ledgers of which what follows the last confirmed entry was not looked at: counted, and said."""
+"""Open ledgers of which what follows the last confirmed entry was not looked at: counted, and
+said."""
 
 import asyncio
 import json

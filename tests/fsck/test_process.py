@@ -1,4 +1,5 @@
-"""What a Python process of an executor's is spared. In one of its own: pyarrow decides on pandas once and for all."""
+"""What a Python process of an executor's is spared. In one of its own: pyarrow decides on pandas
+once and for all."""
 
 import subprocess
 import sys

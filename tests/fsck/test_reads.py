@@ -1,4 +1,5 @@
-"""A ledger's entries asked for until each answer can be built on: errors, silences, and what comes late."""
+"""A ledger's entries asked for until each answer can be built on: errors, silences, and what comes
+late."""
 
 from collections.abc import Awaitable, Callable
 

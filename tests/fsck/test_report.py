@@ -1,4 +1,5 @@
-"""The report: its counts are the summary's, it stands alone, and what comes from a cluster cannot break it."""
+"""The report: its counts are the summary's, it stands alone, and what comes from a cluster cannot
+break it."""
 
 import re
 from dataclasses import replace

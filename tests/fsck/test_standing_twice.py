@@ -11,7 +11,8 @@ from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER
 
 TWICE = (B1, B2, B1)
-"""With two copies of each entry: of 0, 3, 6, … and of 1, 4, 7, … on both, of 2, 5, 8, … on B1 by both places."""
+"""With two copies of each entry: of 0, 3, 6, … and of 1, 4, 7, … on both, of 2, 5, 8, … on B1 by
+both places."""
 LEVELS = pytest.mark.parametrize("level", Level, ids=lambda level: level.value)
 
 

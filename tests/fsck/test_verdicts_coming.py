@@ -1,4 +1,5 @@
-"""How verdicts reach who reads them: from whatever task, with the errors of the work, and cut short at will."""
+"""How verdicts reach who reads them: from whatever task, with the errors of the work, and cut short
+at will."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,5 @@
-"""Fixtures for tests that ask Java; such a file says ``pytest_plugins = ["tests.java.fixtures"]``."""
+"""Fixtures for tests that ask Java; such a file says ``pytest_plugins =
+["tests.java.fixtures"]``."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from tests.java.tool import JavaTool
 
 @pytest.fixture(scope="session")
 def java(_prerequisites: None) -> Iterator[JavaTool]:
-    """One JVM for the whole run. Without a JDK tests are skipped here, but fail where CI promises it."""
+    """One JVM for the whole run. Without a JDK tests are skipped here, but fail where CI promises
+    it."""
     try:
         compiled_classes(BOOKKEEPER_DEFAULT, Java.find())
     except SettingsError as error:

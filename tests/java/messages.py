@@ -16,10 +16,10 @@ import msgspec
 class Shape(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What ledgers that Java writes look like.
 
-    With ``ack_quorum`` below ``write_quorum`` some copies may never arrive: a client that ends after
-    the last acknowledgement drops what it still had to send.
-    ``sizes``: payload bytes, taken in turn. The same seed gives the same payloads; of ``count``
-    ledgers each has its own. ``close``: else they stay open, as if their writer had died.
+    With ``ack_quorum`` below ``write_quorum`` some copies may never arrive: a client that ends
+    after the last acknowledgement drops what it still had to send. ``sizes``: payload bytes, taken
+    in turn. The same seed gives the same payloads; of ``count`` ledgers each has its own.
+    ``close``: else they stay open, as if their writer had died.
     """
 
     ensemble_size: int = 3
@@ -80,10 +80,12 @@ class BadCopy(msgspec.Struct, frozen=True):
 
 
 class LedgerVerdict(Record, frozen=True, kw_only=True, tag="ledger"):
-    """``problems``: how many copies are not good, by what is wrong with them; ``examples``: the first few.
+    """``problems``: how many copies are not good, by what is wrong with them; ``examples``: the
+    first few.
 
     ``bytes``: payload bytes of its entries, each counted once. ``gone_bookies``: those that its
-    metadata names and that are not registered. The other fields are None when it could not be opened.
+    metadata names and that are not registered. The other fields are None when it could not be
+    opened.
     """
 
     ledger: int
@@ -194,7 +196,8 @@ class Added(Record, frozen=True, kw_only=True, tag="added"):
 
 
 class Pacing(Record, frozen=True, kw_only=True, tag="pacing"):
-    """A paced writer has its ledger; entry ``n`` is due at ``start_ns + n * interval_ns``, monotonic."""
+    """A paced writer has its ledger; entry ``n`` is due at ``start_ns + n * interval_ns``,
+    monotonic."""
 
     ledger: int
     start_ns: int
@@ -202,7 +205,8 @@ class Pacing(Record, frozen=True, kw_only=True, tag="pacing"):
 
 
 class Paced(Record, frozen=True, kw_only=True, tag="paced"):
-    """How long after they were due a paced writer's next entries were acknowledged, from ``first`` on."""
+    """How long after they were due a paced writer's next entries were acknowledged, from ``first``
+    on."""
 
     first: int
     latencies_us: tuple[int, ...]

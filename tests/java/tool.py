@@ -131,7 +131,8 @@ class JavaTool:
 
 
 class LongCommand:
-    """One command that goes on in a process of its own: a context manager, which kills it at the latest."""
+    """One command that goes on in a process of its own: a context manager, which kills it at the
+    latest."""
 
     def __init__(
         self, command: str, uri: str, options: Mapping[str, object], *, version: str

@@ -1,4 +1,5 @@
-"""What the tests of the bulk path share: ledgers, fake bookies, and what must hold after each transfer."""
+"""What the tests of the bulk path share: ledgers, fake bookies, and what must hold after each
+transfer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -83,7 +84,8 @@ class Scene:
         return result
 
     def check(self, transfer: Transfer, result: TransferResult) -> None:
-        """Each asked entry has exactly one end, and the good ones are on the target, byte for byte."""
+        """Each asked entry has exactly one end, and the good ones are on the target, byte for
+        byte."""
         asked = {entry_id for entry_ids in transfer.reads.values() for entry_id in entry_ids}
         refused = [(bookie, e) for bookie, failed in result.failures.items() for e in failed]
         of_reads = [e for bookie, e in refused if e in transfer.reads.get(bookie, ())]

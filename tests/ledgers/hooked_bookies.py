@@ -36,7 +36,8 @@ async def nothing(call: Call) -> None:
 
 
 class HookedBookies(MemoryBookies):
-    """``before`` runs before a request reaches its bookie, ``after`` before its reply comes back."""
+    """``before`` runs before a request reaches its bookie, ``after`` before its reply comes
+    back."""
 
     def __init__(self, bookies: Iterable[BookieId], *, clock: Clock) -> None:
         super().__init__(bookies, clock=clock)

@@ -1,4 +1,5 @@
-"""A ZooKeeper session without a server: what is sent is kept, and answered when the test says so."""
+"""A ZooKeeper session without a server: what is sent is kept, and answered when the test says
+so."""
 
 import asyncio
 from collections.abc import Callable

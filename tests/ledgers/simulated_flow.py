@@ -1,4 +1,5 @@
-"""Nodes that copy to bookies made of arithmetic, as their flow control lets them, beside a client. In virtual time."""
+"""Nodes that copy to bookies made of arithmetic, as their flow control lets them, beside a client.
+In virtual time."""
 
 import asyncio
 from collections import Counter

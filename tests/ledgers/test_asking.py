@@ -20,7 +20,8 @@ A, B, C = (BookieId(name) for name in "abc")
 
 
 class Bookies:
-    """Bookies that answer with their name after so many seconds, or fail when the time is negative."""
+    """Bookies that answer with their name after so many seconds, or fail when the time is
+    negative."""
 
     def __init__(self, delays_s: Mapping[BookieId, float]) -> None:
         self._delays_s = delays_s

@@ -1,4 +1,5 @@
-"""Batch reads on the bulk path: runs of entries with one request each, and bookies that do not know it."""
+"""Batch reads on the bulk path: runs of entries with one request each, and bookies that do not know
+it."""
 
 import asyncio
 import struct

@@ -1,4 +1,5 @@
-"""The pace of copying, and the memory of the process: what lets entries on their way, and in which order."""
+"""The pace of copying, and the memory of the process: what lets entries on their way, and in which
+order."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ MINUTE_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class Copying:
-    """A reading that wants ever more entries of one size through the pace. It is its own job and lane."""
+    """A reading that wants ever more entries of one size through the pace. It is its own job and
+    lane."""
 
     pace: Pace
     second_pace: Pace | None = None

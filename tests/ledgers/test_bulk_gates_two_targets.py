@@ -19,7 +19,8 @@ PACE_PER_S = 12_000
 
 @dataclass(slots=True, eq=False)
 class Copying:
-    """A reading without end, whose entries its target acknowledges after a while. It is its own job and lane."""
+    """A reading without end, whose entries its target acknowledges after a while. It is its own job
+    and lane."""
 
     way: Way
     reply_s: float

@@ -1,4 +1,5 @@
-"""What is kept of an incomplete frame, and what is not believed of its length before anybody has judged it."""
+"""What is kept of an incomplete frame, and what is not believed of its length before anybody has
+judged it."""
 
 import asyncio
 

@@ -31,7 +31,8 @@ def test_a_cancelled_transfer_asks_nothing_more() -> None:
 
 
 def test_a_cancelled_transfer_keeps_its_credit_only_until_the_bookie_is_done() -> None:
-    """The bookie is still at work on what was asked: its budget must not be spent twice (rule S10)."""
+    """The bookie is still at work on what was asked: its budget must not be spent twice (rule
+    S10)."""
 
     async def act(scene: Scene) -> None:
         scene.fill(range(100))

@@ -113,7 +113,8 @@ def test_a_wrong_guess_of_the_size_costs_one_quantum_at_most() -> None:
 
         await scene.run(scene.halves(100, entry_bytes_hint=10))
 
-        # The rest of the guessed quantum may be outstanding yet when the first entry has been weighed.
+        # The rest of the guessed quantum may be outstanding yet when the first entry has been
+        # weighed.
         assert scene.a.reads_in_flight_peak < QUANTUM_COUNT + ASKED_BYTES_MAX // 400_000
 
     play(act)
@@ -166,7 +167,8 @@ def test_those_that_wait_for_a_full_target_go_on_in_their_order() -> None:
                 for ledger_id in small:
                     waiting.create_task(scene.run(scene.halves(10, ledger_id=ledger_id)))
 
-            # As often as each of the small ones the large one had its turn, for each of its sources.
+            # As often as each of the small ones the large one had its turn, for each of its
+            # sources.
             assert len(scene.target.adds) - before < 300 + 500
 
     play(act, writes_in_flight_max=20)
@@ -210,7 +212,8 @@ def test_small_ledgers_are_not_starved_by_a_large_one() -> None:
 
 @pytest.mark.parametrize("writes_in_flight_max", [8, 500])
 def test_a_large_ledger_is_not_starved_by_small_ones(writes_in_flight_max: int) -> None:
-    """Neither at its sources nor at its target, whose window newcomers could fill again and again."""
+    """Neither at its sources nor at its target, whose window newcomers could fill again and
+    again."""
 
     async def act(scene: Scene) -> None:
         scene.target.split_bytes_max = 28  # its window is given back bit by bit

@@ -1,4 +1,5 @@
-"""The bulk path under everything at once, drawn from a seed. What must hold stands in ``Scene.check``."""
+"""The bulk path under everything at once, drawn from a seed. What must hold stands in
+``Scene.check``."""
 
 import asyncio
 import random

@@ -1,4 +1,5 @@
-"""Whose a reply is when several transfers of one ledger are on their way over the same connection."""
+"""Whose a reply is when several transfers of one ledger are on their way over the same
+connection."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""Fingerprints of entries: what makes two copies the same, and that the bulk path takes them of each copy."""
+"""Fingerprints of entries: what makes two copies the same, and that the bulk path takes them of
+each copy."""
 
 import asyncio
 

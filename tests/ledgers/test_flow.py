@@ -1,4 +1,5 @@
-"""How much is asked of bookies whose clients are active, quiet or unknown: the decision, and what comes of it."""
+"""How much is asked of bookies whose clients are active, quiet or unknown: the decision, and what
+comes of it."""
 
 import asyncio
 from collections.abc import Callable

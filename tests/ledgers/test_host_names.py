@@ -1,4 +1,5 @@
-"""Host names that hang or fail, beside others that resolve. Real threads, because look-ups block them."""
+"""Host names that hang or fail, beside others that resolve. Real threads, because look-ups block
+them."""
 
 import asyncio
 import threading

@@ -1,4 +1,5 @@
-"""What is sent, together with what, and when, without a server. With one: the contract of the store."""
+"""What is sent, together with what, and when, without a server. With one: the contract of the
+store."""
 
 import asyncio
 

@@ -1,4 +1,5 @@
-"""No choice breaks a rule that could be kept: held against every choice there is, in small clusters.
+"""No choice breaks a rule that could be kept: held against every choice there is, in small
+clusters.
 
 What the rules demand is written down here a second time, on purpose.
 """

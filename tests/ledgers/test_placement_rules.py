@@ -266,7 +266,8 @@ def test_the_last_bookie_of_a_rack_is_given_its_fair_shares_only() -> None:
 
 @pytest.mark.compat("G28", verdict="better")
 def test_a_rack_with_much_under_way_is_spared() -> None:
-    """It would spread the copies further, but is given more than three times the average already."""
+    """It would spread the copies further, but is given more than three times the average
+    already."""
     loads = {"new-0": 1000}
 
     assert taking_over(RackRule(), "/a /b /c", "/a /b /b /c", loads=loads)["/a"] == 0

@@ -1,4 +1,5 @@
-"""What is said of an ensemble when some places are not known, and which move makes a bad one better."""
+"""What is said of an ensemble when some places are not known, and which move makes a bad one
+better."""
 
 from collections.abc import Sequence
 from itertools import product

@@ -1,4 +1,5 @@
-"""Recovery, case by case: where a ledger ends. ``test_ledger_races`` lets it meet writers and others."""
+"""Recovery, case by case: where a ledger ends. ``test_ledger_races`` lets it meet writers and
+others."""
 
 import pytest
 
@@ -193,7 +194,8 @@ def test_a_bookie_that_hangs_delays_nothing() -> None:
 
 
 def test_a_bookie_that_hangs_only_after_it_was_fenced_delays_little() -> None:
-    """P3, once more: each read of an entry is sent to the next bookie before the first times out."""
+    """P3, once more: each read of an entry is sent to the next bookie before the first times
+    out."""
 
     async def scenario() -> None:
         world = World()

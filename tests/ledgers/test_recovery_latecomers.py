@@ -1,4 +1,5 @@
-"""Recovery where bookies are younger than the ledger: wiped since, or joined later and lost nothing."""
+"""Recovery where bookies are younger than the ledger: wiped since, or joined later and lost
+nothing."""
 
 import asyncio
 from contextlib import suppress
@@ -13,7 +14,8 @@ from tests.virtual_time import run
 
 
 async def moved_to_young_bookies(*holders: BookieId, first: int = 2) -> World:
-    """A ledger that a change of its ensemble moved to B and C, which were set up after it was made."""
+    """A ledger that a change of its ensemble moved to B and C, which were set up after it was
+    made."""
     world = World()
     await world.make_ledger([A, E, F], [A, B, C], firsts=(0, first))
     for entry_id in range(first, first + 4):
@@ -90,8 +92,9 @@ def test_one_that_is_known_to_have_lost_entries_is_not_believed_for_having_its_f
 
 
 async def wiped_latecomer(*, silent_from: int | None = None, is_needed: bool = False) -> World:
-    """Entries 2 to 6 were acknowledged by B and C while A was slow, and then B was wiped. C gives nothing from an
-    entry on, as it goes down. ``is_needed``: nobody could take over from B, and A may take nothing, either."""
+    """Entries 2 to 6 were acknowledged by B and C while A was slow, and then B was wiped. C gives
+    nothing from an entry on, as it goes down. ``is_needed``: nobody could take over from B, and A
+    may take nothing, either."""
     world = World()
     await world.make_ledger([A, E, F], [A, B, C], firsts=(0, 2))
     for entry_id in range(2, 7):

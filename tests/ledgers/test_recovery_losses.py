@@ -16,7 +16,8 @@ from tests.virtual_time import run
 def test_whoever_may_alone_have_the_last_entries_is_heard_before_the_noes_of_others(
     ack_quorum: int,
 ) -> None:
-    """A and B lost the ledger's index, not their identity: they deny it at once, and C takes its time."""
+    """A and B lost the ledger's index, not their identity: they deny it at once, and C takes its
+    time."""
 
     async def scenario() -> None:
         world = World()
@@ -72,7 +73,8 @@ def test_nothing_is_told_of_a_ledger_that_ends_where_its_bookies_end() -> None:
 
 @pytest.mark.parametrize("lac", [-1, 1], ids=["nothing known", "up to entry 1 known"])
 def test_what_is_left_has_its_copies_again_even_where_the_end_cannot_be_proven(lac: int) -> None:
-    """A and B were wiped: what those two alone acknowledged nobody knows, but C has four entries."""
+    """A and B were wiped: what those two alone acknowledged nobody knows, but C has four
+    entries."""
 
     async def scenario() -> None:
         world = World()
@@ -123,7 +125,8 @@ def test_an_unproven_end_without_any_entry_is_told_as_such() -> None:
 
 
 def test_what_is_left_beyond_entries_that_nobody_has_is_saved_too() -> None:
-    """Each entry is on two bookies of three: of A's and B's own nothing is left, of C's stripe one copy."""
+    """Each entry is on two bookies of three: of A's and B's own nothing is left, of C's stripe one
+    copy."""
 
     async def scenario() -> None:
         world = World()

@@ -1,8 +1,10 @@
-"""Recoveries of ledgers whose bookies lost, damage, delay or refuse things, all of it drawn from a seed.
+"""Recoveries of ledgers whose bookies lost, damage, delay or refuse things, all of it drawn from a
+seed.
 
-A ledger is made by hand as a writer that died may have left it: whatever it acknowledged was on A bookies, some
-of which were wiped since. These are young, and so may others be that came by a change of the ensemble. A recovery
-then ends the ledger where its end can be proven; else what is left has its copies again.
+A ledger is made by hand as a writer that died may have left it: whatever it acknowledged was on A
+bookies, some of which were wiped since. These are young, and so may others be that came by a change
+of the ensemble. A recovery then ends the ledger where its end can be proven; else what is left has
+its copies again.
 """
 
 from random import Random
@@ -22,7 +24,8 @@ TOO_LONG_S = 120.0
 
 
 class Aftermath:
-    """What a writer left, and what befell its bookies. ``acknowledged``: the last entry that was."""
+    """What a writer left, and what befell its bookies. ``acknowledged``: the last entry that
+    was."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.random, self.world = seed, Random(seed), World(seed=seed)
@@ -68,7 +71,8 @@ class Aftermath:
         self.world.bookies.before = self._trouble
 
     async def _write(self) -> None:
-        """Each bookie has what it was sent up to some entry; now and then one missed an entry before."""
+        """Each bookie has what it was sent up to some entry; now and then one missed an entry
+        before."""
         reach = {b: self.first + self.random.randint(0, self.entry_count) for b in self.ensemble}
         told = self.first - 1
         is_unbroken = True
@@ -102,7 +106,8 @@ class Aftermath:
     # --- Afterwards -----------------------------------------------------------------------------------
 
     def given(self) -> set[int]:
-        """The entries of the last segment that a bookie which is well would give before anything was done."""
+        """The entries of the last segment that a bookie which is well would give before anything
+        was done."""
         well = set(self.ensemble) - self.world.down - self.erring
         return {
             entry_id

@@ -1,4 +1,5 @@
-"""What stands beside the bookies' znodes, and cannot be a bookie's: it counts as none, and is told."""
+"""What stands beside the bookies' znodes, and cannot be a bookie's: it counts as none, and is
+told."""
 
 import pytest
 from structlog.testing import capture_logs

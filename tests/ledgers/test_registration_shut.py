@@ -1,4 +1,5 @@
-"""Bookies whose registrations or cookies ACLs shut away, as of one that was restarted with other credentials."""
+"""Bookies whose registrations or cookies ACLs shut away, as of one that was restarted with other
+credentials."""
 
 import asyncio
 

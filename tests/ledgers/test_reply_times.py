@@ -1,4 +1,5 @@
-"""How much is asked of a bookie at a time, decided from its reply times, on bookies made of arithmetic."""
+"""How much is asked of a bookie at a time, decided from its reply times, on bookies made of
+arithmetic."""
 
 import random
 import statistics
@@ -13,7 +14,8 @@ CAP = 1_000
 
 @dataclass(slots=True, kw_only=True)
 class Queue:
-    """A bookie that works off one request after the other: replies wait for all that came before."""
+    """A bookie that works off one request after the other: replies wait for all that came
+    before."""
 
     base_s: float = 0.002
     """What a reply takes when nothing waits."""

@@ -1,4 +1,5 @@
-"""Metadata service URIs as real configuration files have them: Pulsar's, quoted, of stores that are not supported."""
+"""Metadata service URIs as real configuration files have them: Pulsar's, quoted, of stores that are
+not supported."""
 
 import pytest
 

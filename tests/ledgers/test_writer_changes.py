@@ -74,7 +74,8 @@ def test_a_bookie_replaced_before_anything_was_acknowledged_is_replaced_in_place
 def test_an_acknowledgement_of_a_replaced_bookie_does_not_count(
     first_s: float, second_s: float
 ) -> None:
-    """Entry 1 is on the first bookie, which fails entry 2, soon on the second, late on the third."""
+    """Entry 1 is on the first bookie, which fails entry 2, soon on the second, late on the
+    third."""
 
     async def scenario() -> None:
         world = World()

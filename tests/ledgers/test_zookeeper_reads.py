@@ -1,4 +1,5 @@
-"""What becomes of a read whose connection fails, without a server. With one: the contract of the store."""
+"""What becomes of a read whose connection fails, without a server. With one: the contract of the
+store."""
 
 import asyncio
 from typing import Any, cast

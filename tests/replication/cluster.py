@@ -202,7 +202,8 @@ class Cluster:
     def _check_write(self, ledger_id: int, before: LedgerMetadata, after: LedgerMetadata) -> None:
         """Rule S1: a bookie that came in has its stripe, and no entry has fewer good copies named.
 
-        What a bookie acknowledged and dropped, the writer cannot know: the copies are read again later.
+        What a bookie acknowledged and dropped, the writer cannot know: the copies are read again
+        later.
         """
         if any(ledger_id in self.bookie(bookie).dropped for bookie in after.bookies):
             return
@@ -250,7 +251,8 @@ class Cluster:
         racks: Mapping[BookieId, str] | None = None,
         moves_misplaced: bool = False,
     ) -> AbstractAsyncContextManager[Node]:
-        """Another node's worker half. ``racks``: it goes by them, and by no rule where there are none."""
+        """Another node's worker half. ``racks``: it goes by them, and by no rule where there are
+        none."""
         return running_node(
             name,
             tree=self.tree,
@@ -315,9 +317,11 @@ def fault_once(
 
 
 def shut_out(store: MetadataStore, *paths: str, is_stat_open: bool = False) -> set[str]:
-    """ZooKeeper's ACLs keep the session from reading these znodes, as long as they are in the set that is given.
+    """ZooKeeper's ACLs keep the session from reading these znodes, as long as they are in the set
+    that is given.
 
-    ``is_stat_open``: as older servers have it: those of ZooKeeper 3.9.5 keep to ACLs in ``exists``, too.
+    ``is_stat_open``: as older servers have it: those of ZooKeeper 3.9.5 keep to ACLs in ``exists``,
+    too.
     """
     shut, get, children, exists = set(paths), store.get, store.children, store.exists
 

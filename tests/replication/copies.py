@@ -21,7 +21,8 @@ def job(
     entry_ids: tuple[int, ...] | None = None,
     write_quorum: int = 2,
 ) -> CopyJob:
-    """Entries 0 to 9 on B1, B2 and B3, of which B3 is to be replaced by B4 unless told otherwise."""
+    """Entries 0 to 9 on B1, B2 and B3, of which B3 is to be replaced by B4 unless told
+    otherwise."""
     whole = fragment(write_quorum=write_quorum)
     return CopyJob(
         fragment=whole,

@@ -1,4 +1,5 @@
-"""As much of Java's ReplicationWorker as decides what becomes of a mark: what it looks at, and that it unmarks."""
+"""As much of Java's ReplicationWorker as decides what becomes of a mark: what it looks at, and that
+it unmarks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +33,8 @@ async def _run(cluster: Cluster) -> None:
 
 
 async def _replicate(cluster: Cluster, ledger_id: int) -> None:
-    """LedgerChecker: the ends of each part, whatever its bytes; a part that misses one is copied anew, all of it."""
+    """LedgerChecker: the ends of each part, whatever its bytes; a part that misses one is copied
+    anew, all of it."""
     metadata = await cluster.metadata(ledger_id)
     for fragment in known_fragments(ledger_id, metadata, lac=-1):
         for index in range(fragment.ensemble_size):

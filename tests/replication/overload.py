@@ -17,7 +17,8 @@ READS = ("get", "exists", "children")
 
 
 def overload(store: MetadataStore, *paths: str) -> set[str]:
-    """It throttles the session's reads of these znodes, as long as they are in the set that is given."""
+    """It throttles the session's reads of these znodes, as long as they are in the set that is
+    given."""
     throttled = set(paths)
 
     def unless_throttled(read: Callable[[str], Awaitable[T]]) -> Callable[[str], Awaitable[T]]:
@@ -35,7 +36,8 @@ def overload(store: MetadataStore, *paths: str) -> set[str]:
 
 @contextmanager
 def overloaded(store: MemoryStore, rng: random.Random, *, share: float = 0.3) -> Iterator[None]:
-    """While the block runs so many of the session's requests are refused, or their replies lost, by chance."""
+    """While the block runs so many of the session's requests are refused, or their replies lost, by
+    chance."""
 
     def now_and_then(request: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         async def asking(*args: P.args, **kwargs: P.kwargs) -> T:

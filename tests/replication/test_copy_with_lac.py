@@ -1,4 +1,5 @@
-"""Copies for a bookie of a ledger's open end: the LAC in their headers is the one known now (rule S12)."""
+"""Copies for a bookie of a ledger's open end: the LAC in their headers is the one known now (rule
+S12)."""
 
 import asyncio
 

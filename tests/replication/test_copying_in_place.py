@@ -12,7 +12,8 @@ from tests.replication.nodes import LEDGER
 
 
 async def lacking(cluster: Cluster, *entry_ids: int) -> CopyJob:
-    """What gives B2 back entries that it loses hereby: of 0, 1, 3, 4, 6, 7 and 9, which are its own."""
+    """What gives B2 back entries that it loses hereby: of 0, 1, 3, 4, 6, 7 and 9, which are its
+    own."""
     for entry_id in entry_ids:
         cluster.bookie(B2).lose(LEDGER, entry_id)
     return CopyJob(

@@ -1,4 +1,5 @@
-"""Rule S3 when a node is not what it thinks it is: frozen past its session, or given a new one unasked."""
+"""Rule S3 when a node is not what it thinks it is: frozen past its session, or given a new one
+unasked."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,4 +1,5 @@
-"""What Java's checker and worker get wrong, by the numbers that docs/compatibility.md gives it; ours not."""
+"""What Java's checker and worker get wrong, by the numbers that docs/compatibility.md gives it;
+ours not."""
 
 import asyncio
 from dataclasses import replace

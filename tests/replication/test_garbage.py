@@ -1,4 +1,5 @@
-"""Whatever somebody wrote into a znode of ours: every reader passes it over, and none of them falls."""
+"""Whatever somebody wrote into a znode of ours: every reader passes it over, and none of them
+falls."""
 
 import json
 import re
@@ -55,7 +56,8 @@ Read = Callable[[MemoryStore], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Of one znode of ours: what may stand there, how it is read, what is read where it is garbage."""
+    """Of one znode of ours: what may stand there, how it is read, what is read where it is
+    garbage."""
 
     path: str
     good: bytes
@@ -284,7 +286,8 @@ async def test_what_is_no_record_is_passed_over(reader: Reader, data: bytes) -> 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 @in_virtual_time
 async def test_no_value_of_a_record_makes_a_reader_fall(reader: Reader) -> None:
-    """What is read of it is either nothing, or can be written, hashed and shown as what was good."""
+    """What is read of it is either nothing, or can be written, hashed and shown as what was
+    good."""
     cluster = await Cluster.start()
     await cluster.store.create(reader.path, b"", with_parents=True)
     for data in strange_records(reader.good):

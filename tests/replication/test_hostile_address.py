@@ -1,4 +1,5 @@
-"""A bookie is gone for good, and at its address another bookie answers, under another id (rule S5)."""
+"""A bookie is gone for good, and at its address another bookie answers, under another id (rule
+S5)."""
 
 from collections import Counter
 
@@ -20,8 +21,8 @@ from tests.replication.repairs import open_ledger, watch_fencing
 
 
 async def with_newcomer() -> Cluster:
-    """Entry 10 of an open ledger was acknowledged by B1 and B2 (A is 2), and its copy for B3 was lost on the
-    way. B1 is gone for good; B4 answers at its address."""
+    """Entry 10 of an open ledger was acknowledged by B1 and B2 (A is 2), and its copy for B3 was
+    lost on the way. B1 is gone for good; B4 answers at its address."""
     cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1, B2)
     for bookie in (B1, B2, B3):

@@ -1,4 +1,5 @@
-"""How long a worker waits between looks: by itself as it is set, among many so that all look seldom."""
+"""How long a worker waits between looks: by itself as it is set, among many so that all look
+seldom."""
 
 import pytest
 

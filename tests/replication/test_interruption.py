@@ -1,7 +1,8 @@
 """A repair that is cut short at any of its requests, and a second node that finishes it.
 
 Whatever was cut short, and however: nothing acknowledged is lost, every copy that metadata names is
-there, at the end and after every single write on the way (rule S1), and no mark or lock stays behind.
+there, at the end and after every single write on the way (rule S1), and no mark or lock stays
+behind.
 """
 
 import asyncio

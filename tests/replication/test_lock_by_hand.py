@@ -1,4 +1,5 @@
-"""The lock of a ledger that somebody works on by hand: taken as a worker takes it, and given back."""
+"""The lock of a ledger that somebody works on by hand: taken as a worker takes it, and given
+back."""
 
 import asyncio
 

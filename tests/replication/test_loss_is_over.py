@@ -1,4 +1,5 @@
-"""A ledger that lost copies and is to be moved as well: once the copies are made, it is marked for the move alone.
+"""A ledger that lost copies and is to be moved as well: once the copies are made, it is marked for
+the move alone.
 
 Else its mark would tell of a loss as long as the bookie that drains finds no taker.
 """

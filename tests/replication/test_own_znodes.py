@@ -1,4 +1,5 @@
-"""What we keep for ourselves below ``bookmender``, the tree's own znodes, and the lists for people."""
+"""What we keep for ourselves below ``bookmender``, the tree's own znodes, and the lists for
+people."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""Copies that are all there, and some in the wrong place: which of them a plan moves, and when none."""
+"""Copies that are all there, and some in the wrong place: which of them a plan moves, and when
+none."""
 
 import random
 from collections.abc import Collection, Sequence

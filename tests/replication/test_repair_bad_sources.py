@@ -1,6 +1,8 @@
-"""What a copy finds missing by the way, on a bookie that it was not made for, is no secret kept from the repair.
+"""What a copy finds missing by the way, on a bookie that it was not made for, is no secret kept
+from the repair.
 
-A check asks for ends alone, so that it would call such a copy good, and the mark would go (rules S6, S7).
+A check asks for ends alone, so that it would call such a copy good, and the mark would go (rules
+S6, S7).
 """
 
 import asyncio
@@ -54,7 +56,8 @@ async def test_it_is_mended_before_the_ledger_is_unmarked(damage: str, last: int
 
 @in_virtual_time
 async def test_it_is_remembered_from_one_try_to_the_next() -> None:
-    """What is in the way of mending it may be over at the next try, where its ends alone look good."""
+    """What is in the way of mending it may be over at the next try, where its ends alone look
+    good."""
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     cluster.bookie(B3).lose(LEDGER, 4)
@@ -82,7 +85,8 @@ async def test_it_is_remembered_from_one_try_to_the_next() -> None:
 
 
 async def with_gaps(*, is_own: bool = False) -> Cluster:
-    """B2 is lost, and B3 lacks all but its ends. It may not be given them, and nobody else is left to take them.
+    """B2 is lost, and B3 lacks all but its ends. It may not be given them, and nobody else is left
+    to take them.
 
     ``is_own``: marked in our own queue alone.
     """
@@ -214,7 +218,8 @@ async def test_a_note_that_is_written_while_old_ones_are_tidied_away_stays() -> 
 @pytest.mark.parametrize("lost_count", [0, 1, 3])
 @in_virtual_time
 async def test_who_has_read_the_mark_before_takes_it_no_more(lost_count: int) -> None:
-    """Between a look at the queue and the take another node may have tried the ledger, which leaves the mark as it was.
+    """Between a look at the queue and the take another node may have tried the ledger, which leaves
+    the mark as it was.
 
     ``lost_count``: of its writes of the mark, on the way to ZooKeeper.
     """

@@ -1,4 +1,5 @@
-"""What is read again right before a repair writes: targets, members, the metadata of a whole ledger."""
+"""What is read again right before a repair writes: targets, members, the metadata of a whole
+ledger."""
 
 import pytest
 
@@ -15,7 +16,8 @@ from tests.replication.repairs import lost_b2, once_copied, repair_with, touch
 
 
 def is_blind(node: Node) -> None:
-    """From now on the node hears no events, as a process that has just gone on after standing still."""
+    """From now on the node hears no events, as a process that has just gone on after standing
+    still."""
 
     async def unread(read: object) -> bool:
         return True

@@ -1,4 +1,5 @@
-"""A host whose journal of metadata writes cannot be written to: nothing is changed, and it says so."""
+"""A host whose journal of metadata writes cannot be written to: nothing is changed, and it says
+so."""
 
 import asyncio
 

@@ -1,4 +1,5 @@
-"""Repairs where a bookie is there, but lacks entries, or does not say; and where no other is left."""
+"""Repairs where a bookie is there, but lacks entries, or does not say; and where no other is
+left."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Metadata near the largest request that ZooKeeper takes: one clear reason, and no copy made for nothing."""
+"""Metadata near the largest request that ZooKeeper takes: one clear reason, and no copy made for
+nothing."""
 
 import asyncio
 

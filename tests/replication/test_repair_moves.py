@@ -1,4 +1,5 @@
-"""Ledgers that are marked for their placement: moved where that is wanted, and never at a copy's cost."""
+"""Ledgers that are marked for their placement: moved where that is wanted, and never at a copy's
+cost."""
 
 import asyncio
 

@@ -32,7 +32,8 @@ def slow_to_see(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def test_rule_s6_a_bookie_that_went_and_still_answers_is_not_taken_for_one_that_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cut off from ZooKeeper alone, it may be gone for good the next moment, and nobody would mark again."""
+    """Cut off from ZooKeeper alone, it may be gone for good the next moment, and nobody would mark
+    again."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     async with cluster.node() as node:

@@ -1,4 +1,5 @@
-"""Small ledgers: copied at once, while their bookies prove that all else is there (``Surveyor.presume``)."""
+"""Small ledgers: copied at once, while their bookies prove that all else is there
+(``Surveyor.presume``)."""
 
 import pytest
 

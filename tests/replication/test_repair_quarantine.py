@@ -1,4 +1,5 @@
-"""Repairs beside a bookie that is registered and does not answer: it costs one time-out, not one a ledger."""
+"""Repairs beside a bookie that is registered and does not answer: it costs one time-out, not one a
+ledger."""
 
 import pytest
 

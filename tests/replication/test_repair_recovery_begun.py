@@ -1,4 +1,5 @@
-"""Recoveries that were begun and never ended, where nothing is missing: ended before the mark goes."""
+"""Recoveries that were begun and never ended, where nothing is missing: ended before the mark
+goes."""
 
 from ledgers.metadata import LedgerState
 from replication.cluster.order_book import hold_place

@@ -1,4 +1,5 @@
-"""Metadata put back from the journal: under the lock, on the bytes that the record left, and undoable."""
+"""Metadata put back from the journal: under the lock, on the bytes that the record left, and
+undoable."""
 
 from collections.abc import Callable
 from dataclasses import replace

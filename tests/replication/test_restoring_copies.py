@@ -1,4 +1,5 @@
-"""What is put back may name copies that are gone: its bookies are asked first, and its nodes told."""
+"""What is put back may name copies that are gone: its bookies are asked first, and its nodes
+told."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence

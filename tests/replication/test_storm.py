@@ -1,11 +1,11 @@
 """Auditors and workers, many ledgers, and faults drawn from a seed: in the end everything is whole.
 
 Bookies go and come back, some with their disks empty; single entries vanish; bookies are ordered to
-drain, or to be away for a while; sessions expire; requests and replies are lost; bookies collect ledgers
-late, and take copies along that were made in between. No copy is destroyed
-while it may be the last one but one, so that whatever is missing in the end was lost by us; the others
-may be out of reach for long, and ledgers be split around them. Rule S1 is held against every single
-write of metadata (``Cluster``).
+drain, or to be away for a while; sessions expire; requests and replies are lost; bookies collect
+ledgers late, and take copies along that were made in between. No copy is destroyed while it may be
+the last one but one, so that whatever is missing in the end was lost by us; the others may be out
+of reach for long, and ledgers be split around them. Rule S1 is held against every single write of
+metadata (``Cluster``).
 """
 
 import asyncio
@@ -117,7 +117,8 @@ class Storm:
             await self._mark(ledger_id)
 
     async def _collect(self) -> None:
-        """A bookie collects the ledgers that do not name it. Their indexes go with its next flush."""
+        """A bookie collects the ledgers that do not name it. Their indexes go with its next
+        flush."""
         await self._collect_on(self.rng.choice(BOOKIES))
 
     async def _collect_on(self, bookie: BookieId) -> None:

@@ -1,4 +1,5 @@
-"""What many nodes cost ZooKeeper: requests that all of them make together, by ledger and by second."""
+"""What many nodes cost ZooKeeper: requests that all of them make together, by ledger and by
+second."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

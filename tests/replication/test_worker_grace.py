@@ -1,4 +1,5 @@
-"""What is told of a ledger while it waits for its grace under a worker's lock, and what ends that early."""
+"""What is told of a ledger while it waits for its grace under a worker's lock, and what ends that
+early."""
 
 import asyncio
 
@@ -79,7 +80,8 @@ async def test_that_an_end_cannot_be_proven_is_told_while_it_is_tried_again_too(
 
 @in_virtual_time
 async def test_where_nothing_closes_it_before_bookies_are_started_that_is_said() -> None:
-    """B2 came back empty, B1 is away, and B3 hangs: with two silent of three nobody knows what was acknowledged."""
+    """B2 came back empty, B1 is away, and B3 hangs: with two silent of three nobody knows what was
+    acknowledged."""
     cluster = await unprovable_ledger()
     cluster.bookie(B3).is_down = True
 
@@ -130,7 +132,8 @@ async def test_that_too_many_of_its_bookies_are_lost_is_told_on_until_one_is_bac
 
 
 async def open_ledger_without_spare(*, is_away: bool) -> Cluster:
-    """Each entry has to be on all three bookies, one of which is away, or takes none; there is no fourth."""
+    """Each entry has to be on all three bookies, one of which is away, or takes none; there is no
+    fourth."""
     cluster = await Cluster.start(*THREE)
     await cluster.write_ledger(THREE, write_quorum=3, ack_quorum=3, state=LedgerState.OPEN)
     await cluster.mark(B3)

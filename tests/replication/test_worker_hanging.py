@@ -1,4 +1,5 @@
-"""Ledgers that need a bookie which takes connections and says nothing: they stop none of the others."""
+"""Ledgers that need a bookie which takes connections and says nothing: they stop none of the
+others."""
 
 import asyncio
 

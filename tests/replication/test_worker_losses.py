@@ -1,4 +1,5 @@
-"""Ledgers that lost copies do not queue behind those that did not: of draining bookies, or by hand."""
+"""Ledgers that lost copies do not queue behind those that did not: of draining bookies, or by
+hand."""
 
 import asyncio
 

@@ -1,4 +1,5 @@
-"""The ReplicationWorker where ZooKeeper refuses to write something: a quota is used up, or ACLs forbid it."""
+"""The ReplicationWorker where ZooKeeper refuses to write something: a quota is used up, or ACLs
+forbid it."""
 
 import asyncio
 from contextlib import AsyncExitStack

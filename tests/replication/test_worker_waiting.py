@@ -286,7 +286,8 @@ async def test_a_ledger_that_is_marked_in_both_queues_waits_while_the_older_mark
 @pytest.mark.parametrize("is_same_node", [True, False])
 @in_virtual_time
 async def test_a_loss_does_not_wait_for_what_is_in_the_way_of_a_move(is_same_node: bool) -> None:
-    """Marked in our own queue alone, for its place, it waited for another rack; the shared mark is news."""
+    """Marked in our own queue alone, for its place, it waited for another rack; the shared mark is
+    news."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     own = payloads.mark_path(own_path(UR), LEDGER)

@@ -12,7 +12,8 @@ from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import UR, working
 
 FOREIGN = 1
-"""A ledger that somebody else holds: its mark keeps the directories, so that no other is told of."""
+"""A ledger that somebody else holds: its mark keeps the directories, so that no other is told
+of."""
 LOST = 2
 SELDOM = ReplicationSettings(idle_wait_s=600)
 

@@ -1,4 +1,5 @@
-"""A repair whose metadata write is recorded, and a session that undoes it: for the tests of restoring."""
+"""A repair whose metadata write is recorded, and a session that undoes it: for the tests of
+restoring."""
 
 import random
 

@@ -1,9 +1,9 @@
 """The auditor's soak: ``python -m tests.soak.audit``.
 
-Three of our nodes stand for election on a real ZooKeeper; bookies and ledgers are znodes, that come, change
-and go all the time, and ZooKeeper is killed and started again. During the first sixth leaders are killed as
-well; then they are left alone, and in the last two thirds weighed. In the end the set of marks must be the one computed from scratch,
-and the leader must not have grown.
+Three of our nodes stand for election on a real ZooKeeper; bookies and ledgers are znodes, that
+come, change and go all the time, and ZooKeeper is killed and started again. During the first sixth
+leaders are killed as well; then they are left alone, and in the last two thirds weighed. In the end
+the set of marks must be the one computed from scratch, and the leader must not have grown.
 """
 
 import asyncio
@@ -44,7 +44,8 @@ GROWTH_MAX_MB = 1.0
 GROWTH_SPAN_S = 600.0
 """The leader may grow by so much in so long."""
 MISSED = (UnavailableError, NoNodeError, NodeExistsError, ConflictError)
-"""What a step meets while ZooKeeper is down, or when another one was quicker: it is left at that."""
+"""What a step meets while ZooKeeper is down, or when another one was quicker: it is left at
+that."""
 
 
 @click.command()

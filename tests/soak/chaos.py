@@ -12,12 +12,14 @@ BOOKIE_COUNT = 30
 AWAY_MAX = 6
 ENSEMBLE_SIZE = 3
 STAYS_S = 4.0
-"""A bookie is away, or there, for at least so long: shorter is nothing that a session's time-out shows."""
+"""A bookie is away, or there, for at least so long: shorter is nothing that a session's time-out
+shows."""
 
 
 @dataclass(slots=True)
 class Chaos:
-    """``ledger_count``: about so many there are at any time. Every call may raise UnavailableError."""
+    """``ledger_count``: about so many there are at any time. Every call may raise
+    UnavailableError."""
 
     cluster: ZnodeCluster
     rng: random.Random
@@ -58,7 +60,8 @@ class Chaos:
             await self.cluster.deregister(moved)
 
     async def touch_a_ledger(self) -> None:
-        """Make one, delete one, or change the ensemble of one; its writer names bookies that are there."""
+        """Make one, delete one, or change the ensemble of one; its writer names bookies that are
+        there."""
         self.change_count += 1
         present = sorted(await self.cluster.registered())
         chosen = self.rng.choice(("create", "delete", "change"))

@@ -1,4 +1,5 @@
-"""Whether the marks are right: against what is computed from the metadata alone, without any of our auditor."""
+"""Whether the marks are right: against what is computed from the metadata alone, without any of our
+auditor."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ SHOWN_MAX = 10
 class Verdict:
     """Ledger ids, ascending; all empty when the marks are right.
 
-    ``unmarked``: that name a lost bookie their mark does not, or have none. ``surplus``: marked though they
-    miss nothing. ``false_replicas``: whose mark names a bookie that never was away.
+    ``unmarked``: that name a lost bookie their mark does not, or have none. ``surplus``: marked
+    though they miss nothing. ``false_replicas``: whose mark names a bookie that never was away.
     """
 
     unmarked: tuple[int, ...]
@@ -45,9 +46,11 @@ def judge(
     *,
     ever_away: Collection[BookieId],
 ) -> Verdict:
-    """``marks``: per marked ledger the replicas that its mark names; ``lacking``: per ledger, what it misses.
+    """``marks``: per marked ledger the replicas that its mark names; ``lacking``: per ledger, what
+    it misses.
 
-    A mark may name more than what is missing now: bookies that came back withdraw nothing (rule S6).
+    A mark may name more than what is missing now: bookies that came back withdraw nothing (rule
+    S6).
     """
     return Verdict(
         unmarked=tuple(

@@ -1,4 +1,5 @@
-"""Works marks off as a worker does, but for the copying: the ledger's metadata first, then the mark."""
+"""Works marks off as a worker does, but for the copying: the ledger's metadata first, then the
+mark."""
 
 import asyncio
 import random
@@ -38,7 +39,8 @@ class SoakWorker:
     async def _work_off(
         self, ledger_id: int, present: Collection[BookieId], *, repairs: bool
     ) -> None:
-        """The mark goes at the version at which it was read: one that grew meanwhile stays (rule S6)."""
+        """The mark goes at the version at which it was read: one that grew meanwhile stays (rule
+        S6)."""
         path = payloads.mark_path(UR, ledger_id)
         try:
             _, stat = await self.cluster.store.get(path)

@@ -1,4 +1,5 @@
-"""What a run found, and what to do next about it: words for operators, the most urgent first. Pure."""
+"""What a run found, and what to do next about it: words for operators, the most urgent first.
+Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -121,8 +122,8 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
 
 
 def counts_text(counts: Counts) -> str:
-    """``1,200 ledgers: 1,199 whole, 1 lost; of these also 2 suspect``: the grades, which add up, and what is found
-    beside them."""
+    """``1,200 ledgers: 1,199 whole, 1 lost; of these also 2 suspect``: the grades, which add up,
+    and what is found beside them."""
     grades = _told(counts.verdicts, [each.value for each in reversed(Grade)])
     beside = _told(counts.findings, [Finding.SUSPECT.value, Finding.IDLE_OPEN.value])
     unit = "ledger" if counts.ledgers == 1 else "ledgers"
@@ -137,7 +138,8 @@ def _told(counts: Mapping[str, int], names: Iterable[str]) -> str:
 
 
 def entries_text(each: Evidence) -> str:
-    """``entry 3``, ``entries 3 to 5``, ``2 entries between 3 and 5``; empty where it is of no entries."""
+    """``entry 3``, ``entries 3 to 5``, ``2 entries between 3 and 5``; empty where it is of no
+    entries."""
     first, last = each.first_entry_id, each.last_entry_id
     if first < 0:
         return ""

@@ -44,12 +44,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """By id. Of new ones, and of those without a verdict any more, the ones that are, or were, fine are only
-    counted.
+    """By id. Of new ones, and of those without a verdict any more, the ones that are, or were, fine
+    are only counted.
 
-    ``is_newness_told``: whether the earlier run looked at all that there was, so that a ledger of which it has no
-    verdict is new; else it may have been left out. ``is_absence_told``: likewise the later one, so that such a ledger
-    is gone.
+    ``is_newness_told``: whether the earlier run looked at all that there was, so that a ledger of
+    which it has no verdict is new; else it may have been left out. ``is_absence_told``: likewise
+    the later one, so that such a ledger is gone.
     """
 
     changed: Sequence[Change]
@@ -68,7 +68,8 @@ class Changes:
 def compare(before: Results, after: Results) -> Changes:
     """Verdicts of the one run against those of the other.
 
-    Raises SettingsError where the later one looked less closely: what it did not see would look mended.
+    Raises SettingsError where the later one looked less closely: what it did not see would look
+    mended.
     """
     if after.summary.level.depth < before.summary.level.depth:
         raise SettingsError(_less_close(before, after))

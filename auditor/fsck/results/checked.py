@@ -1,4 +1,5 @@
-"""When each ledger was looked at last, and how closely: ``state/checked.parquet`` beside the results.
+"""When each ledger was looked at last, and how closely: ``state/checked.parquet`` beside the
+results.
 
 What a run leaves out goes by it, and what comes first when there is no time for all.
 """
@@ -26,10 +27,11 @@ CHECKED = pa.schema(
         ("is_wrong", pa.bool_()),
     ]
 )
-"""One row a ledger and level, but none after which there was a look as close. ``depth``: of the level;
-``sample_share``: 0 but for level ``sample``; ``mtime_ms``: of the metadata's znode, null where an earlier release
-looked; ``is_settled``: the ledger was closed, and nothing at all was found, since then neither, so that it need not be
-looked at again soon; ``is_wrong``: as in the run's rows."""
+"""One row a ledger and level, but none after which there was a look as close. ``depth``: of the
+level; ``sample_share``: 0 but for level ``sample``; ``mtime_ms``: of the metadata's znode, null
+where an earlier release looked; ``is_settled``: the ledger was closed, and nothing at all was
+found, since then neither, so that it need not be looked at again soon; ``is_wrong``: as in the
+run's rows."""
 
 VERDICT_COLUMNS = [
     *("ledger_id", "verdict", "is_wrong", "reasons", "state", "metadata_version", "mtime_ms"),
@@ -53,8 +55,9 @@ def write_checked(folder: Path, checked: pa.Table) -> None:
 
 
 def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.Table:
-    """``ledger_id``, ``metadata_version`` and ``mtime_ms``: ledgers that need not be looked at if their metadata is
-    still at both. The version alone may be that of another one, if the ledger was deleted and made anew since."""
+    """``ledger_id``, ``metadata_version`` and ``mtime_ms``: ledgers that need not be looked at if
+    their metadata is still at both. The version alone may be that of another one, if the ledger was
+    deleted and made anew since."""
     is_close = pc.greater_equal(checked["depth"], options.level.depth)
     if options.level is Level.SAMPLE:
         is_deeper = pc.greater(checked["depth"], options.level.depth)
@@ -73,7 +76,8 @@ def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.T
 
 
 def suspects(checked: pa.Table, options: FsckOptions) -> pa.ChunkedArray:
-    """Ledgers that a sample found wrong: another sample of the same ledger may well miss what that one met."""
+    """Ledgers that a sample found wrong: another sample of the same ledger may well miss what that
+    one met."""
     if options.level is not Level.SAMPLE:
         return checked.slice(0, 0)["ledger_id"]
     is_of_sample = pc.equal(checked["depth"], options.level.depth)
@@ -81,7 +85,8 @@ def suspects(checked: pa.Table, options: FsckOptions) -> pa.ChunkedArray:
 
 
 def last_looks(checked: pa.Table, level: Level) -> pa.Table:
-    """``ledger_id`` and ``checked_ms``: when each was last looked at as closely as the level does."""
+    """``ledger_id`` and ``checked_ms``: when each was last looked at as closely as the level
+    does."""
     return _greatest(checked.filter(pc.greater_equal(checked["depth"], level.depth)), "checked_ms")
 
 
@@ -94,9 +99,9 @@ def _greatest(checked: pa.Table, column: str) -> pa.Table:
 def after_run(
     before: pa.Table, verdicts: pa.Table, options: FsckOptions, *, listed: pa.ChunkedArray
 ) -> pa.Table:
-    """``verdicts``: rows of the run, with ``VERDICT_COLUMNS``; of a ledger without one what was known ``before``
-    holds, if it is still listed. So does that a closer look was had, and what it settled unless this one found
-    something."""
+    """``verdicts``: rows of the run, with ``VERDICT_COLUMNS``; of a ledger without one what was
+    known ``before`` holds, if it is still listed. So does that a closer look was had, and what it
+    settled unless this one found something."""
     is_sample = options.level is Level.SAMPLE
     count = verdicts.num_rows
     is_settled = pc.and_(

@@ -1,6 +1,8 @@
-"""Which cluster a folder of results is of: ``cluster.json``, by its first run; each later one renews the URI.
+"""Which cluster a folder of results is of: ``cluster.json``, by its first run; each later one
+renews the URI.
 
-Ids of ledgers mean something in one cluster alone: what was found of another's is neither compared nor marked.
+Ids of ledgers mean something in one cluster alone: what was found of another's is neither compared
+nor marked.
 """
 
 import json
@@ -23,7 +25,8 @@ class Cluster:
     metadata_service_uri: str
 
     def is_same(self, other: "Cluster") -> bool:
-        """Whether the URI is another says nothing where there are ids: servers move, and have several names."""
+        """Whether the URI is another says nothing where there are ids: servers move, and have
+        several names."""
         if self.instance_id or other.instance_id:
             return self.instance_id == other.instance_id
         return _place(self.metadata_service_uri) == _place(other.metadata_service_uri)
@@ -33,7 +36,8 @@ class Cluster:
 
 
 def _place(uri: str) -> tuple[str, str]:
-    """Return the servers and the ledgers root: the same place may be written with quotes, or with a layout."""
+    """Return the servers and the ledgers root: the same place may be written with quotes, or with a
+    layout."""
     try:
         parsed = MetadataUri.parse(uri)
     except SettingsError:  # of a file that someone edited

@@ -1,4 +1,5 @@
-"""What the report shows, counted from a run's rows: by bookie, by rack, by age, and the worst of them.
+"""What the report shows, counted from a run's rows: by bookie, by rack, by age, and the worst of
+them.
 
 Counted column by column, so that a million ledgers fit.
 """
@@ -52,8 +53,8 @@ class AgeFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """``worst``: at most ``WORST_MAX`` of those of which anything is told, the worst first; ``told_count`` of them
-    there are."""
+    """``worst``: at most ``WORST_MAX`` of those of which anything is told, the worst first;
+    ``told_count`` of them there are."""
 
     bookies: Sequence[PlaceFigure]
     racks: Sequence[PlaceFigure]

@@ -1,7 +1,9 @@
-"""What the last run of all found: ``<ur>/bookmender/fsck/last``, its summary, for the daemon's status and metrics.
+"""What the last run of all found: ``<ur>/bookmender/fsck/last``, its summary, for the daemon's
+status and metrics.
 
-Beside it, in ``closer``, that of an earlier one that looked more closely and found something wrong: until a run as
-close comes, nobody knows that it was mended. Each says, too, how many ledgers were marked since, if any were.
+Beside it, in ``closer``, that of an earlier one that looked more closely and found something wrong:
+until a run as close comes, nobody knows that it was mended. Each says, too, how many ledgers were
+marked since, if any were.
 """
 
 import json
@@ -65,13 +67,15 @@ async def write_last(store: MetadataStore, ur: str, summary: Summary) -> None:
 
 
 def _outstanding(before: Sequence[Summary], last: Summary) -> Summary | None:
-    """The closest that found something wrong and looked more closely than the last one; of several the latest."""
+    """The closest that found something wrong and looked more closely than the last one; of several
+    the latest."""
     found = [each for each in before if each.wrong and each.level.depth > last.level.depth]
     return max(found, key=lambda each: (each.level.depth, each.finished_ms), default=None)
 
 
 async def note_marked(store: MetadataStore, ur: str, run: str, count: int) -> None:
-    """So many ledgers that ``run`` found wrong are marked now; of a run that is told of no more nobody asks."""
+    """So many ledgers that ``run`` found wrong are marked now; of a run that is told of no more
+    nobody asks."""
     for path in (last_path(ur), closer_path(ur)):
         with suppress(
             NoNodeError, CorruptionError, ConflictError
@@ -101,7 +105,8 @@ async def read_last(store: MetadataStore, ur: str) -> Summary | None:
 
 
 async def read_closer(store: MetadataStore, ur: str) -> Summary | None:
-    """Of the closer run that found something wrong; None where there is none, or none that can be read."""
+    """Of the closer run that found something wrong; None where there is none, or none that can be
+    read."""
     return await _read(store, closer_path(ur))
 
 

@@ -1,4 +1,5 @@
-"""What runs said of one ledger: the last that looked at it, and earlier ones that looked more closely.
+"""What runs said of one ledger: the last that looked at it, and earlier ones that looked more
+closely.
 
 A ledger that a run skipped, or left, has no row there: its last verdict stands in an earlier run's.
 """
@@ -15,8 +16,8 @@ from auditor.fsck.verdicts import LedgerVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastVerdict:
-    """``later_runs``: those that ended since. None of them looked at the ledger as closely, as far as their rows are
-    there: of ``later_runs_deleted`` of them these are not."""
+    """``later_runs``: those that ended since. None of them looked at the ledger as closely, as far
+    as their rows are there: of ``later_runs_deleted`` of them these are not."""
 
     summary: Summary
     verdict: LedgerVerdict

@@ -1,6 +1,8 @@
-"""Which ledgers a run looks at, in which parts: fixed once, and kept, so that a killed run goes on where it was.
+"""Which ledgers a run looks at, in which parts: fixed once, and kept, so that a killed run goes on
+where it was.
 
-Pure, but for ``Plan``, which reads what was fixed. A ledger made after the listing is the next run's.
+Pure, but for ``Plan``, which reads what was fixed. A ledger made after the listing is the next
+run's.
 """
 
 import math
@@ -23,22 +25,25 @@ from auditor.fsck.unchanged import Written
 from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, is_weighed
 
 PART_MIN: Mapping[Level, int] = {Level.METADATA: 3_500, Level.ENDS: 100}
-"""Ledgers, where they are not weighed: for fewer a job of Spark's and a session are not worth opening; but for half as
-many in the last round, so that there is one for each slot."""
+"""Ledgers, where they are not weighed: for fewer a job of Spark's and a session are not worth
+opening; but for half as many in the last round, so that there is one for each slot."""
 PART_MAX: Mapping[Level, int] = {
     Level.METADATA: 25_000,
     Level.ENDS: 2_000,
     Level.SAMPLE: 500,
     Level.FULL: 500,
 }
-"""Ledgers: what is lost when a run is killed, and what an executor holds the verdicts of, in memory."""
+"""Ledgers: what is lost when a run is killed, and what an executor holds the verdicts of, in
+memory."""
 WEIGHT_MIN, WEIGHT_MAX = 20_000, 2_000_000
-"""The same where ledgers are weighed, in copies: some tenths of a second of reading, and some ten seconds."""
+"""The same where ledgers are weighed, in copies: some tenths of a second of reading, and some ten
+seconds."""
 PART_S = 60
 """What a part may take where the run's reads are limited, above that least weight."""
 ROUND_SHARE, ROUND_SHARE_WEIGHED = 2 / 3, 1 / 2
-"""Of what is left, what a round of parts takes, one for each slot: the last ones are small, and no slot waits long. By
-half a slot may be half as fast as the others and hold up none; but it takes a round more to come as far."""
+"""Of what is left, what a round of parts takes, one for each slot: the last ones are small, and no
+slot waits long. By half a slot may be half as fast as the others and hold up none; but it takes a
+round more to come as far."""
 DAY_MS = 86_400_000
 PLANNED = pa.schema(
     [
@@ -50,14 +55,15 @@ PLANNED = pa.schema(
     ]
 )
 KNOWN = ["known_version", "known_mtime_ms"]
-"""Both, or neither: of metadata that need not be looked at unless it was written since (``Written``)."""
+"""Both, or neither: of metadata that need not be looked at unless it was written since
+(``Written``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one task looks at. ``known``: of ledgers that need not be looked at while their metadata is as it was,
-    which writing that was; the others, and these, stand in ``ledger_ids``, ascending. ``suspects``: of them those that
-    are looked at whole."""
+    """What one task looks at. ``known``: of ledgers that need not be looked at while their metadata
+    is as it was, which writing that was; the others, and these, stand in ``ledger_ids``, ascending.
+    ``suspects``: of them those that are looked at whole."""
 
     number: int
     ledger_ids: "array[int]"
@@ -133,11 +139,11 @@ def plan_rows(
     *,
     now_ms: int,
 ) -> pa.Table:
-    """Every ledger that was ``listed``, ascending, in the order in which they are looked at, and since which writing of
-    its metadata one must be (null: in any case). Each weighs as much.
+    """Every ledger that was ``listed``, ascending, in the order in which they are looked at, and
+    since which writing of its metadata one must be (null: in any case). Each weighs as much.
 
-    In the order of their ids; where there may be no time for all, first by the day of the last look at
-    them that was as close.
+    In the order of their ids; where there may be no time for all, first by the day of the last look
+    at them that was as close.
     """
     rows = pa.table({"ledger_id": pa.array(listed, pa.int64())})
     known = _known(checked, options, job, now_ms)
@@ -171,12 +177,12 @@ def with_weights(rows: pa.Table, weights: "array[int]") -> pa.Table:
 def cut_by_weight(
     rows: pa.Table, options: FsckOptions, job: FsckJob, *, slot_count: int
 ) -> list[pa.Table]:
-    """The parts: large ones first, then ever smaller ones, but that no ledger is cut; or as many as told, much
-    alike. ``slot_count``: tasks that run at once: they come in rounds of as many that weigh alike, so that all
-    slots end together (factoring, by Hummel, Schonberg and Flynn, 1992).
+    """The parts: large ones first, then ever smaller ones, but that no ledger is cut; or as many as
+    told, much alike. ``slot_count``: tasks that run at once: they come in rounds of as many that
+    weigh alike, so that all slots end together (factoring, by Hummel, Schonberg and Flynn, 1992).
 
-    The heaviest come first, so that at the end none waits for one of them; but in the order of ``rows`` where
-    there may be no time for all.
+    The heaviest come first, so that at the end none waits for one of them; but in the order of
+    ``rows`` where there may be no time for all.
     """
     ends = [0, *pc.cumulative_sum(rows["weight"]).to_pylist()]
     if job.partition_count:
@@ -210,10 +216,11 @@ def _weight_range(options: FsckOptions, slot_count: int) -> tuple[int, int]:
 def _bounds(
     ends: Sequence[int], weight_max: Callable[[int], int], slot_count: int, count_max: int
 ) -> list[tuple[int, int]]:
-    """Where parts begin and end, which is behind their last ledger. One that weighs more is a part of its own.
+    """Where parts begin and end, which is behind their last ledger. One that weighs more is a part
+    of its own.
 
-    ``ends``: what the first so many ledgers weigh together. ``weight_max``: of each part of the next round, by what
-    is left.
+    ``ends``: what the first so many ledgers weigh together. ``weight_max``: of each part of the
+    next round, by what is left.
     """
     bounds: list[tuple[int, int]] = []
     start, count, limit = 0, len(ends) - 1, 0
@@ -228,7 +235,8 @@ def _bounds(
 
 
 def _bounds_as_told(ends: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """Likewise, of so many parts, however much there is in each; of fewer only where there are fewer ledgers."""
+    """Likewise, of so many parts, however much there is in each; of fewer only where there are
+    fewer ledgers."""
     bounds: list[tuple[int, int]] = []
     start, size = 0, len(ends) - 1
     for parts_left in range(min(count, size), 0, -1):
@@ -249,7 +257,8 @@ def _known(checked: pa.Table, options: FsckOptions, job: FsckJob, now_ms: int) -
 
 
 def _looked_up(ledger_ids: pa.ChunkedArray, among: pa.Table, column: str) -> pa.ChunkedArray:
-    """What a table, with a row a ledger, tells of these in that column; null of those that it has not."""
+    """What a table, with a row a ledger, tells of these in that column; null of those that it has
+    not."""
     return among[column].take(pc.index_in(ledger_ids, among["ledger_id"]))
 
 

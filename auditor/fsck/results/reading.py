@@ -1,4 +1,5 @@
-"""The results of one run, read again: its summary, and rows of its Parquet files, a few columns at a time."""
+"""The results of one run, read again: its summary, and rows of its Parquet files, a few columns at
+a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ class Results:
 
     @classmethod
     def open(cls, folder: Path, run: str | None = None) -> "Results":
-        """Those of the last run, or of ``run``. Raises SettingsError where there are none; CorruptionError."""
+        """Those of the last run, or of ``run``. Raises SettingsError where there are none;
+        CorruptionError."""
         try:
             return cls(folder, read_summary(folder, run))
         except FileNotFoundError as error:
@@ -54,7 +56,8 @@ class Results:
         return cls.open(folder, runs[-2]), cls.open(folder, runs[-1])
 
     def table(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
-        """Rows for which ``where`` holds, in no order. Raises CorruptionError where they are of another version."""
+        """Rows for which ``where`` holds, in no order. Raises CorruptionError where they are of
+        another version."""
         return self._rows.to_table(columns=list(columns), filter=where)
 
     def verdicts(self, where: pc.Expression | None = None) -> Iterator[LedgerVerdict]:

@@ -1,4 +1,5 @@
-"""A file put in the place of another: there whole or not at all, whatever kills the process, or the machine."""
+"""A file put in the place of another: there whole or not at all, whatever kills the process, or the
+machine."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +9,8 @@ from pathlib import Path
 
 @contextmanager
 def in_place(path: Path) -> Iterator[Path]:
-    """Where to write what is to stand there. On disk when this ends: what is built on it comes after.
+    """Where to write what is to stand there. On disk when this ends: what is built on it comes
+    after.
 
     What is half written has a name that readers of Parquet folders pass over.
     """

@@ -1,7 +1,8 @@
 """``report.html``: one page for people, that needs nothing else. Pure, but for ``write_report``.
 
-What stands in it may be read by programs, too: each count has an element of its own, ``id="verdict-lost"`` and the
-like, with the number in ``data-count``. Whatever comes from a cluster, the ids of bookies as well, is escaped.
+What stands in it may be read by programs, too: each count has an element of its own,
+``id="verdict-lost"`` and the like, with the number in ``data-count``. Whatever comes from a
+cluster, the ids of bookies as well, is escaped.
 """
 
 import json

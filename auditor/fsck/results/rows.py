@@ -1,6 +1,8 @@
-"""Verdicts as rows: the schema of the Parquet files ``ledgers/run=…/`` in a run's results, and both ways.
+"""Verdicts as rows: the schema of the Parquet files ``ledgers/run=…/`` in a run's results, and both
+ways.
 
-The schema is stable: a column or a field that is added keeps ``VERSION``, one with another meaning raises it.
+The schema is stable: a column or a field that is added keeps ``VERSION``, one with another meaning
+raises it.
 """
 
 from collections import Counter
@@ -66,12 +68,14 @@ SCHEMA = pa.schema(
         ("checked_ms", pa.int64()),
     ]
 )
-"""One row a ledger. ``verdict``: a value of ``Grade``; ``reasons``: of ``Finding``, without repetition; the rest
-as in ``LedgerVerdict`` and what is in it. Ends of ranges count in; ids of entries are -1 where there are none."""
+"""One row a ledger. ``verdict``: a value of ``Grade``; ``reasons``: of ``Finding``, without
+repetition; the rest as in ``LedgerVerdict`` and what is in it. Ends of ranges count in; ids of
+entries are -1 where there are none."""
 
 
 def to_batch(verdicts: Sequence[LedgerVerdict]) -> pa.RecordBatch:
-    """Column by column, which is some times as fast as row by row: ``metadata`` gives millions of them."""
+    """Column by column, which is some times as fast as row by row: ``metadata`` gives millions of
+    them."""
     columns = _columns(
         SCHEMA,
         verdicts,
@@ -90,7 +94,8 @@ def to_record(verdict: LedgerVerdict) -> dict[str, Any]:
 
 
 def from_table(table: pa.Table) -> Iterator[LedgerVerdict]:
-    """As many at a time as stand in a batch. ``table`` may have more columns, as a data set's ``run``."""
+    """As many at a time as stand in a batch. ``table`` may have more columns, as a data set's
+    ``run``."""
     for batch in table.select(SCHEMA.names).to_batches(max_chunksize=1_000):
         for row in batch.to_pylist():
             yield _from_row(row)
@@ -116,7 +121,8 @@ def counts_of(table: pa.Table) -> Counts:
 
 
 def _away(table: pa.Table) -> list[frozenset[BookieId]]:
-    """Of each ledger with entries that no running bookie has, those that have them. Few have no copy at hand."""
+    """Of each ledger with entries that no running bookie has, those that have them. Few have no
+    copy at hand."""
     fragments = table.select(["fragments"]).combine_chunks()["fragments"]
     lacking = pc.equal(pc.struct_field(pc.list_flatten(fragments), "copies_least"), 0)
     rows = table.take(pc.unique(pc.list_parent_indices(fragments).filter(lacking)))

@@ -1,12 +1,17 @@
 """One run's files below the folder of the results, in the order in which they come to be.
 
-- ``state/run=…/plan.parquet``: which ledgers, in which parts; with it ``order.json``, what was asked for
-- ``state/run=…/doubtful-NNNNN.parquet``: of a part, what the first look told that is worth a second one
-- ``state/run=…/ledgers/part-NNNNN.parquet``: of a part, what is certain at once; as soon as it is there the part is done
+- ``state/run=…/plan.parquet``: which ledgers, in which parts; with it ``order.json``, what was
+  asked for
+- ``state/run=…/doubtful-NNNNN.parquet``: of a part, what the first look told that is worth a second
+  one
+- ``state/run=…/ledgers/part-NNNNN.parquet``: of a part, what is certain at once; as soon as it is
+  there the part is done
 - ``state/run=…/ledgers/again-NNNNN.parquet``: of a part, what the second look told
-- ``ledgers/run=…``: that folder, moved there when the run is over, so that readers never see half a run
+- ``ledgers/run=…``: that folder, moved there when the run is over, so that readers never see half a
+  run
 
-What is there is never written again, so that a killed run goes on where it was. At the end the run's state goes.
+What is there is never written again, so that a killed run goes on where it was. At the end the
+run's state goes.
 """
 
 import json
@@ -121,7 +126,8 @@ class RunFolder:
     def write_first_look(
         self, number: int, certain: pa.Table, doubtful: pa.Table, *, skipped: int, gone: int
     ) -> PartCounts:
-        """Rows as in ``rows.SCHEMA``. Those that are doubtful are on disk before the part counts as done."""
+        """Rows as in ``rows.SCHEMA``. Those that are doubtful are on disk before the part counts as
+        done."""
         doubtful_counts = counts_of(doubtful)
         counts = PartCounts(
             certain=counts_of(certain),
@@ -165,7 +171,8 @@ class RunFolder:
         shutil.rmtree(self._state, ignore_errors=True)
 
     def give_up(self) -> None:
-        """Of a run that was not ended: nothing of it stays, nor, if this is killed, half of it in the results."""
+        """Of a run that was not ended: nothing of it stays, nor, if this is killed, half of it in
+        the results."""
         with suppress(FileNotFoundError):
             self._published.rename(self._growing)
         self.end()
@@ -194,7 +201,8 @@ class RunFolder:
 
 
 def unfinished_runs(output: Path) -> Iterator[str]:
-    """Names of runs that were begun below ``output`` and have not come to their end, the latest first."""
+    """Names of runs that were begun below ``output`` and have not come to their end, the latest
+    first."""
     for folder in sorted((output / STATE).glob(f"{_PREFIX}*"), reverse=True):
         run = folder.name.removeprefix(_PREFIX)
         if RunFolder(output, run).is_begun:
@@ -202,7 +210,8 @@ def unfinished_runs(output: Path) -> Iterator[str]:
 
 
 def sweep(output: Path) -> None:
-    """Delete what is left of runs that died while they were planned, ended or given up: nobody goes on with it.
+    """Delete what is left of runs that died while they were planned, ended or given up: nobody goes
+    on with it.
 
     While no run writes below ``output``.
     """

@@ -1,4 +1,5 @@
-"""How the report looks: light or dark as the reader's system is, and readable on a phone. No network."""
+"""How the report looks: light or dark as the reader's system is, and readable on a phone. No
+network."""
 
 STYLE = """
 :root {

@@ -23,7 +23,8 @@ SUMMARIES = "summaries"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Of ledgers, so that those of parts can be added. Keys are values of ``Grade``, of ``Finding``."""
+    """Of ledgers, so that those of parts can be added. Keys are values of ``Grade``, of
+    ``Finding``."""
 
     ledgers: int = 0
     """With a verdict of this run."""
@@ -40,7 +41,8 @@ class Counts:
     away: Mapping[str, int] = field(default_factory=dict)
     """Of these, by bookie that would bring entries back."""
     tails_unseen: int = 0
-    """Open ones: what comes after their last confirmed entry was left to their writers, and not looked at."""
+    """Open ones: what comes after their last confirmed entry was left to their writers, and not
+    looked at."""
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(
@@ -75,8 +77,8 @@ class Summary:
     gone: int = 0
     """Ledgers that were listed, and deleted before they were looked at."""
     marked: int | None = None
-    """Ledgers that were marked for the daemon afterwards: the most at once; None: as far as is known, none were.
-    The run itself does not know: it is told of in ZooKeeper alone."""
+    """Ledgers that were marked for the daemon afterwards: the most at once; None: as far as is
+    known, none were. The run itself does not know: it is told of in ZooKeeper alone."""
 
     @property
     def is_complete(self) -> bool:
@@ -90,7 +92,8 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0 when nothing is wrong, 1 when something is, 3 when nothing is but of some ledgers nobody knows.
+        """0 when nothing is wrong, 1 when something is, 3 when nothing is but of some ledgers
+        nobody knows.
 
         Copies that are legally missing are no reason; nor is that the time was up.
         """
@@ -150,7 +153,8 @@ class Summary:
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    """Of the last run, and beside those of earlier ones. In one go: whoever reads it finds the one before."""
+    """Of the last run, and beside those of earlier ones. In one go: whoever reads it finds the one
+    before."""
     content = json.dumps(summary.to_record(), indent=2) + "\n"
     (folder / SUMMARIES).mkdir(exist_ok=True)
     replace_file(_of_run(folder, summary.run), content)

@@ -1,6 +1,8 @@
-"""What the sources read of a cluster, as rows: dictionaries with the columns of ``schemas``. Writes and fences nothing.
+"""What the sources read of a cluster, as rows: dictionaries with the columns of ``schemas``. Writes
+and fences nothing.
 
-Each opens a session of its own, and yields lists of rows. A listing that breaks off raises (rule S8).
+Each opens a session of its own, and yields lists of rows. A listing that breaks off raises (rule
+S8).
 """
 
 import asyncio
@@ -44,7 +46,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How a cluster is reached. ``default_*``: for ledgers whose metadata holds neither (version 1)."""
+    """How a cluster is reached. ``default_*``: for ledgers whose metadata holds neither (version
+    1)."""
 
     metadata_service_uri: str
     default_password: str = ""
@@ -107,7 +110,8 @@ async def mark_rows(reach: Reach) -> AsyncIterator[list[Row]]:
 
 
 async def entry_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[list[Row]]:
-    """Of ledgers that are not closed, up to what is acknowledged; of one that cannot be opened, none."""
+    """Of ledgers that are not closed, up to what is acknowledged; of one that cannot be opened,
+    none."""
     async with read_session(reach.metadata_service_uri) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         view = await Registration(store, uri.root).read()

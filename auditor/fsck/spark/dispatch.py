@@ -1,7 +1,8 @@
-"""Tasks given out to Spark one by one, by jobs that run beside each other, so that each result is had at once.
+"""Tasks given out to Spark one by one, by jobs that run beside each other, so that each result is
+had at once.
 
-One job over all parts would tell nothing before its last part is done. A job here has one task, or a few where
-there are more slots than threads are good for.
+One job over all parts would tell nothing before its last part is done. A job here has one task, or
+a few where there are more slots than threads are good for.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -20,10 +21,11 @@ from ledgers.errors import UnavailableError
 
 JOBS_AT_ONCE_MAX = 64
 WAITING = 2
-"""Tasks that Spark has beside those that run, so that none of its slots stands still while it plans the next one
-and the driver writes what the last one gave."""
+"""Tasks that Spark has beside those that run, so that none of its slots stands still while it plans
+the next one and the driver writes what the last one gave."""
 LOOK_S = 1.0
-"""Between two looks at how many executors there are: they come, and go, while a run is under way."""
+"""Between two looks at how many executors there are: they come, and go, while a run is under
+way."""
 
 _FAILURES = (PySparkException, Py4JError, OSError)
 _JAVAS_OWN = (" SQLSTATE", "\tat ", "Driver stacktrace")
@@ -50,7 +52,8 @@ class Dispatch:
 
     @contextmanager
     def warming_up(self, work: Work) -> Iterator[None]:
-        """Meanwhile, in every slot, Python starts and imports what the ``work`` needs, which is not called yet.
+        """Meanwhile, in every slot, Python starts and imports what the ``work`` needs, which is not
+        called yet.
 
         What fails of that is told by the first tasks, which need it.
         """
@@ -65,11 +68,13 @@ class Dispatch:
     def results(
         self, tasks: Iterable[T], work: Callable[[Sequence[T]], Work], schema: pa.Schema
     ) -> Generator[tuple[Sequence[T], pa.Table], None, None]:
-        """The rows of each few tasks, as they are done. A task is taken from ``tasks`` when it is to run soon.
+        """The rows of each few tasks, as they are done. A task is taken from ``tasks`` when it is
+        to run soon.
 
-        To be closed by who does not read it to its end: what is under way ends then. ``work``: given tasks, what
-        is to be called with their positions, and gives rows of the ``schema``. Raises UnavailableError when a
-        task failed as often as Spark tries one; the others end then, too.
+        To be closed by who does not read it to its end: what is under way ends then. ``work``:
+        given tasks, what is to be called with their positions, and gives rows of the ``schema``.
+        Raises UnavailableError when a task failed as often as Spark tries one; the others end then,
+        too.
         """
         left = iter(tasks)
         running: dict[Future[pa.Table], Sequence[T]] = {}
@@ -94,7 +99,8 @@ class Dispatch:
                     self._cancel()
 
     def _cancel(self) -> None:
-        """What is under way. Where Spark itself has ended, or its JVM, there is nothing: what ended it is to be told."""
+        """What is under way. Where Spark itself has ended, or its JVM, there is nothing: what ended
+        it is to be told."""
         with suppress(Py4JError, OSError):
             self._context.cancelJobGroup(self._name)
 

@@ -1,7 +1,9 @@
-"""A run of fsck: planned once, looked at part by part, looked at again where something seemed wrong.
+"""A run of fsck: planned once, looked at part by part, looked at again where something seemed
+wrong.
 
-The driver writes the results, part by part, to a folder of its own: executors need no file system in common, and
-what is written is final. Killed, the run goes on where it was when it is called again by the same name.
+The driver writes the results, part by part, to a folder of its own: executors need no file system
+in common, and what is written is final. Killed, the run goes on where it was when it is called
+again by the same name.
 """
 
 import asyncio
@@ -47,8 +49,9 @@ def run_fsck(
 ) -> Summary:
     """Look at every ledger, and leave the results in ``job.output``, ``summary.json`` among them.
 
-    Goes on with the run of this name if one was begun there (``unfinished_runs``). Raises SettingsError, also
-    when that was begun otherwise; UnavailableError: the run is not over, and can be gone on with.
+    Goes on with the run of this name if one was begun there (``unfinished_runs``). Raises
+    SettingsError, also when that was begun otherwise; UnavailableError: the run is not over, and
+    can be gone on with.
     """
     folder = RunFolder(job.output, job.run)
     dispatch = Dispatch(context, f"fsck {job.run}")

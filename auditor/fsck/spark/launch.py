@@ -1,4 +1,5 @@
-"""The JVM that PySpark starts for a context: when it is given up, where it writes, what it said at last.
+"""The JVM that PySpark starts for a context: when it is given up, where it writes, what it said at
+last.
 
 PySpark waits for it without end, even for a script that ended and said nothing.
 """
@@ -16,7 +17,8 @@ from typing import IO, Any
 from pyspark import SparkContext, java_gateway
 
 START_TIMEOUT_S = 300.0
-"""From the launch until there is a context; 4 s where nothing else runs, longer where a cluster is busy."""
+"""From the launch until there is a context; 4 s where nothing else runs, longer where a cluster is
+busy."""
 _TELLING = re.compile(
     r"Exception|Error|not found|No such file|cannot|could not|Unrecognized|Invalid", re.IGNORECASE
 )
@@ -30,9 +32,9 @@ LOG_READ_MAX = 65_536
 def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) -> Iterator["Launch"]:
     """The start of a context: a JVM that PySpark starts meanwhile writes to ``log``.
 
-    Whatever ends it, as Ctrl-C, ends the JVM: until that has told of itself PySpark keeps nobody who would. What py4j
-    logs of it is no news: it comes as an exception, too. ``log``: written anew; None: to this process's own output.
-    Raises OSError where it cannot be written.
+    Whatever ends it, as Ctrl-C, ends the JVM: until that has told of itself PySpark keeps nobody
+    who would. What py4j logs of it is no news: it comes as an exception, too. ``log``: written
+    anew; None: to this process's own output. Raises OSError where it cannot be written.
     """
     launch = Launch(timeout_s)
     module = vars(java_gateway)
@@ -94,8 +96,8 @@ class Launch:
 class _Jvm(subprocess.Popen[bytes]):
     """PySpark takes 0 for "still runs"; yet it asks only as long as the JVM has not told of itself.
 
-    It leads a process group of its own: ``bin/spark-submit`` may be a wrapper that starts the JVM as its child, and
-    would leave it behind, with the log open, when only the wrapper is killed.
+    It leads a process group of its own: ``bin/spark-submit`` may be a wrapper that starts the JVM
+    as its child, and would leave it behind, with the log open, when only the wrapper is killed.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -112,7 +114,8 @@ class _Jvm(subprocess.Popen[bytes]):
 
 
 def first_complaint(log: Path | None) -> str | None:
-    """The first line of what a JVM wrote that tells of an error; or else the last that it wrote at all."""
+    """The first line of what a JVM wrote that tells of an error; or else the last that it wrote at
+    all."""
     if log is None:
         return None
     try:

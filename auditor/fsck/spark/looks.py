@@ -1,6 +1,7 @@
 """What a task does in an executor: a part of the ledgers looked at, and their verdicts as rows.
 
-A task that is tried again begins anew, and Spark takes the rows of one attempt only: none is doubled.
+A task that is tried again begins anew, and Spark takes the rows of one attempt only: none is
+doubled.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ from auditor.fsck.unchanged import Written, unchanged
 from auditor.fsck.verdicts import LedgerVerdict
 
 ROWS = SCHEMA.append(pa.field("part", pa.int32())).append(pa.field("seems_wrong", pa.bool_()))
-"""What a task gives. A ledger that was left out, as it has not changed, has a row without a verdict."""
+"""What a task gives. A ledger that was left out, as it has not changed, has a row without a
+verdict."""
 BATCH_ROWS = 1_000
 
 
@@ -58,7 +60,8 @@ class FirstLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondLook:
-    """At what seemed wrong in some parts. ``rows``: of each the rows that are in doubt, as an Arrow stream."""
+    """At what seemed wrong in some parts. ``rows``: of each the rows that are in doubt, as an Arrow
+    stream."""
 
     rows: Mapping[int, bytes]
     suspects: frozenset[int] = frozenset()

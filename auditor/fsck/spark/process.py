@@ -1,4 +1,5 @@
-"""A Python process of an executor's, set up for our work: it leaves alone what only costs time there."""
+"""A Python process of an executor's, set up for our work: it leaves alone what only costs time
+there."""
 
 import gc
 import logging
@@ -22,8 +23,8 @@ def set_up() -> None:
 
 
 def _quiet_logs() -> None:
-    """What a handled mishap of one bookie logs stands in the results as well; an executor's output is for
-    what else goes wrong."""
+    """What a handled mishap of one bookie logs stands in the results as well; an executor's output
+    is for what else goes wrong."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -31,8 +32,8 @@ def _quiet_logs() -> None:
 
 
 def _spare_the_collector() -> None:
-    """As in a node: what a ledger leaves behind hangs together in no cycles, and is gone before the garbage
-    collector comes to look at it. At level metadata a twentieth of the CPU.
+    """As in a node: what a ledger leaves behind hangs together in no cycles, and is gone before the
+    garbage collector comes to look at it. At level metadata a twentieth of the CPU.
 
     And what was imported stays: PySpark goes through all objects after each task, for 40 ms.
     """
@@ -42,7 +43,8 @@ def _spare_the_collector() -> None:
 
 
 def _spare_pandas() -> None:
-    """Have pyarrow do without: it imports pandas for its first array of all, if that is there, as it is for Spark.
+    """Have pyarrow do without: it imports pandas for its first array of all, if that is there, as
+    it is for Spark.
 
     We give it none of pandas' objects; the import takes 0.25 s and 40 MB, of each process.
     """

@@ -22,7 +22,8 @@ _COLUMN = ("ledger_id",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedLedgers:
-    """Ids from ``first`` to ``last``, both included, and of these, unless it is None, ``among`` alone."""
+    """Ids from ``first`` to ``last``, both included, and of these, unless it is None, ``among``
+    alone."""
 
     first: int = 0
     last: int = LONG_ID_STOP - 1

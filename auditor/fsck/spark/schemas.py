@@ -1,4 +1,5 @@
-"""The columns of the sources. Stable: columns may be added; what means something else has another name.
+"""The columns of the sources. Stable: columns may be added; what means something else has another
+name.
 
 Times are milliseconds since 1970; both ends of a range count in.
 """

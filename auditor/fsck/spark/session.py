@@ -26,7 +26,8 @@ from auditor.fsck.spark.launch import (
 from ledgers.errors import UnavailableError
 
 LOCAL_ATTEMPTS = 4
-"""Of a task, as on a cluster: left to itself, Spark tries a task only once where it runs locally."""
+"""Of a task, as on a cluster: left to itself, Spark tries a task only once where it runs
+locally."""
 LOOPBACK = "127.0.0.1"
 MASTER_TIMEOUT_S = 10.0
 """How long a standalone master may take to accept a connection."""
@@ -46,13 +47,15 @@ def open_spark(
     suspects: Collection[str] = (),
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> SparkContext:
-    """``master``: ``local[*]``, ``local[4]``, ``spark://…``, or whatever Spark knows. To be stopped.
+    """``master``: ``local[*]``, ``local[4]``, ``spark://…``, or whatever Spark knows. To be
+    stopped.
 
-    ``settings``: Spark's own, over ours. ``python``: what executors run, by its path there; it needs this
-    project and what it needs. ``log``: the file that Spark's own messages go to, written anew; None: to standard
-    error. ``suspects``: environment variables that have a part in what Spark does; an error names them.
-    ``start_timeout_s``: from the launch of the JVM until there is a context. Raises UnavailableError, at once where no
-    standalone master takes connections: Spark would try for a minute, and not say why.
+    ``settings``: Spark's own, over ours. ``python``: what executors run, by its path there; it
+    needs this project and what it needs. ``log``: the file that Spark's own messages go to, written
+    anew; None: to standard error. ``suspects``: environment variables that have a part in what
+    Spark does; an error names them. ``start_timeout_s``: from the launch of the JVM until there is
+    a context. Raises UnavailableError, at once where no standalone master takes connections: Spark
+    would try for a minute, and not say why.
     """
     _require_master(master)
     conf = SparkConf().setAppName("bookmender fsck").setMaster(with_attempts(master))
@@ -119,7 +122,8 @@ def stop_spark(context: SparkContext) -> None:
 def submitted_spark() -> SparkContext:
     """Return the context that spark-submit has set up. To be stopped.
 
-    Raises UnavailableError where there is none, as where a shell still has spark-submit's variables.
+    Raises UnavailableError where there is none, as where a shell still has spark-submit's
+    variables.
     """
     with launching():  # for its silence: no JVM is started
         try:
@@ -133,7 +137,8 @@ def submitted_spark() -> SparkContext:
 
 
 def imported_pyspark() -> tuple[Path, str]:
-    """Return the folder of the PySpark that this process imports, which holds a Spark, and its version."""
+    """Return the folder of the PySpark that this process imports, which holds a Spark, and its
+    version."""
     return Path(pyspark.__file__).parent, pyspark.__version__
 
 
@@ -143,10 +148,11 @@ def is_here(master: str) -> bool:
 
 
 def on_this_machine(master: str) -> Mapping[str, str]:
-    """Where all executors are here, nobody else's machine is to reach the driver's ports, and Python's tasks need
-    none: over TCP each begins 40 ms later, as small packets wait for each other. A JVM that shares the cores
-    with the work, and passes bytes on, has nothing that is worth being optimised at their cost. And executors run
-    the driver's own Python, which has all that they are to import."""
+    """Where all executors are here, nobody else's machine is to reach the driver's ports, and
+    Python's tasks need none: over TCP each begins 40 ms later, as small packets wait for each
+    other. A JVM that shares the cores with the work, and passes bytes on, has nothing that is worth
+    being optimised at their cost. And executors run the driver's own Python, which has all that
+    they are to import."""
     if not is_here(master):
         return {}
     return {

@@ -1,11 +1,13 @@
-"""A BookKeeper cluster as tables of Spark's, for anyone's queries: ``spark.read.format("bookkeeper-ledgers")``.
+"""A BookKeeper cluster as tables of Spark's, for anyone's queries:
+``spark.read.format("bookkeeper-ledgers")``.
 
-Options of all: ``metadataServiceUri``. Of ``bookkeeper-entries`` besides: ``readsInFlightPerBookie`` of one task
-(16), ``defaultPassword`` and ``defaultDigestType`` of ledgers whose metadata holds none. ``numPartitions``: of
-ledgers and entries, if not by the number of ledgers.
+Options of all: ``metadataServiceUri``. Of ``bookkeeper-entries`` besides:
+``readsInFlightPerBookie`` of one task (16), ``defaultPassword`` and ``defaultDigestType`` of
+ledgers whose metadata holds none. ``numPartitions``: of ledgers and entries, if not by the number
+of ledgers.
 
-The ids of the ledgers are listed once, when the query is planned, and are part of its plan: a task that is tried
-again reads the same ones. Conditions on ``ledger_id`` are pushed down.
+The ids of the ledgers are listed once, when the query is planned, and are part of its plan: a task
+that is tried again reads the same ones. Conditions on ``ledger_id`` are pushed down.
 """
 
 import asyncio

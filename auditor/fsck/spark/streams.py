@@ -1,7 +1,7 @@
 """Rows on their way from an executor to the driver: Arrow's streams, which are bytes to Spark.
 
-Columns it would take apart into rows of its own, and put together again, twice for each ledger; and it would plan
-a query for each task.
+Columns it would take apart into rows of its own, and put together again, twice for each ledger; and
+it would plan a query for each task.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -5,10 +5,10 @@ before 4.17 does not know the request and closes the connection on it. So a new 
 one batch until that is answered; if it is closed instead, single reads take over, and the bookie is
 not asked again until it registered anew, or a while has passed: it may just have gone down.
 
-What it gives, beside single reads in the same run, 64 reads in flight, best passes: copying, our CPU
-falls from 4.8 to 2.9 us per entry of 1 KB and from 4.1 to 1.8 of 100 B, at 1.6 and 2.0 times the
-rate; verifying, from 3.5 to 1.4 and from 2.6 to 0.9 us. Entries above 16 KB are read singly: they
-become adds where they lie, and a batch would hold but a few.
+What it gives, beside single reads in the same run, 64 reads in flight, best passes: copying, our
+CPU falls from 4.8 to 2.9 us per entry of 1 KB and from 4.1 to 1.8 of 100 B, at 1.6 and 2.0 times
+the rate; verifying, from 3.5 to 1.4 and from 2.6 to 0.9 us. Entries above 16 KB are read singly:
+they become adds where they lie, and a batch would hold but a few.
 """
 
 from collections.abc import Sequence

@@ -2,12 +2,13 @@
 
 Three limits apply, and the strictest wins:
 
-1. Hard caps. They always apply: the reads in flight of all bookmender processes (rule S10), the entries and bytes on
-   their way to one target, and the operator's limits.
-2. Active clients. While clients use a bookie, or while their activity is unknown, copies to and from it keep to a rate
-   that its clients hardly notice. All nodes share this rate. Without active clients there is no rate limit.
-3. Reply times. At a bookie with active clients, the number of requests in flight shrinks while the bookie replies
-   later than it does under little load (``ReplyTimes``).
+1. Hard caps. They always apply: the reads in flight of all bookmender processes (rule S10), the
+   entries and bytes on their way to one target, and the operator's limits.
+2. Active clients. While clients use a bookie, or while their activity is unknown, copies to and
+   from it keep to a rate that its clients hardly notice. All nodes share this rate. Without active
+   clients there is no rate limit.
+3. Reply times. At a bookie with active clients, the number of requests in flight shrinks while the
+   bookie replies later than it does under little load (``ReplyTimes``).
 
 ``flow_limits`` decides limit 2, and whether limit 3 applies. ``FlowControl`` applies the decision:
 it sets the paces that copies pass (``gates``) and the limits of the connections (``source``,

@@ -36,7 +36,8 @@ SLACK_BYTES = READ_REPLY.size
 
 BATCH_WORD = 0x0207_0000
 BATCH_REPLY = struct.Struct(">iiiqqq")
-"""What a reply to a batch read starts with: as REPLY, with the first entry's id, then the request's.
+"""What a reply to a batch read starts with: as REPLY, with the first entry's id, then the
+request's.
 
 Behind it, where the code is good, each entry stands after its size.
 """

@@ -1,9 +1,10 @@
 """What entries need before they are asked for, and the waiting lines where it lacks.
 
-A transfer's entries pass its gates in turn: the paces of their source and of their target, the pace that an operator
-set, the window of the target, the memory of the process. ``flow`` says how narrow they are. Each grants credit for so many of them, or parks the reading until
-it can. First come, first served: nobody overtakes those that wait, so that no ledger starves. (The
-last hurdle, the source's own ``ReadBudget``, is no gate: there a whole connection waits in line.)
+A transfer's entries pass its gates in turn: the paces of their source and of their target, the pace
+that an operator set, the window of the target, the memory of the process. ``flow`` says how narrow
+they are. Each grants credit for so many of them, or parks the reading until it can. First come,
+first served: nobody overtakes those that wait, so that no ledger starves. (The last hurdle, the
+source's own ``ReadBudget``, is no gate: there a whole connection waits in line.)
 """
 
 import asyncio
@@ -37,8 +38,8 @@ class Gate(ABC):
         return granted_count
 
     def park(self, reading: "AnyReading") -> None:
-        """Whose turn had come, and there was too little yet, stays the first: what its entry needs comes together then,
-        however large that is."""
+        """Whose turn had come, and there was too little yet, stays the first: what its entry needs
+        comes together then, however large that is."""
         if self in reading.let_go_by:
             reading.let_go_by.remove(self)
             self._parked.appendleft(reading)
@@ -175,7 +176,8 @@ class WindowGate(Gate):
 
 
 class Pace(Gate):
-    """How many entries, and stored bytes, a second may be copied. 0: no limit. May be set at any time.
+    """How many entries, and stored bytes, a second may be copied. 0: no limit. May be set at any
+    time.
 
     The first entry for which there is any credit passes, however large, and the debt is paid off
     before the next: so the average holds, and an entry larger than a burst is not stuck.

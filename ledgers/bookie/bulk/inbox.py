@@ -1,9 +1,10 @@
 """Received bytes, cut into whole frames without copying those that arrived whole.
 
 All connections of a loop receive into one buffer, which is taken from the cache's point of view and
-the memory's: 400 bookies cost no more than one. That works because asyncio asks for the buffer, fills
-it and hands it over in one go. What is left of an incomplete frame waits beside its connection;
-a long frame gets a buffer of its own, of just its size, once its length was found acceptable.
+the memory's: 400 bookies cost no more than one. That works because asyncio asks for the buffer,
+fills it and hands it over in one go. What is left of an incomplete frame waits beside its
+connection; a long frame gets a buffer of its own, of just its size, once its length was found
+acceptable.
 """
 
 import asyncio
@@ -23,8 +24,8 @@ class FrameConsumer(Protocol):
     def consume(self, view: memoryview, end: int) -> int:
         """Take the whole frames of ``view[:end]``; where the incomplete one after them begins.
 
-        Before it returns, the length of that one, if ``BATCH_REPLY_BYTES`` of it are there, was found
-        acceptable. Raises CorruptionError. ``SLACK_BYTES`` may be read behind ``end``.
+        Before it returns, the length of that one, if ``BATCH_REPLY_BYTES`` of it are there, was
+        found acceptable. Raises CorruptionError. ``SLACK_BYTES`` may be read behind ``end``.
         """
         ...
 

@@ -46,10 +46,12 @@ class Totals:
 
 
 class Job:
-    """One transfer on its way: its counts, its readings, its writing, and the future of its result."""
+    """One transfer on its way: its counts, its readings, its writing, and the future of its
+    result."""
 
     def __init__(self, transfer: Transfer, totals: Totals, *, way: "Way", check_way: "Way") -> None:
-        """``way``: of its entries, but for the pace of their source; ``check_way``: of those that are only to be checked."""
+        """``way``: of its entries, but for the pace of their source; ``check_way``: of those that
+        are only to be checked."""
         self.transfer = transfer
         self.way = way
         self.check_way = check_way
@@ -61,11 +63,13 @@ class Job:
         self.readings: list[AnyReading] = []
         self.writing: Writing | None = None
         self.expected_bytes = max(1, transfer.entry_bytes_hint)
-        """What the next entry may weigh: the largest seen, falling slowly while smaller ones come."""
+        """What the next entry may weigh: the largest seen, falling slowly while smaller ones
+        come."""
         self.quantum = QUANTUM_COUNT
         """How many entries a source may be asked for in one turn."""
         self.is_weighed = False
-        """Whether an entry has been seen, so that ``expected_bytes`` is more than the caller's guess."""
+        """Whether an entry has been seen, so that ``expected_bytes`` is more than the caller's
+        guess."""
         self.is_begun = False
         """Whether any of it has passed the pace of its target."""
         self.is_over = False
@@ -206,7 +210,8 @@ class Writing:
         self.prefix = recovery_add_prefix(job.transfer.digest.master_key)
         self.unacknowledged: dict[int, int] = {}
         self.progress_s = 0.0
-        """Loop time at which the target last replied, or was sent one while none was unacknowledged."""
+        """Loop time at which the target last replied, or was sent one while none was
+        unacknowledged."""
         self.is_over = False
 
     def end(self) -> list[int]:
@@ -223,7 +228,8 @@ Part = TypeVar("Part", bound="AnyReading | Writing")
 
 
 def is_first_choice(parts: Sequence[Part], part: Part) -> bool:
-    """Whether no part before it may wait for any of the same entries: slices of a ledger never do."""
+    """Whether no part before it may wait for any of the same entries: slices of a ledger never
+    do."""
     for other in parts:
         if other is part:
             return True

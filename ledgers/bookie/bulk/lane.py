@@ -1,4 +1,5 @@
-"""One connection to one bookie for one purpose: made when first needed, dropped at the first doubt."""
+"""One connection to one bookie for one purpose: made when first needed, dropped at the first
+doubt."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -49,7 +50,8 @@ class Common:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Times one request of a lane after the other: ``outstanding`` holds its key until the reply."""
+    """Times one request of a lane after the other: ``outstanding`` holds its key until the
+    reply."""
 
     outstanding: dict[int, Any] = field(default_factory=dict)
     key: int = 0
@@ -160,7 +162,8 @@ class Lane(ABC):
         self._fail_all(error)
 
     def leave_if_elsewhere(self) -> None:
-        """Drop a connection to an address that is not the bookie's any more: another bookie may answer there."""
+        """Drop a connection to an address that is not the bookie's any more: another bookie may
+        answer there."""
         if not self.is_open:
             return
         try:

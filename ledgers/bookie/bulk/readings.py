@@ -69,12 +69,13 @@ class AnyReading(ABC):
         self.ledger_id = job.ledger_id
         self.check = job.check_for(lane.bookie)
         self.progress_s = 0.0
-        """Loop time at which the source last replied, or was asked while nothing was outstanding."""
+        """Loop time at which the source last replied, or was asked while nothing was
+        outstanding."""
         self.is_queued = False
         """Whether it waits for its next turn, in the lane's ring or parked at a gate."""
         self.let_go_by: set[Gate] = set()
-        """Gates where it was parked longest, and has not come to again: it goes before those that still are, though it may
-        be parked at others on the way."""
+        """Gates where it was parked longest, and has not come to again: it goes before those that
+        still are, though it may be parked at others on the way."""
         self.is_over = False
         self.outstanding: dict[int, Any] = {}
         """What is outstanding, by the key of its reply, oldest first."""
@@ -105,7 +106,8 @@ class AnyReading(ABC):
     @property
     @abstractmethod
     def quantum(self) -> int:
-        """How many entries may be asked in one turn; 0 when the first replies should be seen first."""
+        """How many entries may be asked in one turn; 0 when the first replies should be seen
+        first."""
 
     @abstractmethod
     def requests_for(self, count: int) -> int:
@@ -185,7 +187,8 @@ class Reading(AnyReading):
 
 @dataclass(slots=True)
 class Batch:
-    """One batch read under way: ``count`` entries from the first on, taken for so many bytes each."""
+    """One batch read under way: ``count`` entries from the first on, taken for so many bytes
+    each."""
 
     reading: "BatchReading"
     first_entry_id: int

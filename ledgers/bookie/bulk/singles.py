@@ -1,6 +1,8 @@
-"""Reading entries one by one: any bookie, any entries, and the bytes turned into adds where they lie.
+"""Reading entries one by one: any bookie, any entries, and the bytes turned into adds where they
+lie.
 
-``_take_in`` is the one loop that runs for every entry; everything else runs per turn or per arrival.
+``_take_in`` is the one loop that runs for every entry; everything else runs per turn or per
+arrival.
 """
 
 from collections.abc import Sequence

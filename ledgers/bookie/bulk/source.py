@@ -37,9 +37,9 @@ R = TypeVar("R", bound=AnyReading)
 class SourceLane(Lane, Generic[R]):
     """Reads from one bookie, of all transfers that read there, in turns of a quantum each.
 
-    A read is issued with credit from two ends: the gates of its job, and this bookie's budget, which
-    the control path draws on too. Where the first lacks, the reading is parked there and the others
-    go on; where the second lacks, the lane waits in line.
+    A read is issued with credit from two ends: the gates of its job, and this bookie's budget,
+    which the control path draws on too. Where the first lacks, the reading is parked there and the
+    others go on; where the second lacks, the lane waits in line.
     """
 
     def __init__(

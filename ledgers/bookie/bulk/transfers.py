@@ -1,9 +1,9 @@
 """The bulk data path's way in: many transfers at once over shared connections to the bookies.
 
 Promises of rule S10: reads in flight and bytes asked of one bookie stay within its ``ReadBudget``,
-which the control path draws on too, and what is on its way to one target within a window of its own.
-Digests are always checked and the bytes passed on are the bytes read (rules S7, S12). Connections
-speak V2 only, for reads or for adds, never both. Nothing is retried here.
+which the control path draws on too, and what is on its way to one target within a window of its
+own. Digests are always checked and the bytes passed on are the bytes read (rules S7, S12).
+Connections speak V2 only, for reads or for adds, never both. Nothing is retried here.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ MEMORY_ENTRIES_MAX = 32_768
 class BulkTransfers:
     """Carries out transfers. Belongs to one loop.
 
-    ``resolve``: where a bookie answers; by default its id is read as ``host:port``.
-    ``timeout_s``: how long a bookie may leave a transfer without any reply, or a connection
-    unestablished. ``writes_in_flight_max``, ``writes_bytes_max``: per target, from before an entry
-    is asked of its source until the target acknowledged it. ``memory_entries_max``,
-    ``memory_bytes_max``: likewise, of all together. ``reads_batches``: whether runs of entries
-    are read in batches, of bookies that know them. ``yields``: as of ``FlowControl``. ``paces_reads``: whether
-    the pace is also that of reading alone.
+    ``resolve``: where a bookie answers; by default its id is read as ``host:port``. ``timeout_s``:
+    how long a bookie may leave a transfer without any reply, or a connection unestablished.
+    ``writes_in_flight_max``, ``writes_bytes_max``: per target, from before an entry is asked of its
+    source until the target acknowledged it. ``memory_entries_max``, ``memory_bytes_max``: likewise,
+    of all together. ``reads_batches``: whether runs of entries are read in batches, of bookies that
+    know them. ``yields``: as of ``FlowControl``. ``paces_reads``: whether the pace is also that of
+    reading alone.
 
     ``flow`` is told whose clients are active; ``pace`` is an operator's.
     """
@@ -114,7 +114,8 @@ class BulkTransfers:
                 lane.forget_failures()
 
     async def close(self) -> None:
-        """Drop every connection. What still runs ends as if its bookies had gone. Any number of times."""
+        """Drop every connection. What still runs ends as if its bookies had gone. Any number of
+        times."""
         self._common.is_closed = True
         if self._next_check is not None:
             self._next_check.cancel()
@@ -212,7 +213,8 @@ class Source:
 
     @property
     def standing(self) -> Standing:
-        """On both connections. The budget's bytes are what is asked of it, on whatever connection."""
+        """On both connections. The budget's bytes are what is asked of it, on whatever
+        connection."""
         singles, batches = self.singles, self.batches
         return Standing(
             is_ailing=singles.is_ailing or batches.is_ailing,

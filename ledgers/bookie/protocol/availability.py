@@ -2,8 +2,8 @@
 
 A 64-byte header (version, number of groups, zeros), then groups of 24 bytes: first and last start
 of a periodic sequence, the length of its runs, its period. BookKeeper's encoder (class
-AvailabilityOfEntriesOfLedger) emits one group for each run, but its decoder takes folded groups too,
-and so do we.
+AvailabilityOfEntriesOfLedger) emits one group for each run, but its decoder takes folded groups
+too, and so do we.
 """
 
 import struct
@@ -13,7 +13,8 @@ from itertools import pairwise
 from ledgers.errors import CorruptionError
 
 RUN_COUNT_MAX = 1_000_000
-"""A folded group of 24 bytes can claim 2^63 runs. A real list is a frame of one run a group at most."""
+"""A folded group of 24 bytes can claim 2^63 runs. A real list is a frame of one run a group at
+most."""
 
 _HEADER = struct.Struct(">ii56x")
 _GROUP = struct.Struct(">qqii")

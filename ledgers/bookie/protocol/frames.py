@@ -1,9 +1,9 @@
 """Frames: a 4-byte length (big-endian, itself not counted), then a packet of that many bytes.
 
-The same in both protocols and both directions. A bookie drops the connection, without a reply, when the frame is
-longer than its ``nettyMaxFrameSizeBytes``, which counts the length field too (BookKeeper's default is 5,242,880,
-Pulsar's 5,253,120, and operators raise it). Nobody tells us of it, nor need we know where all are set alike: what one
-of them took the others take.
+The same in both protocols and both directions. A bookie drops the connection, without a reply, when
+the frame is longer than its ``nettyMaxFrameSizeBytes``, which counts the length field too
+(BookKeeper's default is 5,242,880, Pulsar's 5,253,120, and operators raise it). Nobody tells us of
+it, nor need we know where all are set alike: what one of them took the others take.
 """
 
 import struct
@@ -11,7 +11,8 @@ import struct
 from ledgers.errors import CorruptionError, RejectedError
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""Both ways, the length field counted. More than any bookie may be set to take; a greater length is no length."""
+"""Both ways, the length field counted. More than any bookie may be set to take; a greater length is
+no length."""
 
 _LENGTH = struct.Struct(">i")
 

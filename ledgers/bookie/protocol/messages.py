@@ -36,8 +36,8 @@ class Read:
 class ReadBatch:
     """Consecutive entries, V2 only. The bookie stops at the first that it lacks, or at a limit.
 
-    ``bytes_max`` counts 36 bytes for the reply and 4 for each entry besides its own. The first entry
-    is given whatever its size.
+    ``bytes_max`` counts 36 bytes for the reply and 4 for each entry besides its own. The first
+    entry is given whatever its size.
     """
 
     ledger_id: int
@@ -141,14 +141,16 @@ class Encoded:
     key: Hashable
     packet: bytes
     is_key_unique: bool
-    """Whether no other request on the connection ever has this key (the rule in V3, the exception in V2)."""
+    """Whether no other request on the connection ever has this key (the rule in V3, the exception
+    in V2)."""
 
 
 class Codec(Protocol):
     """What ``v2`` and ``v3`` are: pure, and without memory of what was sent."""
 
     def encode(self, request: Request, request_id: int) -> Encoded:
-        """``request_id``: unique on the connection, 0 <= id < 2^63. Raises ValueError: not in this protocol."""
+        """``request_id``: unique on the connection, 0 <= id < 2^63. Raises ValueError: not in this
+        protocol."""
         ...
 
     def decode(self, packet: bytes) -> Reply:

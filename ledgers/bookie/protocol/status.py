@@ -2,8 +2,8 @@
 
 What decides is what a caller may conclude (rule S5). Only ENOLEDGER and ENOENTRY say that an entry
 is not there. Whatever proves nothing becomes ``UnavailableError``: disk trouble, a ledger in limbo
-after an unclean shutdown, a request that the bookie stumbled over, and any code that we do not know.
-Source: BookieProtocol (V2) and BookkeeperProtocol.StatusCode (V3).
+after an unclean shutdown, a request that the bookie stumbled over, and any code that we do not
+know. Source: BookieProtocol (V2) and BookkeeperProtocol.StatusCode (V3).
 """
 
 import enum

@@ -21,7 +21,8 @@ FLAG_HIGH_PRIORITY = 4
 
 
 class Opcode(IntEnum):
-    """What we ask. A number that a bookie's V2 decoder does not know makes it close the connection."""
+    """What we ask. A number that a bookie's V2 decoder does not know makes it close the
+    connection."""
 
     ADD = 1
     READ = 2
