@@ -1,9 +1,7 @@
-"""Calls made again until they are answered, by whoever cannot go on without: nothing follows from
-silence (rule S8).
+"""Calls that are repeated until they succeed, because a missing answer proves nothing (rule S8).
 
-For a loop that owns its work and lives as long as its session: one reply of a ZooKeeper that is
-overloaded, or one connection that broke again and again, is no reason to end it, and all that hangs
-on it.
+For loops that live as long as their session. An overloaded ZooKeeper, or a connection that broke
+several times, must not end such a loop and all that depends on it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,7 +17,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 10.0
-"""Between two tries, unless the caller says otherwise; doubled from one to the next."""
+"""Default first and longest wait between two tries. Each wait is twice the one before."""
 
 
 async def until_answered(
@@ -32,10 +30,11 @@ async def until_answered(
     retry_max_s: float = RETRY_MAX_S,
     **fields: object,
 ) -> T:
-    """What ``call`` returns, once it does: a read, or a write that may well happen twice.
+    """Repeat ``call`` until it succeeds, and return its result.
 
-    ``errors``: those that pass. ``event``, ``fields``: what the log is told of each of them. Raises
-    SessionLostError, which does not pass, and whatever else ``call`` raises.
+    ``call`` is a read, or a write that may safely happen twice. ``errors``: errors after which the
+    call is repeated. Each is logged as ``event`` with ``fields``. Other errors are raised, such as
+    SessionLostError.
     """
     retry_s = retry_min_s
     while True:

@@ -1,4 +1,4 @@
-"""Something that changes, and those who wait for that."""
+"""Notification of tasks that wait for a change."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -6,23 +6,26 @@ from contextlib import suppress
 
 
 class Changing:
-    """Counts its changes. Whoever waits names the count they saw: so none is missed. One loop's."""
+    """Base of objects that count their changes. Belongs to one event loop.
+
+    A waiting task passes the count that it has seen, so it misses no change.
+    """
 
     def __init__(self) -> None:
         self.change_count = 0
         self._changed = asyncio.Event()
 
     async def wait_change(self, seen: int, *, timeout_s: float | None = None) -> None:
-        """Until ``change_count`` differs from ``seen``, or the time is over; None: there is no
-        end."""
+        """Wait until ``change_count`` differs from ``seen``, ``timeout_s`` at most (None: no
+        limit)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.change_count == seen:
                     await self._changed.wait()
 
     def changes(self) -> AsyncGenerator[None, None]:
-        """It has changed since this was called. Changes while nobody asks for the next one make one
-        together."""
+        """Yield after each change since this call. Changes that happen while the caller is busy
+        are merged into one."""
         return self._changes_since(self.change_count)
 
     async def _changes_since(self, seen: int) -> AsyncGenerator[None, None]:
@@ -32,7 +35,7 @@ class Changing:
             yield
 
     def _tell_change(self) -> None:
-        """Called once what changed is there to be seen."""
+        """Wake the waiting tasks. Called after the change is visible to them."""
         self.change_count += 1
         self._changed.set()
-        self._changed.clear()  # the next to wait does so for the next change
+        self._changed.clear()  # later calls wait for the next change

@@ -1,4 +1,4 @@
-"""An entry's bytes as bookies store them, and the digest that proves them.
+"""The bytes of an entry as bookies store them, and the digest that protects them.
 
 Layout (big-endian): ledger id, entry id, LAC, length (8 bytes each), digest, payload. The digest
 covers the 32 header bytes and the payload. The same bytes serve both protocols and the disk.
@@ -28,8 +28,11 @@ if google_crc32c.implementation != "c":  # 1,000 times slower: a repair would ta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryHeader:
-    """``lac``: what the writer knew when it sent the entry. ``length``: payload bytes so far, this
-    one's included."""
+    """The header of an entry.
+
+    ``lac``: the LAC known to the writer when it sent the entry. ``length``: payload bytes of the
+    ledger up to and including this entry.
+    """
 
     ledger_id: int
     entry_id: int
@@ -38,7 +41,7 @@ class EntryHeader:
 
     @classmethod
     def of(cls, entry: bytes | memoryview) -> "EntryHeader":
-        """Raises DigestMismatchError when the bytes are too few to hold a header."""
+        """Parse the header. Raises DigestMismatchError if the bytes are too short for one."""
         if len(entry) < HEADER_BYTES:
             raise DigestMismatchError("entry is shorter than its header", entry_bytes=len(entry))
         ledger_id, entry_id, lac, length = HEADER.unpack_from(entry)
@@ -46,12 +49,12 @@ class EntryHeader:
 
 
 def master_key(password: bytes) -> bytes:
-    """20 bytes that prove access to a bookie; the same for every digest type."""
+    """Return the 20-byte key that authorizes requests to bookies; the same for all digest types."""
     return hashlib.sha1(b"ledger" + password).digest()
 
 
 class EntryDigest:
-    """Makes and checks the digests of one ledger. Immutable; shared freely."""
+    """Computes and verifies the digests of one ledger. Immutable."""
 
     __slots__ = ("_compute", "digest_type", "master_key", "size")
 
@@ -61,7 +64,7 @@ class EntryDigest:
         self.size, self._compute = _digest(digest_type, password)
 
     def is_good(self, entry: bytes | memoryview, *, ledger_id: int, entry_id: int) -> bool:
-        """Whether these are the bytes of that entry. ``entry_id`` -1 accepts any entry id."""
+        """True if the bytes are this entry with a valid digest. ``entry_id`` -1 accepts any id."""
         start = HEADER_BYTES + self.size
         if len(entry) < start:
             return False
@@ -73,7 +76,7 @@ class EntryDigest:
         )
 
     def check(self, entry: bytes, *, ledger_id: int, entry_id: int) -> EntryHeader:
-        """The header of a good entry. Raises DigestMismatchError."""
+        """Return the header of a valid entry. Raises DigestMismatchError."""
         if not self.is_good(entry, ledger_id=ledger_id, entry_id=entry_id):
             raise DigestMismatchError("digest mismatch", ledger_id=ledger_id, entry_id=entry_id)
         return EntryHeader.of(entry)
@@ -88,12 +91,12 @@ class EntryDigest:
         return b"".join((header, self._compute(header, payload), payload))
 
     def pack_lac_record(self, *, ledger_id: int, lac: int) -> bytes:
-        """An explicit LAC record: the digest stands behind the 16 bytes that it covers."""
+        """Return an explicit LAC record: 16 bytes, followed by their digest."""
         body = struct.pack(">qq", ledger_id, lac)
         return body + self._compute(body, b"")
 
     def lac_of_record(self, record: bytes, *, ledger_id: int) -> int:
-        """Raises DigestMismatchError."""
+        """Return the LAC of an explicit LAC record. Raises DigestMismatchError."""
         if len(record) == 16 + self.size and self._compute(record[:16], b"") == record[16:]:
             found_ledger_id, lac = struct.unpack_from(">qq", record)
             if found_ledger_id == ledger_id:
@@ -106,7 +109,8 @@ _Compute = Callable[[_Bytes, _Bytes], bytes]
 
 
 def _digest(digest_type: DigestType, password: bytes) -> tuple[int, _Compute]:
-    """Size in bytes, and the function of (header, payload) that gives the digest."""
+    """Return the digest's size in bytes, and the function that computes it from (header,
+    payload)."""
     match digest_type:
         case DigestType.DUMMY:
             return 0, lambda header, payload: b""
@@ -131,6 +135,6 @@ def _crc32(header: _Bytes, payload: _Bytes) -> bytes:
 
 
 def _crc32c(header: _Bytes, payload: _Bytes) -> bytes:
-    # The C extension takes bytes only, so a view is copied here (performance: 10 % at 1 KB).
+    # The C extension accepts only bytes, so a view is copied (costs 10 % at 1 KB).
     crc = google_crc32c.extend(google_crc32c.value(bytes(header)), bytes(payload))
     return int(crc).to_bytes(4, "big")

@@ -1,8 +1,8 @@
-"""What an entry holds, in a number: so that copies of it can be compared without being kept.
+"""Fingerprints of entries: numbers by which copies can be compared without keeping them.
 
-A fingerprint is made of the payload and of the ledger's length, which an entry has for good. LAC
-and digest do not count: a recovery writes entries again with the LAC it knows, and so does Java's
-repair.
+A fingerprint covers the payload and the ledger length in the header, which never change for an
+entry. LAC and digest are left out, because recovery rewrites entries with the LAC that it knows.
+Java's repair does the same.
 """
 
 import struct
@@ -13,38 +13,38 @@ import google_crc32c
 from ledgers.entry import HEADER_BYTES
 
 ID_AND_LENGTH = struct.Struct(">8xq8xq")
-"""Of an entry's header."""
+"""Entry id and length in the header of an entry."""
 NO_FINGERPRINT = 0
 _LENGTH_MASK = (1 << 32) - 1
 SPAN_MAX = 1 << 20
-"""Ids between the first and the last of one transfer's entries at one bookie."""
+"""Limit on the number of ids from the first to the last entry of one transfer at one bookie."""
 
 
 class Fingerprints:
-    """Of one bookie's copies: 8 bytes for every id from the first to the last, whether it was read
-    or not."""
+    """The fingerprints of one bookie's copies: 8 bytes for every id from the first to the last,
+    even for ids that were not read."""
 
     __slots__ = ("first_entry_id", "values")
 
     def __init__(self, first_entry_id: int, last_entry_id: int) -> None:
-        """Of no entry yet. ``last_entry_id`` counts in."""
+        """Start without fingerprints. ``last_entry_id`` is inclusive."""
         span = last_entry_id - first_entry_id + 1
         assert 0 < span <= SPAN_MAX, (first_entry_id, last_entry_id)
         self.first_entry_id = first_entry_id
         self.values = array("Q", bytes(8 * span))
 
     def of(self, entry_id: int) -> int:
-        """``NO_FINGERPRINT`` for an entry that did not come whole."""
+        """Return the fingerprint of an entry; ``NO_FINGERPRINT`` if no good copy was read."""
         position = entry_id - self.first_entry_id
         return self.values[position] if 0 <= position < len(self.values) else NO_FINGERPRINT
 
     def add(self, entry: bytes, *, digest_bytes: int) -> None:
-        """Of an entry that is good."""
+        """Store the fingerprint of an entry whose digest was verified."""
         entry_id, length = ID_AND_LENGTH.unpack_from(entry)
         payload = entry[HEADER_BYTES + digest_bytes :]
         self.values[entry_id - self.first_entry_id] = fingerprint(payload, length)
 
 
 def fingerprint(payload: bytes, length: int) -> int:
-    """Never ``NO_FINGERPRINT``: 64 bits, of the payload's checksum and the length."""
+    """Return 64 bits: the payload's CRC32C and the length. Never ``NO_FINGERPRINT``."""
     return (google_crc32c.value(payload) << 32 | length & _LENGTH_MASK) or 1

@@ -1,7 +1,7 @@
-"""The ledgers' metadata in the store: read, created, changed by compare-and-set, deleted, listed.
+"""The ledger manager: reads, creates, changes, deletes and lists the metadata of ledgers.
 
-BookKeeper's word for this is ledger manager. Every overwrite names the version that its decision
-was made from (rule S2), and hands the bytes before and after to the journal first.
+Metadata changes by compare-and-set only. Every write names the version that its decision was based
+on (rule S2). Before the write, the bytes before and after are given to the journal.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -30,16 +30,16 @@ from ledgers.zookeeper.parents import create_with_parents
 from ledgers.zookeeper.walk import OnStray, ledger_trees, walk_ledger_ids
 
 Journal = Callable[[int, bytes, bytes], Awaitable[None]]
-"""Receives ledger id, bytes before, bytes after, and keeps them; an error from it keeps the write
-from happening."""
+"""Receives ledger id, bytes before and bytes after, and stores them. If it raises, nothing is
+written."""
 
 
 WRITE_SLACK_BYTES = 8 * 1024
-"""For the other operations of a transaction, and for longer bookie ids."""
+"""Allowance for the other operations of a transaction, and for longer bookie ids."""
 
 
 class VersionedMetadata(Struct, frozen=True, kw_only=True):
-    """A ledger's metadata as it was read or written. ``data``: the znode's bytes."""
+    """The metadata of a ledger as read or written. ``data``: the bytes of the znode."""
 
     ledger_id: int
     metadata: LedgerMetadata
@@ -52,7 +52,7 @@ class VersionedMetadata(Struct, frozen=True, kw_only=True):
 
 
 class LedgerManager:
-    """The ledgers below ``root``, laid out as ``layout`` says."""
+    """Reads and writes the metadata of the ledgers below ``root``, in this layout."""
 
     def __init__(
         self, store: MetadataStore, root: str, layout: Layout, *, journal: Journal | None = None
@@ -64,11 +64,11 @@ class LedgerManager:
     async def open(
         cls, store: MetadataStore, uri: MetadataUri, *, journal: Journal | None = None
     ) -> "LedgerManager":
-        """For the cluster that ``uri`` names.
+        """Return the manager of the cluster that ``uri`` names.
 
-        Raises UnavailableError when there is no cluster: the URI may name another path, or
-        ZooKeeper have lost what it had. SettingsError: its LAYOUT is not what the URI says (rule
-        S8), or the URI may mean another cluster.
+        Raises UnavailableError if there is no LAYOUT: the path is wrong, or ZooKeeper has lost its
+        data. Raises SettingsError if LAYOUT differs from the URI (rule S8), or if the URI may mean
+        another cluster.
         """
         await _refuse_pulsar_root(store, uri)
         try:
@@ -87,19 +87,20 @@ class LedgerManager:
         return cls(store, uri.root, layout, journal=journal)
 
     def path(self, ledger_id: int) -> str:
-        """The ledger's znode. Raises SettingsError for an id that the layout cannot hold."""
+        """Return the path of the ledger's znode. Raises SettingsError if the layout cannot hold
+        the id."""
         return self.layout.path(self.root, ledger_id)
 
     async def sync(self, ledger_id: int) -> None:
-        """Later reads of the ledger see what was written anywhere before this call."""
-        with suppress(SettingsError):  # of an id that the layout cannot hold nothing was written
+        """Make later reads of the ledger see all writes by any client before this call."""
+        with suppress(SettingsError):  # the layout cannot hold the id, so there were no writes
             await self._store.sync(self.path(ledger_id))
 
     async def read(self, ledger_id: int) -> VersionedMetadata:
-        """Raises NoSuchLedgerError, CorruptionError."""
+        """Return the metadata of a ledger. Raises NoSuchLedgerError, CorruptionError."""
         try:
             data, stat = await self._store.get(self.path(ledger_id))
-        except (NoNodeError, SettingsError) as error:  # the latter: the layout cannot hold the id
+        except (NoNodeError, SettingsError) as error:  # SettingsError: not an id of the layout
             raise NoSuchLedgerError("no such ledger", ledger_id=ledger_id) from error
         try:
             metadata = parse_metadata(data)
@@ -110,8 +111,9 @@ class LedgerManager:
         return VersionedMetadata(ledger_id=ledger_id, metadata=metadata, stat=stat, data=data)
 
     async def find(self, ledger_id: int) -> VersionedMetadata | None:
-        """None for a ledger that is gone: believed only after a sync and a second read (rule S8).
+        """Return the metadata of a ledger; None if it does not exist.
 
+        That a ledger does not exist is believed only after a sync and a second read (rule S8).
         Raises CorruptionError.
         """
         try:
@@ -124,7 +126,10 @@ class LedgerManager:
             return None
 
     async def create(self, ledger_id: int, metadata: LedgerMetadata) -> VersionedMetadata:
-        """Raises NodeExistsError: the id is taken, or, after a lost reply, perhaps by ourselves."""
+        """Create the metadata of a new ledger.
+
+        Raises NodeExistsError if the id is in use, possibly by this client after a lost reply.
+        """
         data = serialize_metadata(metadata)
         await create_with_parents(self._store, Create(path=self.path(ledger_id), data=data))
         return VersionedMetadata(
@@ -140,11 +145,16 @@ class LedgerManager:
         guards: Sequence[Operation] = (),
         beside: Sequence[Operation] = (),
     ) -> VersionedMetadata:
-        """Compare-and-set on the version of ``read_as``; ``guards`` must hold too (rule S3).
+        """Replace the metadata if its version is still the one of ``read_as``.
 
-        ``beside`` is applied in the same transaction. Raises ConflictError, also where ``beside``
-        does not apply any more; NoSuchLedgerError, UnknownOutcomeError (the reply was lost: read);
-        LockLostError when a guard does not hold.
+        One transaction contains, in this order: ``guards``, such as the check of the ledger's lock
+        (rule S3); the compare-and-set; ``beside``. Raises by the first operation that fails:
+
+        - a guard: LockLostError;
+        - the compare-and-set: ConflictError or NoSuchLedgerError;
+        - an operation of ``beside``: ConflictError, also if its znode appeared or is gone.
+
+        Raises UnknownOutcomeError if the reply was lost. Then read the metadata again.
         """
         operation = await self.write_operation(ledger_id, metadata, read_as=read_as)
         try:
@@ -171,39 +181,41 @@ class LedgerManager:
     async def write_operation(
         self, ledger_id: int, metadata: LedgerMetadata, *, read_as: VersionedMetadata
     ) -> SetData:
-        """The write as part of a transaction of the caller's; it is in the journal from now on."""
+        """Journal the write, and return it as an operation for the caller's own transaction."""
         data = serialize_metadata(metadata)
         return await self.put_back_operation(
             ledger_id, data, present=read_as.data, version=read_as.version
         )
 
     def has_room_for(self, versioned: VersionedMetadata) -> bool:
-        """Whether this metadata could be written again, changed a little, in a transaction with
-        others."""
+        """True if this metadata, with small changes, fits into a transaction with other
+        operations."""
         return len(versioned.data) + WRITE_SLACK_BYTES <= self.request_bytes_max
 
     @property
     def request_bytes_max(self) -> int:
-        """The largest request that the store sends."""
+        """Size limit of the store's requests."""
         return self._store.request_bytes_max
 
     def check(self, versioned: VersionedMetadata) -> Check:
-        """Holds as long as the metadata has not been written since it was read."""
+        """Return a check that succeeds while the metadata is unchanged since it was read."""
         return Check(path=self.path(versioned.ledger_id), version=versioned.version)
 
     async def put_back_operation(
         self, ledger_id: int, data: bytes, *, present: bytes, version: int
     ) -> SetData:
-        """Likewise, of bytes that were the ledger's metadata once, in place of ``present``."""
+        """Journal and return an operation that replaces the bytes ``present`` by ``data``.
+
+        ``data`` may be earlier metadata of the ledger, which is restored unchanged.
+        """
         if self._journal is not None:
             await self._journal(ledger_id, present, data)
         return SetData(path=self.path(ledger_id), data=data, version=version)
 
     async def delete(self, ledger_id: int, *, version: int) -> None:
-        """And the parents that it leaves empty, as BookKeeper does. A ledger that is gone is
-        success.
+        """Delete the metadata of a ledger, and parents that become empty, as BookKeeper does.
 
-        Raises ConflictError, UnknownOutcomeError.
+        Succeeds if the ledger does not exist. Raises ConflictError, UnknownOutcomeError.
         """
         path = self.path(ledger_id)
         try:
@@ -221,28 +233,33 @@ class LedgerManager:
                 return
 
     async def new_ledger_id(self) -> int:
-        """An id that nobody was given before."""
+        """Return a ledger id that was never given out before."""
         return await new_ledger_id(self._store, self.root, self.layout)
 
     def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
-        """All ledgers, a leaf directory at a time; fails rather than comes back short (rule S8)."""
+        """Yield the ids of all ledgers, one leaf directory at a time. An incomplete listing raises
+        an error (rule S8)."""
         return walk_ledger_ids(self._store, self.root, self.layout)
 
     def ledger_ids_of(self, tree: str, *, on_stray: OnStray) -> AsyncIterator[Sequence[int]]:
-        """Likewise those of one of ``trees``, ascending from one directory to the next."""
+        """Yield the ledger ids below one of ``trees``, ascending from one directory to the next.
+
+        ``on_stray`` gets each znode that belongs to no ledger. An incomplete listing raises an
+        error.
+        """
         return walk_ledger_ids(self._store, self.root, self.layout, tree=tree, on_stray=on_stray)
 
     async def trees(self) -> list[str]:
-        """The topmost znodes below which all ledgers lie, and, but for a flat layout, nothing
-        else."""
+        """Return the topmost znodes that hold all ledgers. Except in a flat layout, they hold
+        nothing else."""
         return await ledger_trees(self._store, self.root, self.layout)
 
 
 async def _refuse_pulsar_root(store: MetadataStore, uri: MetadataUri) -> None:
-    """Raise SettingsError where Pulsar's driver keeps a cluster at another root than ``uri.root``.
+    """Raise SettingsError if Pulsar's driver keeps a cluster at another root than ``uri.root``.
 
-    Its bookies register there. At ``uri.root`` may be nothing, or the empty cluster of an earlier
-    set-up, in which every ledger would be found whole.
+    The cluster's bookies register at that other root. ``uri.root`` may hold nothing, or an old and
+    empty cluster, in which every check would find all ledgers healthy.
     """
     if uri.pulsar_root and await store.exists(f"{uri.pulsar_root}/LAYOUT") is not None:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""A metadata store that only reads: for whoever looks on, so that no slip of ours can change
+"""A metadata store that only reads. With it, a bug in an observing program cannot change
 anything."""
 
 from collections.abc import AsyncGenerator, Sequence
@@ -17,10 +17,10 @@ from ledgers.store import (
 
 
 class ReadOnlyStore:
-    """Another store's session, without its writes: each is an AssertionError, and sends nothing."""
+    """The session of another store without writes. Each write raises AssertionError, unsent."""
 
     def __init__(self, store: MetadataStore) -> None:
-        """Closing this one closes ``store``."""
+        """``store`` is closed together with this store."""
         self._store = store
 
     @property
@@ -86,7 +86,7 @@ class ReadOnlyStore:
         _refuse(f"delete {path}")
 
     async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
-        """Refused also where it only checks: a transaction leaves its trace in ZooKeeper's log."""
+        """Raise AssertionError, also if all operations are checks: ZooKeeper logs transactions."""
         _refuse(f"multi of {len(operations)}")
 
 

@@ -1,7 +1,7 @@
-"""Which bookies there are: their registrations below ``<root>/available``, and their cookies.
+"""The bookies of a cluster: their registrations below ``<root>/available``, and their cookies.
 
-Writable and read-only bookies are read so that one that changes sides meanwhile is in the result,
-and an empty or missing list is unknown, never a mass loss (rule S8).
+A bookie that changes between writable and read-only during a read is still in the result. An empty
+or missing list is an error, never a mass loss (rule S8).
 """
 
 import asyncio
@@ -26,23 +26,26 @@ from ledgers.store import ANY_VERSION, Check, Event, MetadataStore, Stat, childr
 log = structlog.get_logger()
 
 READ_ONLY = "readonly"
-"""The child of ``available`` that is no bookie."""
+"""The child of ``available`` that is not a bookie, but the parent of the read-only bookies."""
 NO_BOOKIE = (
     "its name cannot be a bookie's, so it counts as none: delete it, if nothing else needs it"
 )
 UNTOLD_CZXID = 2**63 - 1
-"""Of a cookie that ACLs shut away: as it may be new, what its bookie lacks proves nothing of any
-ledger (rule S5)."""
+"""Assumed czxid of a cookie that an ACL hides. The cookie may be new, so a "no" from its bookie
+proves nothing about any ledger (rule S5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredBookie:
-    """A bookie that is there. ``czxid``, of its registration, tells one life of it from the next; 0
-    where ACLs shut that away."""
+    """A bookie that is registered.
+
+    ``czxid``: czxid of its registration znode, which differs for each new registration; 0 if an ACL
+    hides the znode.
+    """
 
     bookie_id: BookieId
     address: Address | None
-    """None when what it says of itself cannot be read."""
+    """None if the registration yields no address (``_address``)."""
     czxid: int
     is_writable: bool
 
@@ -56,7 +59,7 @@ class BookieView:
 
     @cached_property
     def available(self) -> Mapping[BookieId, RegisteredBookie]:
-        """Writable or read-only: those that can be read from."""
+        """All registered bookies, writable or read-only. Entries can be read from them."""
         return {**self.read_only, **self.writable}
 
     def address(self, bookie: BookieId) -> Address | None:
@@ -66,7 +69,7 @@ class BookieView:
     @cached_property
     def superseded(self) -> frozenset[BookieId]:
         """Registered bookies at whose address another bookie registered later. Requests to them
-        would reach that one."""
+        would reach the later bookie."""
         return frozenset(
             bookie
             for bookie, registered in self.available.items()
@@ -76,9 +79,9 @@ class BookieView:
     def locate(self, bookie: BookieId, *, last_known: Address | None = None) -> Address:
         """Return the address at which this bookie itself answers, as far as the registrations show.
 
-        An absent bookie is looked for at its ``last_known`` address, else at the one that its id
-        spells out, but only while no other bookie is registered there: that one would answer "no
-        such entry" for entries that it never stored (rule S5). Raises UnavailableError.
+        For an absent bookie this is its ``last_known`` address, else the address in its id, but
+        only while no other bookie is registered there. Another bookie would answer "no such entry"
+        for entries that it never stored (rule S5). Raises UnavailableError.
         """
         address = self.address(bookie)
         if address is None:
@@ -91,7 +94,7 @@ class BookieView:
 
     @cached_property
     def _owners(self) -> Mapping[Address, BookieId | None]:
-        """Which bookie answers at each registered address; None where that cannot be told."""
+        """The bookie that answers at each registered address; None if that is unknown."""
         sharing: dict[Address, list[RegisteredBookie]] = {}
         for registered in self.available.values():
             if registered.address is not None:
@@ -100,12 +103,12 @@ class BookieView:
 
 
 def latest_registrant(sharing: Sequence[RegisteredBookie]) -> BookieId | None:
-    """Return which of the bookies that registered one address answers there; None where that cannot
-    be told.
+    """Return which of the bookies that registered one address answers there; None if that is
+    unknown.
 
-    A port has one process. Where two ids registered one address, the process of the earlier one is
-    gone, and only its session has not expired yet. Where ACLs hide a czxid, the order of the
-    registrations is unknown.
+    Only one process can listen on a port. If two ids registered one address, the process of the
+    earlier one has ended, and only its session has not expired yet. If an ACL hides a czxid, the
+    order of the registrations is unknown.
     """
     if len(sharing) > 1 and any(registered.czxid == 0 for registered in sharing):
         return None
@@ -113,7 +116,7 @@ def latest_registrant(sharing: Sequence[RegisteredBookie]) -> BookieId | None:
 
 
 class Registration:
-    """The bookies of the cluster at ``root``. One loop's."""
+    """Reads the registrations and cookies of the cluster at ``root``. Belongs to one event loop."""
 
     def __init__(self, store: MetadataStore, root: str) -> None:
         self._store = store
@@ -121,18 +124,23 @@ class Registration:
         self._read_only = f"{root}/available/{READ_ONLY}"
         self._cookies = f"{root}/cookies"
         self._known: dict[str, RegisteredBookie] = {}
-        """By znode path, as of the last read: spares parsing them again. A registration never
-        changes its data, but a bookie may come back under the same path: the czxid tells."""
+        """The bookies of the last read by znode path, so that they are not parsed again. The data
+        of a registration never changes. A new registration at the same path has another czxid."""
         self._told: set[str] = set()
-        """Paths of which it was said already that ACLs shut them away, or that they are no
-        bookie's."""
+        """Paths already reported: an ACL denies access, or the name cannot be a bookie id."""
 
     async def read(self) -> BookieView:
-        """Raises UnavailableError when the list cannot be had whole, or is empty."""
+        """Return all registered bookies.
+
+        The writable bookies are listed before and after the read-only ones. So a bookie that
+        changes between the two lists meanwhile is in at least one listing, and ``_find`` then looks
+        for it in both. Raises UnavailableError if a list cannot be read, or if no bookie is
+        registered.
+        """
         await self._store.sync(self._available)
         before = await self._writable_names()
         read_only = self._ids(self._read_only, await children_if_any(self._store, self._read_only))
-        after = await self._writable_names()  # for those that became writable between the two
+        after = await self._writable_names()
         found = await asyncio.gather(
             *(
                 self._find(bookie, is_read_only=bookie in read_only)
@@ -148,10 +156,10 @@ class Registration:
         )
 
     async def is_as_in(self, view: BookieView, bookie: BookieId) -> bool:
-        """Whether its registration, as this session reads it now, is the one that the view
-        shows."""
+        """True if the bookie's registration, as this session reads it now, is the znode of the
+        view. Also True if the view could not read the znode (ACL)."""
         registered = view.available[bookie]
-        if registered.czxid == 0:  # shut away: there is nothing to be compared
+        if registered.czxid == 0:  # an ACL hides the znode: nothing to compare
             return True
         try:
             znode = await self._get(f"{self._parent(registered.is_writable)}/{bookie}")
@@ -160,8 +168,8 @@ class Registration:
         return znode is not None and znode[1].czxid == registered.czxid
 
     async def czxid_now(self, registered: RegisteredBookie) -> int:
-        """The czxid of this registration's znode, as this session reads it now; 0: it is gone, or
-        hidden by ACLs."""
+        """Return the czxid of the registration's znode, as this session reads it now; 0 if the
+        znode does not exist or an ACL hides it."""
         try:
             znode = await self._get(self._path(registered))
         except UnauthorizedError:
@@ -169,8 +177,11 @@ class Registration:
         return 0 if znode is None else znode[1].czxid
 
     def check_of(self, registered: RegisteredBookie) -> Check:
-        """Holds as long as a bookie is registered there. It may be another life of the bookie: the
-        check of a transaction compares no czxid."""
+        """Return a check that succeeds while the bookie is registered.
+
+        The bookie may have restarted and registered again, because a transaction cannot check a
+        czxid.
+        """
         return Check(path=self._path(registered), version=ANY_VERSION)
 
     async def doubtful_since(
@@ -179,9 +190,9 @@ class Registration:
         """Return which of these bookies may not have answered at their addresses since ``view``,
         and why.
 
-        A bookie is beyond doubt if its registration is the znode that the view shows, and no bookie
-        has registered at its address that the view does not show. Costs a sync, two listings, a
-        read for each bookie, and one for each bookie that is new. Raises UnavailableError.
+        There is no doubt if the bookie's registration is still the znode of the view, and no bookie
+        that is missing in the view has registered at its address. Costs a sync, two listings, one
+        read for each bookie, and one for each new bookie. Raises UnavailableError.
         """
         await self._store.sync(self._available)
         doubts = {
@@ -203,22 +214,25 @@ class Registration:
     async def _listed(self) -> set[BookieId]:
         """Return every id in the two lists of bookies.
 
-        A bookie that becomes read-only between the two listings is in both results. One that
-        becomes writable is in neither; that is rare, and ``read`` lists writable bookies twice for
-        it.
+        A bookie that becomes read-only between the two listings is in both of them. A bookie that
+        becomes writable is in neither. This is rare; ``read`` lists the writable bookies twice to
+        exclude it.
         """
         writable = await self._writable_names()
         read_only = await children_if_any(self._store, self._read_only)
         return writable | self._ids(self._read_only, read_only)
 
     async def cookies(self) -> Mapping[BookieId, Stat]:
-        """Every bookie that was ever set up and not decommissioned; its cookie's znode
-        (``UNTOLD_CZXID``)."""
-        names = await children_if_any(self._store, self._cookies)  # comes with the first bookie
+        """Return the cookie znodes of all bookies that were formatted and not decommissioned.
+
+        The czxid is ``UNTOLD_CZXID`` if an ACL hides the cookie.
+        """
+        # ``cookies`` does not exist before the first bookie.
+        names = await children_if_any(self._store, self._cookies)
         return await self._cookies_of(sorted(self._ids(self._cookies, names)))
 
     async def cookies_now(self, bookies: Collection[BookieId]) -> Mapping[BookieId, Stat]:
-        """Those of these bookies, none of them older than this call."""
+        """Return the cookies of these bookies, read after a sync: no older than this call."""
         await self._store.sync(self._cookies)
         return await self._cookies_of(sorted(bookies))
 
@@ -238,9 +252,9 @@ class Registration:
         return None if znode is None else znode[1]
 
     async def changes(self) -> AsyncGenerator[None, None]:
-        """Something happened below ``available``; the first comes at once.
+        """Yield once at the start, and after changes below ``available``.
 
-        What happens while nobody asks for the next one makes a single one together, or two.
+        Changes that happen while the caller is busy are merged into one or two items.
         """
         async with aclosing(
             self._store.watch(self._available, is_recursive=True, events_max=1)
@@ -249,8 +263,8 @@ class Registration:
                 yield
 
     def listing_changes(self) -> Sequence[AsyncGenerator[Event, None]]:
-        """The same in two, for a server that watches no trees (``changes`` raises
-        UnsupportedError)."""
+        """Return watches of both lists, for a server without recursive watches (``changes`` raises
+        UnsupportedError there)."""
         lists = (self._available, self._read_only)
         return [self._store.watch(path, events_max=1) for path in lists]
 
@@ -264,8 +278,8 @@ class Registration:
         return self._ids(self._available, [name for name in names if name != READ_ONLY])
 
     def _ids(self, parent: str, names: Iterable[str]) -> set[BookieId]:
-        """Those that can be of bookies. What somebody else left there would be taken for one, and
-        be given copies."""
+        """Return the names that are valid bookie ids. Another znode there would be taken for a
+        bookie and chosen as a target."""
         bookies = set()
         for name in names:
             try:
@@ -275,10 +289,13 @@ class Registration:
         return bookies
 
     async def _find(self, bookie: BookieId, *, is_read_only: bool) -> RegisteredBookie | None:
-        """Where it is registered now; None when it is gone.
+        """Return the current registration of a bookie; None if it is not registered.
 
-        Changing sides, it is registered on the new one before it leaves the old one. So it is on
-        the other side if it is not where it was listed, or else back again.
+        ``is_read_only``: the list in which it was found. A bookie that changes lists registers in
+        the new one before it leaves the old one. So if it is not where it was listed:
+
+        1. It is in the other list,
+        2. or, if it is not there any more, it is back in the first list.
         """
         for is_writable in (not is_read_only, is_read_only, not is_read_only):
             if registered := await self._registered(bookie, is_writable=is_writable):
@@ -305,22 +322,27 @@ class Registration:
         )
 
     def _shut_away(self, bookie: BookieId, path: str, error: UnauthorizedError) -> RegisteredBookie:
-        """It is listed, so that it is there. But as nobody can tell one life of it from the next,
-        it is not to be written to (rule S3)."""
+        """Return a bookie whose registration an ACL hides, as read-only with czxid 0.
+
+        It is listed, so it is present. But a restart of the bookie cannot be detected, so it must
+        not become a target (rule S3).
+        """
         self._tell_once("registration.shut_away", path, bookie=bookie, error=str(error))
         known = self._known.get(path)
         address = parse_address(bookie) if known is None else known.address
         return RegisteredBookie(bookie_id=bookie, address=address, czxid=0, is_writable=False)
 
     def _tell_once(self, event: str, path: str, **fields: str) -> None:
-        """Not at each look."""
+        """Log the event as an error, once per path."""
         if path not in self._told:
             self._told.add(path)
             log.error(event, path=path, **fields)
 
     async def _get(self, path: str) -> tuple[bytes, Stat] | None:
-        """None when it is gone. Gets, and no ``exists``: the store joins them, which spares
-        ZooKeeper, as a change of one bookie makes every node read all of them.
+        """Return data and state of a znode; None if it does not exist.
+
+        This uses ``get`` and not ``exists``, because the store joins ``get`` requests. That matters
+        when one bookie changes: every node then reads all registrations.
         """
         try:
             return await self._store.get(path)
@@ -335,7 +357,7 @@ class Registration:
 
 
 def _address(bookie: BookieId, data: bytes) -> Address | None:
-    """What it says of itself; where that cannot be read, what its id says."""
+    """Return the registered address; if that cannot be parsed, the address in the bookie's id."""
     try:
         return registered_address(bookie, data)
     except CorruptionError:

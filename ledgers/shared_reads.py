@@ -1,4 +1,4 @@
-"""Reads that many callers share, though each caller needs an answer that is newer than its call."""
+"""Reads shared by many callers, where each caller needs a value that is newer than its call."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
@@ -11,21 +11,27 @@ V = TypeVar("V")
 
 @dataclass(slots=True, kw_only=True)
 class _Line(Generic[V]):
-    """The callers for one key. Reads are numbered; ``lock`` lets one go on at a time."""
+    """The reads of one key, numbered from 1. ``lock`` allows one read at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     begun: int = 0
+    """Number of the read that began last."""
     ended: int = 0
+    """Number of the read that succeeded last."""
     value: V | None = None
-    """Of the read that ended last."""
+    """Result of read ``ended``."""
 
 
 class SharedReads(Generic[K, V]):
     """Joins calls for the same key into few reads.
 
-    A caller never gets the answer of a read that was under way when it called: the server may have
-    given that answer before the caller's reason to ask came to be. It gets the next one, together
-    with all that call until that one begins.
+    A caller never gets the value of a read that was already in flight when it called, because that
+    value may be older than the call. All callers that wait until the next read begins share its
+    value:
+
+    1. A caller notes the number of the next read, then waits for the lock.
+    2. With the lock, it starts a read only if no read with this number or a later one has
+       succeeded.
     """
 
     def __init__(self, read: Callable[[K], Awaitable[V]]) -> None:
@@ -33,7 +39,7 @@ class SharedReads(Generic[K, V]):
         self._lines: dict[K, _Line[V]] = {}
 
     async def get(self, key: K) -> V:
-        """The value by a read that began after this call. Raises what the read raises."""
+        """Return the value by a read that began after this call. Raises what the read raises."""
         line = self._lines.setdefault(key, _Line())
         wanted = line.begun + 1
         async with line.lock:
@@ -42,4 +48,4 @@ class SharedReads(Generic[K, V]):
                 number = line.begun
                 line.value = await self._read(key)
                 line.ended = number
-            return line.value  # type: ignore[return-value]  # a read has ended
+            return line.value  # type: ignore[return-value]  # a read succeeded

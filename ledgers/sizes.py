@@ -1,10 +1,10 @@
-"""Numbers of bytes, for people."""
+"""Byte counts as text for people."""
 
 UNITS = ("B", "kB", "MB", "GB")
 
 
 def size_text(byte_count: int) -> str:
-    """``1.23 MB``: three digits, in powers of 1,000."""
+    """Return a text like ``1.23 MB``: three digits, units in powers of 1,000."""
     size = float(byte_count)
     for unit in UNITS:
         if size < 999.5:  # else it would be rounded to four digits

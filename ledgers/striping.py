@@ -35,7 +35,7 @@ def _write_set(start: int, ensemble_size: int, write_quorum: int) -> tuple[int, 
 
 
 def stores(index: int, entry_id: int, *, ensemble_size: int, write_quorum: int) -> bool:
-    """Return True if the bookie at ``index`` is in the entry's write set."""
+    """True if the bookie at ``index`` is in the entry's write set."""
     return (index - entry_id) % ensemble_size < write_quorum
 
 
@@ -62,7 +62,7 @@ def entries_of(
 def covers(
     known: AbstractSet[int], *, ensemble_size: int, write_quorum: int, ack_quorum: int
 ) -> bool:
-    """Return True if every acknowledged entry is stored by at least one bookie in ``known``.
+    """True if every acknowledged entry is stored by at least one bookie in ``known``.
 
     ``known``: indexes that answered with an entry or with an explicit "no". Each of the E possible
     write sets must contain fewer than A other indexes (QuorumCoverageSet of
@@ -149,7 +149,8 @@ class StripedEntries(Sequence[int]):
         return self._merged()
 
     def _merged(self) -> Iterator[int]:
-        """Whole periods as W interleaved ranges, and what sticks out at either end singly."""
+        """Iterate over whole periods as W interleaved ranges, and over the partial periods at both
+        ends id by id."""
         head_stop = min(
             -(-self.start_rank // self.write_quorum) * self.write_quorum, self.stop_rank
         )
@@ -170,7 +171,8 @@ class StripedEntries(Sequence[int]):
         )
 
     def _rank(self, entry_id: int) -> int:
-        """How many ids below ``entry_id`` the index stores, shifted ones below 0 included."""
+        """Return how many ids below ``entry_id`` the index stores. Includes ids below 0 that the
+        shift adds."""
         periods, rest = divmod(entry_id + self.shift, self.ensemble_size)
         return periods * self.write_quorum + min(rest, self.write_quorum)
 

@@ -1,11 +1,12 @@
-"""fsck: the proof, ledger by ledger and copy by copy, that the data is there. Runs on Spark.
+"""fsck: checks every ledger, copy by copy, and proves that the data is there. Runs on Spark.
 
-``levels`` how closely it looks; ``verdicts`` what is said of a ledger. What an executor runs, in
-reading order: ``inspecting``, the way in; ``copies``, a ledger looked at; ``look``, its copies;
-``reads``, how they are asked for; ``comparing`` and ``sampling``; ``judging``, what was seen judged
-by the ``scale``; ``summing_up``, the verdict as it grows; ``executor``, the session; ``pace``, its
-share of the ``budget``. ``running``: a run as it is ordered; ``ledger_ids`` what there is to be
-looked at, ``weighing`` how much of each, ``unchanged`` what need not be, all by a ``read_session``;
-``spark`` where it runs; ``results`` what it leaves behind; ``publishing``, as marks for the daemon.
-Nothing outside ``auditor.fsck`` and its command imports pyspark.
+``levels`` holds the levels and options of a run; ``verdicts`` the grades and findings of a ledger.
+An executor runs ``inspecting``, the entry point. ``copies`` checks one ledger, and ``look`` its
+copies. ``reads`` reads entries in bulk; ``comparing`` compares copies; ``sampling`` draws samples.
+``judging`` turns answers into grades by the ``scale``; ``summing_up`` collects the verdict.
+``executor`` opens session and connections; ``pace`` is its share of the run's ``budget``.
+``running`` describes a run. ``ledger_ids`` lists ledgers, ``weighing`` estimates the reads, and
+``unchanged`` finds ledgers to skip, each in a ``read_session``. ``spark`` runs the job, ``results``
+stores its output, and ``publishing`` marks damaged ledgers for the daemon. Only ``auditor.fsck``
+and its command import pyspark.
 """

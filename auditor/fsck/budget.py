@@ -1,13 +1,13 @@
-"""A run's budget, shared by its executors however many there are: each takes the same part of it.
+"""Shares the budget of a run equally among its executors.
 
-An executor is an ephemeral znode, ``<ur>/bookmender/fsck/executors/<run>.<uuid>``, and that is all
-it writes. All watch the list: when one joins, or leaves, or dies, the others' parts change within a
-second. What a bookie may be asked at a time counts the executors of all runs, and the nodes of the
-daemon, who count them as well (rule S10).
+Each executor creates an ephemeral znode, ``<ur>/bookmender/fsck/executors/<run>.<uuid>``, and
+writes nothing else. All executors watch the list. When one joins, leaves or dies, the others adjust
+their shares within a second. The limit of reads in flight at a bookie counts the executors of all
+runs and the nodes of the daemon. The nodes count the executors as well (rule S10).
 
-The parts never sum up to more than the whole: who joins waits until the others have made room,
-unless there is enough for all as it is, and who cannot see the list, as ZooKeeper is out of reach,
-reads nothing.
+The shares must not sum up to more than the budget. A joining executor waits until the others have
+reduced theirs, unless there is enough for all. An executor that cannot reach ZooKeeper cannot see
+the list, so it reads nothing.
 """
 
 import asyncio
@@ -40,20 +40,21 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 LULL_S = 0.2
-"""Between two looks at who is there: of many that come together each is not told of every other."""
+"""Pause between two reads of the list of executors. If many join together, one read covers
+several."""
 ROOM_S = 1.0
-"""That others have to make room for one that joins: a watch's way, and a lull."""
+"""Time for the other executors to reduce their shares after one joined: the delay of a watch and
+one ``LULL_S``."""
 LEAVE_S = 2.0
-"""That giving back may take; else the session's end does it."""
+"""Deadline for deleting our znode. Otherwise it ends with the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPace:
-    """Begins the pace of each executor of one run; can be pickled. To be given as
-    ``begin_pace``."""
+    """Begins the pace of each executor of one run; pass it as ``begin_pace``. Can be pickled."""
 
     run: str
-    """Its name, without a dot in it."""
+    """Name of the run, without dot and slash."""
 
     def __post_init__(self) -> None:
         assert self.run, self
@@ -66,11 +67,11 @@ class SharedPace:
 def share_of(
     options: FsckOptions, *, name: str, executors: Collection[str], node_reader_count: int
 ) -> ReadShare | None:
-    """The part of the executor called ``name`` (its znode), which is one of ``executors``, those of
-    all runs.
+    """Return the share of the executor whose znode is ``name``. ``executors`` are the znodes of all
+    runs, including this one.
 
-    None: there is less to read in a second than executors, and others are served.
-    ``node_reader_count``: the readers that are none of fsck's.
+    None if the run has more executors than reads or bytes per second, and this one gets nothing.
+    ``node_reader_count``: the number of readers that do not belong to fsck.
     """
     assert name in executors, name
     siblings = sorted(each for each in executors if run_of(each) == run_of(name))
@@ -91,11 +92,11 @@ def share_of(
 
 
 def takes_from_others(options: FsckOptions, *, reader_count: int) -> bool:
-    """Whether an executor that joins, and makes them so many readers, has its part from what the
-    others had.
+    """True if the others must reduce their shares before a joining executor, the last of
+    ``reader_count`` readers, may read.
 
-    Not where a run is not limited and all may ask a bookie for as much as they are set to. Every
-    task is an executor, many are short, and none is to wait in vain.
+    False if the run has no rate limits, and all readers may have the set number of reads in flight.
+    Each task is an executor, and many are short, so none should wait without need.
     """
     wanted = min(options.reads_in_flight_per_bookie, READS_IN_FLIGHT_CEILING)
     is_short = reads_in_flight_max(wanted, reader_count=reader_count) < wanted
@@ -103,7 +104,7 @@ def takes_from_others(options: FsckOptions, *, reader_count: int) -> bool:
 
 
 def _part(total: int, place: int, count: int) -> int | None:
-    """None: nothing. 0: no limit, as it stands in settings."""
+    """Return one executor's part of a limit. None: nothing. 0: no limit, as in the settings."""
     if total == 0:
         return 0
     part = total // count + (place < total % count)
@@ -111,12 +112,12 @@ def _part(total: int, place: int, count: int) -> int | None:
 
 
 def run_of(name: str) -> str:
-    """The run that a znode below ``executors`` belongs to."""
+    """Return the run that a znode below ``executors`` belongs to."""
     return name.partition(".")[0]
 
 
 class LeasedPace:
-    """Of one executor: joined, while it runs."""
+    """The pace of one executor, whose znode exists while it runs."""
 
     def __init__(
         self, options: FsckOptions, store: MetadataStore, ur: str, *, run: str, clock: Clock
@@ -128,10 +129,17 @@ class LeasedPace:
         self._nodes: dict[str, LiveNode | None] = {}
         self._changed = asyncio.Event()
         self._break_count = 0
-        """How often ZooKeeper was out of reach: what was read before says nothing of after."""
+        """Number of connection losses to ZooKeeper. A list that was read before one is outdated
+        after it."""
 
     async def run(self, apply: Apply) -> None:
-        """As ``ReadPace`` says. Raises SessionLostError."""
+        """Supply shares as ``ReadPace`` describes. Raises SessionLostError.
+
+        1. Create the znode, so that the others see this executor and reduce their shares.
+        2. If shares are limited, wait until they have done so. Reading at once would exceed the
+           budget.
+        3. Follow the list of executors until cancelled; then delete the znode.
+        """
         await self._join()
         try:
             async with task_scope() as scope:
@@ -145,6 +153,13 @@ class LeasedPace:
             await self._leave()
 
     async def _follow(self, apply: Apply) -> None:
+        """Apply the share, and compute it again after every change.
+
+        The event is cleared before the list is read, so that a change during the read leads to
+        another round. The share is not applied if the connection broke meanwhile: the list may be
+        outdated, and ``_pause_while_suspended`` has applied None. It sets the event when the
+        connection is back.
+        """
         told: ReadShare | None = None
         while True:
             self._changed.clear()
@@ -159,7 +174,8 @@ class LeasedPace:
             await self._changed.wait()
 
     async def _seen(self, look: Callable[[], Awaitable[T]], apply: Apply) -> T:
-        """What a look at the others shows, once they can be seen; until then nothing is read."""
+        """Return the result of ``look``. While ZooKeeper does not answer, nothing is read and the
+        call is repeated."""
 
         async def looking() -> T:
             try:
@@ -176,11 +192,13 @@ class LeasedPace:
         return count > 1 and takes_from_others(self._options, reader_count=reader_count)
 
     async def _share(self) -> ReadShare | None:
+        """Return our share. If our znode is missing, create it again and return None. The next look
+        comes ``LULL_S`` later, so that the others can reduce their shares."""
         executors = await self._executors()
-        if self._name not in executors:  # deleted by an operator's hand, or the session is over
+        if self._name not in executors:  # an operator deleted it, or the session is over
             log.warning("fsck_share.deleted", path=self._path)
             await self._join()
-            self._changed.set()  # the others have to make room first
+            self._changed.set()  # look again after ``LULL_S``
             return None
         return share_of(
             self._options,
@@ -202,6 +220,7 @@ class LeasedPace:
                 self._changed.set()
 
     async def _pause_while_suspended(self, apply: Apply) -> None:
+        """Stop all reads while the connection to ZooKeeper is broken."""
         while True:
             await self._store.wait_disconnected()
             self._break_count += 1
@@ -211,7 +230,7 @@ class LeasedPace:
             self._changed.set()
 
     async def _join(self) -> None:
-        """Raises SessionLostError."""
+        """Create our znode. Raises SessionLostError."""
         with suppress(NodeExistsError):
             await self._store.create(self._path, is_ephemeral=True, with_parents=True)
 

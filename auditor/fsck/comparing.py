@@ -1,7 +1,7 @@
-"""Copies with good digests held against each other: which are not what the others are. Pure.
+"""Compares copies with correct digests, and finds those that differ from the others. Pure.
 
-LAC and digest may differ (a recovery, and Java's repair, write what they know by then); payload and
-length may not.
+LAC and digest may differ: a recovery, and Java's repair, write the LAC that they know by then.
+Payload and length may not differ.
 """
 
 from collections import Counter, defaultdict
@@ -20,10 +20,12 @@ def differing(
     last_entry_id: int,
     found: Mapping[BookieId, Fingerprints],
 ) -> dict[BookieId, EntryRuns]:
-    """Of the entries from the first to the last, those of each bookie that are not what most are.
+    """Return by bookie the entries from the first to the last, inclusive, that differ from most
+    copies.
 
-    Where no value has most of them, nobody knows which is right: all are named. Entries E apart
-    have their copies on the same bookies, so that whole columns are compared at a time.
+    If no value is the most frequent one, nobody knows which is right, and all copies are named.
+    Entries whose ids differ by E have their copies on the same bookies, so whole columns are
+    compared at once.
     """
     if len(found) < 2:
         return {}
@@ -32,7 +34,7 @@ def differing(
     odd: dict[BookieId, list[int]] = defaultdict(list)
     for start in range(first_entry_id, min(first_entry_id + step, last_entry_id + 1)):
         indexes = write_set(start, ensemble_size=size, write_quorum=quorum)
-        # One may stand there twice.
+        # A bookie may be in the ensemble twice.
         bookies = dict.fromkeys(map(fragment.ensemble.__getitem__, indexes))
         members = [bookie for bookie in bookies if bookie in found]
         columns = [_column(found[bookie], start, last_entry_id, step) for bookie in members]
@@ -45,11 +47,13 @@ def differing(
 
 
 def _column(found: Fingerprints, start: int, last: int, step: int) -> Sequence[int]:
-    """Those of every ``step``-th entry."""
+    """Return the fingerprints of every ``step``-th entry."""
     return found.values[start - found.first_entry_id : last - found.first_entry_id + 1 : step]
 
 
 def _odd_places(values: Sequence[int]) -> Sequence[int]:
+    """Return the positions of the values that differ from the most frequent one; of all, if two are
+    equally frequent."""
     there = Counter(value for value in values if value != NO_FINGERPRINT)
     if len(there) < 2:
         return ()

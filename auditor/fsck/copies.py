@@ -1,11 +1,13 @@
-"""Ledgers looked at: where each ends, how its copies are (``look``), how they are placed, whether
-it is idle.
+"""The check of one ledger: where it ends, its copies (``look``), its placement, and whether it is
+idle.
 
-Of a ledger that is not closed no more is expected than what is acknowledged, which its bookies tell
-without being fenced; at a second look, than what was at the first. But where a recovery was begun
-and never ended, or a bookie of an idle one was wiped, whatever any bookie shows may have been
-acknowledged: it is expected, too. Not beyond an entry that all its bookies deny, though, if none of
-them was wiped: no writer was told of it.
+In a ledger that is not closed, only acknowledged entries are expected. Bookies report the last one
+without being fenced. The second look expects only what was acknowledged at the first.
+
+Entries beyond the LAC may be acknowledged too in two cases: after an interrupted recovery, and in
+an idle ledger with a reformatted bookie. Then every entry that any bookie shows is expected. If no
+bookie was reformatted, an interrupted recovery's entries end before the first one that all its
+bookies deny: no writer was told that such an entry is acknowledged.
 """
 
 import random
@@ -45,7 +47,7 @@ from replication.planning.survey import entry_bytes_guess
 
 
 class CopyInspector:
-    """Looks at many ledgers at once. One for an executor."""
+    """Checks many ledgers at once. Each executor has one."""
 
     def __init__(
         self, options: FsckOptions, *, bookies: Bookies, views: ViewSource, clock: Clock
@@ -67,7 +69,8 @@ class CopyInspector:
     async def look(
         self, versioned: VersionedMetadata, since: LedgerVerdict | None = None
     ) -> LedgerVerdict:
-        """``since``: what an earlier look said, if this one is to be the last word."""
+        """Return the verdict on one ledger. ``since``: the verdict of the first look, if this is
+        the second."""
         end = await self._end(versioned, since)
         is_idle = self._is_idle(versioned, end, since)
         expected, is_tail_unseen = end.expected, False
@@ -106,6 +109,8 @@ class CopyInspector:
         return look.verdict(checked_ms=self._clock.wall_ms())
 
     async def _end(self, versioned: VersionedMetadata, since: LedgerVerdict | None) -> "End":
+        """Return the end of the ledger as far as known. Sends no request if it is closed, or at
+        level ``metadata``."""
         metadata = versioned.metadata
         if metadata.is_closed:
             last = metadata.last_entry_id
@@ -116,7 +121,7 @@ class CopyInspector:
             return End(
                 last_entry_id=settled,
                 expected=settled,
-                is_known=not away,  # whether it has entries that were on them nobody is asked
+                is_known=not away,  # no bookie is asked for entries after the last ensemble change
                 evidence=tuple(_not_registered(bookie) for bookie in away),
             )
         try:
@@ -128,16 +133,19 @@ class CopyInspector:
             return End(last_entry_id=settled, expected=settled, is_known=False, evidence=(told,))
         lac = expected = opened.lac
         if since is not None and _knew_end(since) and settled <= since.last_entry_id < lac:
-            expected = since.last_entry_id  # the copies of later ones may be on their way
+            expected = since.last_entry_id  # copies of later entries may be in flight
         return End(last_entry_id=lac, expected=expected, length=opened.length)
 
     async def _shown(
         self, versioned: VersionedMetadata, last: int, *, is_idle: bool
     ) -> tuple[int, bool]:
-        """The last entry that copies are looked for of, of a ledger that is not closed: ``last``,
-        or beyond it what may have been acknowledged; and whether there may be later ones, as nobody
-        looks beyond ``last``, or a bookie did not say how far it has it. ``is_idle``: nothing was
-        since the first look."""
+        """Return the last entry to inspect in a ledger that is not closed, and whether later
+        entries may exist.
+
+        The result exceeds ``last``, the LAC, only by entries that may have been acknowledged. Later
+        entries may exist if no bookie was asked for any, or if one did not report its last entry.
+        ``is_idle``: True if nothing was written since the first look.
+        """
         metadata, view = versioned.metadata, self._views.current
         members = view.available.intersection(metadata.last_segment.ensemble)
         is_wiped = not members.isdisjoint(view.initialised_after(versioned.stat.czxid))
@@ -156,12 +164,13 @@ class CopyInspector:
         if is_abandoned and not is_wiped:
             return await self._last_before_gap(versioned, last, shown), is_unseen
         if not is_abandoned:
-            await self._clock.sleep(ON_THEIR_WAY_S)
+            await self._clock.sleep(ON_THEIR_WAY_S)  # copies of the last adds may be in flight
         return shown, is_unseen
 
     async def _last_before_gap(self, versioned: VersionedMetadata, last: int, shown: int) -> int:
-        """Of the entries after ``last``: a writer that died may have left later ones that were on
-        their way."""
+        """Return the last entry up to ``shown`` before the first one that all its bookies deny. A
+        writer that died may have left later entries that were in flight. Damaged or unanswered
+        entries are no gap."""
         reader = LedgerReader(
             versioned.ledger_id,
             versioned.metadata,
@@ -183,11 +192,12 @@ class CopyInspector:
 
     @property
     def _asks(self) -> bool:
-        """Whether bookies are asked at all."""
+        """True if the level asks bookies at all."""
         return self._options.level is not Level.METADATA
 
     def _misplaced(self, versioned: VersionedMetadata) -> Iterable[Evidence]:
-        """For each ensemble that breaks the rule, its first entry."""
+        """Yield an observation for each ensemble that breaks the placement policy, at its first
+        entry."""
         policy, metadata = self._policy, versioned.metadata
         if policy is None:
             return
@@ -207,7 +217,8 @@ class CopyInspector:
                 )
 
     def _unproven_end(self, versioned: VersionedMetadata, seen: SummingUp) -> Sequence[Evidence]:
-        """For each bookie whose "no" no recovery would believe, where it cannot do without."""
+        """Return an observation for each bookie whose "no such entry" recovery would not trust, if
+        the end cannot be proven without it (rule S5)."""
         view, metadata = self._views.current, versioned.metadata
         young = view.initialised_after(versioned.stat.czxid)
         lacking = [
@@ -229,8 +240,8 @@ class CopyInspector:
     def _is_idle(
         self, versioned: VersionedMetadata, end: "End", since: LedgerVerdict | None
     ) -> bool:
-        """At a first look, whether it may be; at the last, whether its end stands where it
-        stood."""
+        """True if an open ledger seems abandoned: its metadata is old enough and, at the second
+        look, its last entry is unchanged."""
         metadata = versioned.metadata
         if metadata.is_closed or not end.is_known or not self._asks:
             return False
@@ -250,14 +261,15 @@ def _not_registered(bookie: BookieId) -> Evidence:
 
 
 def _knew_end(since: LedgerVerdict) -> bool:
+    """True if the first look read the metadata and found the ledger's end."""
     return bool(since.state) and all(each.code != _NO_END for each in since.evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Where a ledger ends, as far as is known: the last entry that is acknowledged.
+    """The end of a ledger as far as known: ``last_entry_id`` is the last acknowledged entry.
 
-    Copies are looked for up to ``expected`` at least. ``evidence``: of why it is not known.
+    Copies are checked at least up to ``expected``. ``evidence``: why the end is not known.
     """
 
     last_entry_id: int

@@ -1,7 +1,6 @@
-"""What one executor holds while it looks at ledgers: a session, a view of the bookies, connections
-to them.
+"""The resources of one executor: a session, a view of the bookies, and connections to them.
 
-The session writes nothing but what the pace needs: everything else has a store that only reads.
+Only the pace writes through the session. Everything else gets a read-only store.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from replication.queue.payloads import underreplication_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executor:
-    """What ledgers are looked at with."""
+    """The tools for checking ledgers."""
 
     manager: LedgerManager
     copies: CopyInspector
@@ -43,8 +42,8 @@ class Executor:
 
 @asynccontextmanager
 async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIterator[Executor]:
-    """Ready once there is a share of the budget. Raises UnavailableError, SettingsError; within,
-    also SessionLostError, and whatever the pace raises."""
+    """Yield an executor as soon as it has a share of the budget. Raises UnavailableError,
+    SettingsError; while it is in use, also SessionLostError and any error of the pace."""
     uri = MetadataUri.parse(options.metadata_service_uri)
     async with AsyncExitStack() as stack:
         store = await open_session(uri, options.timeouts)
@@ -81,7 +80,7 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
 
 
 class Allowance:
-    """Makes a share what this process keeps to."""
+    """Applies the executor's share to the limits of this process."""
 
     def __init__(self, budgets: Budgets, bulk: BulkTransfers) -> None:
         self._budgets = budgets
@@ -90,6 +89,7 @@ class Allowance:
         """Set with the first share."""
 
     def apply(self, share: ReadShare | None) -> None:
+        """Apply the share. None pauses all bulk reads."""
         if share is None:
             self._bulk.pause()
             return

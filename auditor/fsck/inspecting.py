@@ -1,8 +1,8 @@
-"""What an executor runs: ledgers looked at, each by itself, and a verdict for each. Writes and
-fences nothing.
+"""The entry point of an executor: checks ledgers independently of each other, and yields a verdict
+for each. Changes no ledger, and fences none.
 
-A second look (``recheck``) at what seemed wrong comes later in the run, at fresh metadata: only
-then is it told.
+Ledgers that seem wrong get a second look (``recheck``) later in the run, with metadata read again.
+Only then are they reported.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from ledgers.manager import VersionedMetadata
 from ledgers.operations.tasks import task_scope
 
 METADATA_AT_ONCE = 512
-"""Ledgers, where no bookie is asked: as much as ZooKeeper answers at a time."""
+"""Ledgers checked at once if no bookie is asked: as many as ZooKeeper answers at a time."""
 VERDICTS_WAITING_MAX = 1_000
-"""That nobody has fetched yet."""
+"""Maximum number of verdicts that the caller has not fetched yet."""
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -34,12 +34,13 @@ LookFunction = Callable[[Executor, T], Awaitable[LedgerVerdict | None]]
 def inspect(
     options: FsckOptions, ledger_ids: Iterable[int], *, begin_pace: BeginPace = FixedPace
 ) -> AsyncGenerator[LedgerVerdict, None]:
-    """A verdict for each ledger that there is, as they are done; a ledger that is gone yields none.
+    """Yield a verdict for each existing ledger, in the order of completion. A deleted ledger yields
+    none.
 
-    In one session of its own, with one connection of a kind to each bookie. Raises
-    SessionLostError, UnavailableError (ZooKeeper does not answer), SettingsError (no such cluster):
-    then nothing is known of the ledgers that are yet to come. To be closed (``aclosing``) by who
-    does not read it to its end.
+    Opens one session, and one connection of each kind to each bookie. Raises SessionLostError,
+    UnavailableError (ZooKeeper does not answer), SettingsError (no such cluster); then nothing is
+    known about the remaining ledgers. A caller that stops early must close the generator
+    (``aclosing``).
     """
     return _verdicts(options, ledger_ids, look_at, begin_pace)
 
@@ -47,26 +48,32 @@ def inspect(
 def recheck(
     options: FsckOptions, verdicts: Iterable[LedgerVerdict], *, begin_pace: BeginPace = FixedPace
 ) -> AsyncGenerator[LedgerVerdict, None]:
-    """What is to be said instead of verdicts that ``seems_wrong``; as ``inspect``.
+    """Yield the final verdicts on ledgers whose first verdict ``seems_wrong``. Otherwise as
+    ``inspect``.
 
-    Of open ledgers only what was acknowledged at the first look is expected; they are idle if
+    Of open ledgers, only entries acknowledged at the first look are expected. They are idle if
     nothing has been written since.
     """
     return _verdicts(options, verdicts, look_again, begin_pace)
 
 
 async def look_at(executor: Executor, ledger_id: int) -> LedgerVerdict | None:
-    """None: it is gone."""
+    """Return the verdict of the first look; None if the ledger is deleted."""
     return await _look(executor, ledger_id, None)
 
 
 async def look_again(executor: Executor, since: LedgerVerdict) -> LedgerVerdict | None:
-    """None: it is gone. The metadata is what it was when its bookies were asked."""
+    """Return the verdict of the second look; None if the ledger is deleted.
+
+    A bad verdict counts only if the metadata did not change while the bookies were asked. Otherwise
+    a repair or a writer may have replaced the bookies that were found bad. After ``LOOKS_MAX`` such
+    changes the grade is ``UNKNOWN``.
+    """
     clock, manager, ledger_id = executor.clock, executor.manager, since.ledger_id
-    # Not below 0: the clock of another host, perhaps, was ahead.
+    # Not below 0: the first look may have been on a host whose clock is ahead.
     passed_s = max(0.0, (clock.wall_ms() - since.checked_ms) / 1_000)
     await clock.sleep(max(0.0, SECOND_LOOK_S - passed_s))
-    await manager.sync(ledger_id)
+    await manager.sync(ledger_id)  # else a lagging follower may return the old metadata
     verdict = None
     for _ in range(LOOKS_MAX):
         verdict = await _look(executor, ledger_id, since)
@@ -92,7 +99,7 @@ async def _look(
         return await executor.copies.look(versioned, since)
     except BookmenderError:
         raise
-    except Exception as error:  # one ledger's surprise is not to stop the proof of all others
+    except Exception as error:  # an unexpected error must not stop the check of other ledgers
         log.exception("fsck_look.crashed", ledger_id=ledger_id)
         return _crashed(versioned, error, checked_ms=executor.clock.wall_ms())
 
@@ -114,7 +121,8 @@ def _crashed(versioned: VersionedMetadata, error: Exception, *, checked_ms: int)
 
 
 async def _version(executor: Executor, ledger_id: int) -> int | None:
-    """As in a verdict: -1 where it cannot be read. None: it is gone."""
+    """Return the metadata's version as in a verdict: -1 if it cannot be read. None if the ledger is
+    deleted."""
     try:
         versioned = await executor.manager.find(ledger_id)
     except (CorruptionError, UnauthorizedError):
@@ -143,8 +151,11 @@ def _unreadable(
 async def _verdicts(
     options: FsckOptions, asked: Iterable[T], look: LookFunction[T], begin_pace: BeginPace
 ) -> AsyncGenerator[LedgerVerdict, None]:
-    """The work is a task's, with all that belongs to it, so that whoever reads this may do so from
-    any task."""
+    """Run the checks in a task of their own, and yield their verdicts.
+
+    The caller may fetch each verdict in another task. Cancel scopes of the session and connections
+    must begin and end in one task, so they are never open across a ``yield``.
+    """
     done: asyncio.Queue[LedgerVerdict | None] = asyncio.Queue(VERDICTS_WAITING_MAX)
 
     async def work() -> None:
@@ -155,7 +166,7 @@ async def _verdicts(
             if not task.cancelling():
                 await done.put(None)
 
-    task = asyncio.create_task(work(), name="fsck")  # ended below, whatever comes
+    task = asyncio.create_task(work(), name="fsck")  # always ended below
     try:
         while (verdict := await done.get()) is not None:
             yield verdict
@@ -177,7 +188,7 @@ async def look_at_all(
     *,
     at_once: int,
 ) -> None:
-    """So many at a time, whoever is done taking the next."""
+    """Check ``at_once`` ledgers at a time, and pass each verdict to ``tell``."""
     left = iter(asked)
 
     async def look_at_some() -> None:

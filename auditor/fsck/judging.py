@@ -1,8 +1,8 @@
-"""From what was seen of a ledger's copies to what is said of the ledger. Pure.
+"""Judges what bookies answered about a ledger's copies. Pure.
 
-A ledger is judged stretch by stretch, so that of ten million entries only some thousand are at hand
-at a time, and these in a few bytes each: how many copies of an entry are bad, gone, silent.
-Stretches without anything to tell, nearly all there are, cost nothing.
+A ledger is judged stretch by stretch, so that only some thousand of ten million entries are in
+memory at a time. Each entry takes a few bytes there: its number of bad, unregistered and unanswered
+copies. Stretches without findings, nearly all, cost nothing.
 """
 
 import re
@@ -25,10 +25,11 @@ _PLUS_ONE = bytes(min(count + 1, 255) for count in range(256))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """A run of one fragment's entries, both ends included, and what was seen of their copies.
+    """A range of one fragment's entries, inclusive at both ends, and the answers about their
+    copies.
 
-    What stands in none of the mappings is good, or was not looked at. ``excused``: bookie indexes
-    that the writer may have gone on without.
+    A copy that no mapping names is good, or was not requested. ``excused``: bookie indexes whose
+    copies the writer did not need.
     """
 
     fragment: Fragment
@@ -37,21 +38,22 @@ class Stretch:
     ack_quorum: int
     refused: Mapping[BookieId, Refused] = field(default_factory=dict)
     gone: frozenset[BookieId] = frozenset()
+    """Bookies that are not registered."""
     silent: frozenset[BookieId] = frozenset()
-    """Bookies that answered for nothing."""
+    """Bookies that answered no request."""
     excused: frozenset[int] = frozenset()
     elsewhere: Mapping[BookieId, EntryRuns] = field(default_factory=dict)
-    """Good copies of entries without any recorded one, by the bookie that has them."""
+    """Good copies of entries that have no good recorded copy, by the bookie that stores them."""
     is_elsewhere_known: bool = True
-    """Whether every former member is there, and answered."""
+    """True if all former members are registered and answered."""
     differing: Mapping[BookieId, EntryRuns] = field(default_factory=dict)
-    """Good copies that are not what most others are."""
+    """Copies with correct digests whose content differs from most others."""
 
     def entries_of(self, index: int) -> StripedEntries:
         return self.fragment.entries_of(index).between(self.first_entry_id, self.last_entry_id)
 
     def refused_by(self, index: int) -> Refused:
-        """Within the stretch."""
+        """Return what the bookie at ``index`` refused of its entries in this stretch."""
         refused = self.refused.get(self.fragment.ensemble[index])
         entries = self.entries_of(index)
         if refused is None or not entries:
@@ -62,14 +64,14 @@ class Stretch:
         return found.only(lambda entry_id: self._is_of(index, entry_id))
 
     def _is_of(self, index: int, entry_id: int) -> bool:
-        """Whether the index stores it, and none before it does that is the same bookie: that is one
-        copy."""
+        """True if the index stores the entry and no lower index of the same bookie does. A bookie
+        that is in the ensemble twice has one copy only."""
         places = [*again_at(self.fragment, index), index]
         return _first_place(self.fragment, places, entry_id) == index
 
     @property
     def is_good(self) -> bool:
-        """Whether there is nothing to tell."""
+        """True if there is nothing to report."""
         members = self.fragment.ensemble
         is_all_good = not (self.refused or self.differing or stand_again(self.fragment))
         return is_all_good and self.gone.union(self.silent).isdisjoint(members)
@@ -84,7 +86,7 @@ class StretchVerdict:
 
 
 def judge(stretch: Stretch) -> StretchVerdict:
-    """By the entry that is worst off, of those that it holds."""
+    """Return the verdict on the stretch. Its worst entry decides."""
     kinds = _Copies.of(stretch).kinds()
     is_excused = all(kind.is_legal for kind in kinds if kind.excused)
     return StretchVerdict(
@@ -97,14 +99,14 @@ def judge(stretch: Stretch) -> StretchVerdict:
 
 
 def again_at(fragment: Fragment, index: int) -> Sequence[int]:
-    """The bookie indexes before this one at which the same bookie stands; none, as nearly always,
-    but where Java's repairs conflicted."""
+    """Return the lower indexes at which the same bookie is in the ensemble. Conflicting repairs by
+    Java can leave such duplicates; otherwise there are none."""
     ensemble = fragment.ensemble
     return [before for before in range(index) if ensemble[before] == ensemble[index]]
 
 
 def stand_again(fragment: Fragment) -> bool:
-    """Whether a bookie stands in the ensemble twice."""
+    """True if a bookie is in the ensemble twice."""
     return len(set(fragment.ensemble)) < fragment.ensemble_size
 
 
@@ -116,8 +118,8 @@ def _first_place(fragment: Fragment, places: Sequence[int], entry_id: int) -> in
 
 
 def without_copy(stretch: Stretch) -> EntryRuns:
-    """The entries of which every recorded copy is known to be bad: former members are to be
-    asked."""
+    """Return the entries whose recorded copies are all known to be bad, so that former members must
+    be asked."""
     if not any(refused.has_bad for refused in stretch.refused.values()):
         return NO_ENTRIES
     return _Copies.of(stretch).without_any()
@@ -126,13 +128,15 @@ def without_copy(stretch: Stretch) -> EntryRuns:
 def excused_indexes(
     metadata: LedgerMetadata, fragment: Fragment, *, young: Collection[BookieId] = ()
 ) -> frozenset[int]:
-    """Where copies may be missing, as long as an ack quorum has the entry.
+    """Return the indexes whose copies may be missing, as long as an ack quorum has the entry.
 
-    Of an earlier fragment, those bookies that the writer replaced later: an entry that was on its
-    way to one then needed it no more. Of one that may still be written, all: a copy may be on its
-    way. ``young``: bookies that were set up after the ledger was made. In its first fragment one
-    was wiped since, or came there by a repair, which gave it every entry; in a later one its writer
-    may have chosen it.
+    In an earlier fragment, the bookies that the writer replaced later: entries in flight to them no
+    longer needed these copies. In a fragment that may still be written, all: copies may be in
+    flight.
+
+    ``young``: bookies that were set up after the ledger was created. In the first fragment such a
+    bookie is not excused. Either it was reformatted since, or it joined by a repair, which gave it
+    every entry. In a later fragment the writer itself may have chosen it.
     """
     if metadata.ack_quorum == metadata.write_quorum:
         return frozenset()
@@ -153,10 +157,11 @@ def excused_indexes(
 
 @dataclass(slots=True)
 class _Copies:
-    """How many copies of each entry of a stretch are what: a byte an entry and kind.
+    """Counts of bad, excused, unregistered, unanswered and other copies of each entry of a stretch.
 
-    Where a stretch refuses nothing but whole bookies, its first entries stand for all: entries E
-    apart have their copies on the same bookies.
+    Each count is one byte. If the only fault is that whole bookies are unregistered or silent, the
+    first E entries represent all: entries whose ids differ by E have their copies on the same
+    bookies.
     """
 
     stretch: Stretch
@@ -190,7 +195,7 @@ class _Copies:
         return made
 
     def kinds(self) -> list[EntryCopies]:
-        """Each that there is among the entries, once."""
+        """Return each combination of counts that occurs, once."""
         counts = set(
             zip(self.bad, self.excused, self.gone, self.silent, self.elsewhere, strict=True)
         )
@@ -208,6 +213,7 @@ class _Copies:
         ]
 
     def without_any(self) -> EntryRuns:
+        """Return the entries whose recorded copies are all bad or excused."""
         lacking = bytes(map(int.__add__, self.bad, self.excused))
         pattern = re.escape(bytes([self.stretch.fragment.write_quorum])) + b"+"
         first = self.stretch.first_entry_id
@@ -224,11 +230,12 @@ class _Copies:
             counts[part] = counts[part].translate(_PLUS_ONE)
 
     def _count_all(self, counts: bytearray, index: int) -> None:
-        """All that the index stores, and no other one of its bookie before it."""
+        """Count the entries that the index stores and no lower index of the same bookie stores."""
         self._count_where(counts, partial(self.stretch._is_of, index))
 
     def _count_again(self, index: int, before: Sequence[int]) -> None:
-        """What the bookie stores by an index before this one is no second copy."""
+        """Count a bad copy for each entry that the bookie stores by this index and by a lower one.
+        Both are the same copy."""
         fragment = self.stretch.fragment
 
         def is_of_both(entry_id: int) -> bool:
@@ -238,7 +245,7 @@ class _Copies:
         self._count_where(self.bad, is_of_both)
 
     def _count_where(self, counts: bytearray, is_counted: Callable[[int], bool]) -> None:
-        """Entries E apart are alike."""
+        """Count the matching entries. Entries whose ids differ by E are alike."""
         size, first = self.stretch.fragment.ensemble_size, self.stretch.first_entry_id
         for offset in range(min(size, len(counts))):
             if is_counted(first + offset):
@@ -246,8 +253,8 @@ class _Copies:
 
 
 def _evidence(stretch: Stretch, *, is_excused: bool) -> Iterable[Evidence]:
-    """``is_excused``: whether every copy that may be missing is one that the entry can do
-    without."""
+    """Yield the observations. ``is_excused``: True if every copy that may be missing is one that
+    its entry does not need."""
     for index, bookie in enumerate(stretch.fragment.ensemble):
         if again_at(stretch.fragment, index):
             yield Evidence(

@@ -1,4 +1,4 @@
-"""Ledger ids in numbers: listed once, fixed from then on, and sent about in few bytes."""
+"""Ledger ids in large numbers: listed once per run, and sent to executors in few bytes."""
 
 import sys
 import zlib
@@ -11,7 +11,7 @@ from auditor.fsck.read_session import read_session
 from ledgers.manager import LedgerManager
 
 OnListed = Callable[[int], None]
-"""Told how many ledgers are listed so far."""
+"""Receives the number of ledgers listed so far."""
 
 
 async def list_ledger_ids(
@@ -20,9 +20,10 @@ async def list_ledger_ids(
     timeouts: SessionTimeouts = DEFAULT_TIMEOUTS,
     on_listed: OnListed = lambda count: None,
 ) -> "array[int]":
-    """Every ledger of the cluster, ascending, in a session of its own: eight bytes each.
+    """Return the ids of all ledgers of the cluster, ascending, in eight bytes each. Opens a session
+    of its own.
 
-    Raises UnavailableError when the listing cannot be had whole (rule S8); SettingsError.
+    Raises UnavailableError if the listing is incomplete (rule S8); SettingsError.
     """
     ledger_ids = array("q")
     async with read_session(metadata_service_uri, timeouts) as (store, uri):
@@ -30,14 +31,15 @@ async def list_ledger_ids(
         async for listed in manager.ledger_ids():
             ledger_ids.extend(listed)
             on_listed(len(ledger_ids))
-    return array("q", sorted(ledger_ids))  # a walk's directories come in order, but for long ids
+    return array("q", sorted(ledger_ids))  # directories are in order, except those of long ids
 
 
 def cut(ledger_ids: Sequence[int], *, count: int) -> list[Sequence[int]]:
-    """Up to ``count`` parts of ascending ids, none empty, that differ by one ledger at most.
+    """Return up to ``count`` parts of the ascending ids. No part is empty, and sizes differ by one
+    at most.
 
-    By number and not by directory of ZooKeeper's tree, of which one may hold 10,000 ledgers and the
-    next one.
+    Directories of ZooKeeper's tree would not do as parts: one may hold 10,000 ledgers, and the next
+    one a single ledger.
     """
     assert count >= 1, count
     size = len(ledger_ids)
@@ -47,8 +49,8 @@ def cut(ledger_ids: Sequence[int], *, count: int) -> list[Sequence[int]]:
 
 
 def pack(ledger_ids: Sequence[int]) -> bytes:
-    """Ascending ids, as the steps between them: some bytes for a dense range, however long it
-    is."""
+    """Return ascending ids as compressed differences. A dense range takes some bytes, however long
+    it is."""
     steps = array("Q")
     before = 0
     for ledger_id in ledger_ids:
@@ -59,6 +61,7 @@ def pack(ledger_ids: Sequence[int]) -> bytes:
 
 
 def unpack(packed: bytes) -> "array[int]":
+    """Return the ids that ``pack`` was given."""
     steps = array("Q", zlib.decompress(packed))
     ledger_ids = array("q")
     ledger_id = 0

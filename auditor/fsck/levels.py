@@ -1,5 +1,4 @@
-"""How closely a run looks, and all that an executor needs to know of the run: values that can be
-pickled."""
+"""The levels of a run, and the options that its executors need. All values can be pickled."""
 
 import enum
 from collections.abc import Mapping
@@ -11,26 +10,26 @@ from ledgers.placement import Rule
 
 
 class Level(enum.Enum):
-    """Each sees what the one before sees, and more."""
+    """How much a run reads. Each level finds everything that the level before it finds."""
 
     METADATA = "metadata"
-    """No bookie is asked: unreadable metadata, bookies that are gone, placement."""
+    """Asks no bookie. Finds unreadable metadata, unregistered bookies and misplaced copies."""
     ENDS = "ends"
-    """The first and the last entry of each copy of each fragment."""
+    """Reads the first and the last entry of each copy of each fragment."""
     SAMPLE = "sample"
-    """Besides, a share of the entries between them: the same ones of each copy."""
+    """Also reads a share of the entries between them, the same ones of each copy."""
     FULL = "full"
-    """Every entry of every copy, and the copies are compared with each other."""
+    """Reads every entry of every copy, and compares the copies with each other."""
 
     @property
     def depth(self) -> int:
-        """0 to 3: what a closer look has found stands for a less close one as well."""
+        """0 to 3. A look at one level also counts as a look at every level of lower depth."""
         return list(Level).index(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionTimeouts:
-    """Of sessions of ZooKeeper's, as in the settings."""
+    """Timeouts of ZooKeeper sessions, as in the settings."""
 
     session_s: float = 10.0
     connect_s: float = 15.0
@@ -41,32 +40,33 @@ DEFAULT_TIMEOUTS = SessionTimeouts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsckOptions:
-    """What a run was asked for. Everything here reaches every executor, so no secrets but the
+    """The options of a run that every executor receives. They contain no secret except the
     password."""
 
     metadata_service_uri: str
     level: Level = Level.ENDS
     sample_share: float = 0.01
-    """Of the entries, at level ``sample``."""
+    """Share of the entries to read at level ``sample``; above 0, at most 1."""
     seed: int = 0
-    """Of the sample; the same seed reads the same entries."""
+    """Seed of the sample. The same seed reads the same entries."""
     entry_lists: bool = False
-    """Whether bookies are asked for lists of their entries first (see
-    ``replication.entry_lists``)."""
+    """True to ask bookies for lists of their entries first (see
+    ``replication.planning.entry_lists``)."""
     reads_per_s: int = 0
-    """Entries that all executors together read in a second at most. 0: no limit."""
+    """Entries that all executors together may read per second. 0: no limit."""
     bytes_per_s: int = 0
-    """Likewise stored bytes."""
+    """Stored bytes that all executors together may read per second. 0: no limit."""
     reads_in_flight_per_bookie: int = 64
-    """Of one executor, and the less the more of them there are (rule S10)."""
+    """Maximum for one executor; lowered if there are many of them (rule S10)."""
     idle_open_after_s: float = 86_400.0
-    """An open ledger whose metadata is older, and whose last entry stands still, is idle."""
+    """An open ledger is idle if its metadata is older than this and its last entry does not
+    change."""
     rule: Rule | None = None
-    """Of the placement policy. None: nothing is said of where copies are."""
+    """Rule of the placement policy. None: placement is not checked."""
     racks: Mapping[BookieId, str] = field(default_factory=dict)
-    """Where bookies are, or were; of those that are missing here nobody knows it."""
+    """Present or last known rack of each bookie; bookies without a known rack are left out."""
     ledgers_at_once: int = 64
-    """That one executor looks at."""
+    """Number of ledgers that one executor checks at the same time."""
     timeouts: SessionTimeouts = DEFAULT_TIMEOUTS
     default_password: str = ""
     default_digest_type: str = "CRC32"

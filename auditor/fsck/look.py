@@ -1,10 +1,9 @@
-"""One look at one ledger's copies: its bookies are asked as closely as the level wants, and it is
-judged.
+"""The check of one ledger's copies: asks its bookies as the level requires, and judges the answers.
 
-A ledger is gone through stretch by stretch. At levels that look at some of the entries only, a
-bookie that lacks any of them is asked for all that it should have of that fragment. Entries that no
-recorded bookie has are asked of former members, of which the metadata still tells, and at last of
-whoever else is there.
+A ledger is checked stretch by stretch. At the levels ``ends`` and ``sample``, a bookie that lacks a
+requested entry is asked for all its entries of that fragment. Entries without a recorded copy are
+looked for on former members, which the metadata still names. The second look also tries all other
+registered bookies.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,14 +26,14 @@ from replication.planning.entry_runs import EntryRuns, merged
 from replication.planning.questions import Refused, questions
 
 STRETCH_COPIES = 32_768
-"""Copies that are asked for at once, of one ledger."""
+"""Number of copies of one ledger that are requested at once."""
 
 Refusals = Mapping[BookieId, Refused]
 NOTHING_SEEN: Refusals = MappingProxyType({})
 
 
 class LedgerLook:
-    """``run`` once; what it saw is in ``summing_up``."""
+    """One check of one ledger's copies. Call ``run`` once; ``summing_up`` holds the result."""
 
     def __init__(
         self,
@@ -49,14 +48,15 @@ class LedgerLook:
         is_last_word: bool,
         young: Collection[BookieId] = (),
     ) -> None:
-        """``fragments``: all, the last one as far as its end is known. ``available``: who is
-        registered. ``young``: who was set up after the ledger was made."""
+        """``fragments``: all fragments, the last one as far as its end is known. ``available``: the
+        registered bookies. ``is_last_word``: True at the second look. ``young``: bookies that were
+        set up after the ledger was created."""
         self._metadata = versioned.metadata
         self._ledger_id = versioned.ledger_id
         self._fragments = fragments
         self._available = available
         self._members = versioned.metadata.bookies
-        """Of any fragment."""
+        """The bookies of all fragments."""
         self._gone = self._members - available
         self._reads = reads
         self._options = options
@@ -99,7 +99,7 @@ class LedgerLook:
     # --- Some of the entries -----------------------------------------------------------------------
 
     async def _look_at_some(self) -> None:
-        """The ends of all fragments at once, then what else is wanted of each."""
+        """Check the ends of all fragments at once, then the rest of each as needed."""
         distrusted: Collection[BookieId] = ()
         found = [fragment for _, fragment in self._with_entries()]
         if self._lists is not None and found:
@@ -117,10 +117,12 @@ class LedgerLook:
     async def _look_at_sample(
         self, fragment: Fragment, lacking: Collection[BookieId], seen: dict[BookieId, Refused]
     ) -> set[BookieId]:
-        """The bookies that lack any of it; what others left unanswered is added to ``seen``."""
+        """Return the bookies that lack a sampled entry. Unanswered entries of other bookies are
+        added to ``seen``."""
         share = self._options.sample_share
         width = max(1, int(STRETCH_COPIES / share) // fragment.write_quorum)
         found: set[BookieId] = set()
+        # Stretches are this long so that a sample of one is about ``STRETCH_COPIES`` copies.
         for first, last in _stretches(fragment, width):
             sample = list(
                 sampled(first, last, share=share, seed=self._options.seed ^ self._ledger_id)
@@ -144,8 +146,8 @@ class LedgerLook:
         asked: frozenset[BookieId] = frozenset(),
         seen: Refusals = NOTHING_SEEN,
     ) -> None:
-        """Judge the whole fragment: by all entries of ``asked``, and by what was ``seen`` of the
-        others."""
+        """Judge the whole fragment: by all entries of the ``asked`` bookies, and by ``seen`` for
+        the others."""
         asked &= self._available
         others = {b: refused for b, refused in seen.items() if b not in asked}
         missed = self._gone | self._reads.silent
@@ -178,7 +180,7 @@ class LedgerLook:
     # --- Copies elsewhere --------------------------------------------------------------------------
 
     async def _with_cures(self, stretch: Stretch) -> Stretch:
-        """Where no recorded copy is left, with the copies of others."""
+        """Add good copies on other bookies, for entries whose recorded copies are all bad."""
         lost = without_copy(stretch)
         if not lost:
             return stretch
@@ -186,6 +188,7 @@ class LedgerLook:
         found = await self._copies_at(former - self._gone, lost)
         is_known = former.isdisjoint(self._reads.silent | self._gone)
         if self._is_last_word and not any(len(each) == len(lost) for each in found.values()):
+            # One entry is enough to find the bookies that are worth asking for all of them.
             others = self._available - self._members
             holders = await self._copies_at(others, EntryRuns(lost[:1]))
             found |= await self._copies_at(holders.keys(), lost)
@@ -194,7 +197,7 @@ class LedgerLook:
     async def _copies_at(
         self, bookies: Collection[BookieId], entries: EntryRuns
     ) -> dict[BookieId, EntryRuns]:
-        """Which of the entries each of them gives; of those that give any."""
+        """Return by bookie which of the entries it has. Bookies that have none are left out."""
         if not bookies:
             return {}
         refused = (await self._reads.ask_runs(dict.fromkeys(sorted(bookies), (entries,)))).refused
@@ -207,7 +210,7 @@ class LedgerLook:
         return given
 
     async def _look_for_strays(self) -> None:
-        """Former members that still have the ends of a fragment."""
+        """Note former members that still have the first or last entry of a fragment."""
         asked: dict[BookieId, list[list[int]]] = {}
         for _, fragment in self._with_entries():
             ends = sorted({fragment.first_entry_id, _last(fragment)})
@@ -243,7 +246,7 @@ def _last(fragment: Fragment) -> int:
 
 
 def _stretches(fragment: Fragment, width: int) -> Iterator[tuple[int, int]]:
-    """First and last entry of each, both included."""
+    """Yield the first and last entry of each stretch, both inclusive."""
     last = _last(fragment)
     for first in range(fragment.first_entry_id, last + 1, width):
         yield first, min(first + width - 1, last)
@@ -252,8 +255,8 @@ def _stretches(fragment: Fragment, width: int) -> Iterator[tuple[int, int]]:
 def _by_bookie(
     fragment: Fragment, asked: Collection[BookieId], listed: Callable[[int], Sequence[int]]
 ) -> dict[BookieId, Sequence[int]]:
-    """``listed``: the entries of a bookie index. Who stands in the ensemble twice is asked once for
-    each."""
+    """Return the entries to read from each bookie. ``listed``: returns the entries of a bookie
+    index. For a bookie that is in the ensemble twice, the entries of both indexes are merged."""
     reads: dict[BookieId, Sequence[int]] = {}
     for index, bookie in enumerate(fragment.ensemble):
         if bookie in asked and (entries := listed(index)):
@@ -263,20 +266,21 @@ def _by_bookie(
 
 
 def _sampled_of(fragment: Fragment, sample: Sequence[int], index: int) -> Sequence[int]:
-    """Those between the ends of what the index stores."""
+    """Return the sampled entries that the index stores, except its first and last entry."""
     inner = fragment.entries_of(index)[1:-1]
     return [entry_id for entry_id in sample if entry_id in inner]
 
 
 def _listed(fragment: Fragment, index: int, *, first: int, last: int) -> Sequence[int]:
-    """A range where the bookie stores all of them, which is cheap to take apart."""
+    """Return the index's entries in this range; as a ``range``, which is cheap to slice, if the
+    bookie stores all of them."""
     if fragment.ensemble_size == fragment.write_quorum:
         return range(first, last + 1)
     return list(fragment.entries_of(index).between(first, last))
 
 
 def _within(fragment: Fragment, refused: Refusals) -> dict[BookieId, Refused]:
-    """What was refused of the fragment's entries, by its members."""
+    """Return what the fragment's members refused of its entries."""
     first, last = fragment.first_entry_id, _last(fragment)
     found = {b: refused[b].between(first, last) for b in fragment.ensemble if b in refused}
     return {bookie: part for bookie, part in found.items() if not part.is_empty}

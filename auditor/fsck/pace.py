@@ -1,6 +1,6 @@
-"""How much of the bookies one executor may take: told by whoever shares out the run's budget.
+"""The limits of one executor, which the owner of the run's budget sets.
 
-The engine takes what it is told when it is told. ``FixedPace`` tells it the settings, as if no
+The engine follows each new limit at once. ``FixedPace`` sets the limits of the options, as if no
 other executor ran.
 """
 
@@ -16,7 +16,8 @@ from ledgers.store import MetadataStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadShare:
-    """What one executor may ask, of all bookies together in a second, and of each at a time."""
+    """What one executor may request: from all bookies together per second, and from each bookie at
+    a time."""
 
     reads_per_s: int = 0
     """Entries. 0: no limit."""
@@ -31,29 +32,29 @@ class ReadShare:
 
 
 Apply = Callable[[ReadShare | None], None]
-"""Takes effect at once. None: read nothing until there is a share again."""
+"""Takes effect at once. None: read nothing until the next share."""
 
 
 class ReadPace(Protocol):
-    """One executor's share, as it changes."""
+    """Supplies one executor's share, and each change of it."""
 
     async def run(self, apply: Apply) -> None:
-        """``apply`` the share, first as soon as there is one and then whenever it changes; until
-        cancelled.
+        """Call ``apply`` with the first share as soon as there is one, and after every change,
+        until cancelled.
 
-        Nothing is read before the first share. What it raises ends the inspection, and is raised
-        there. Cancelled, it gives back what it held.
+        Nothing is read before the first share. An error raised here ends the inspection, which
+        raises it again. On cancellation the share is given back.
         """
         ...
 
 
 BeginPace = Callable[[FsckOptions, MetadataStore, str], ReadPace]
-"""Of the options, the session of this executor (which may write), and the path
+"""Called with the options, the session of this executor (which may write), and the path
 ``underreplication``."""
 
 
 class FixedPace:
-    """The settings, whoever else reads."""
+    """Applies the limits of the options, regardless of other readers."""
 
     def __init__(self, options: FsckOptions, store: MetadataStore, ur: str) -> None:
         self._share = ReadShare(

@@ -1,11 +1,11 @@
-"""What a run found, given to the daemon: ledgers whose copies are known to be missing or bad are
-marked.
+"""Marks the ledgers that a run found damaged, so that the daemon repairs them.
 
-In the shared queue what Java's workers see as well, in our own what they would find whole
-(``java_sight``). A mark says which bookies, a finding beside it why, so that workers ask those for
-all that they should have of the ledger. Left to others: what is merely unknown; bookies that are
-gone, whose recovery delay the leader keeps; and copies that are legally missing, or differ, as
-nobody knows which is right.
+Damage that Java's workers can detect is marked in the shared queue, other damage in our own queue
+(``java_sight``). A mark names the bookies. A finding beside it says why, and makes workers check
+all entries that these bookies should have.
+
+Not marked are: unknown copies; unregistered bookies, whose recovery delay the leader keeps; copies
+that are legally missing; and copies that differ, as nobody knows which is right.
 """
 
 import asyncio
@@ -27,23 +27,26 @@ from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.planning.entry_runs import EntryRuns
 
 CHECK_NAME = "fsck"
-"""As the queue's list names the reason."""
+"""The reason of the mark, as the queue listing shows it."""
 REFUSALS = frozenset({Finding.MISSING, Finding.READ_ERROR})
-"""A bookie gives no bytes at all, right or wrong."""
+"""Findings in which the bookie returned no bytes, neither right nor wrong."""
 FAULTS = REFUSALS | {Finding.BAD_DIGEST}
 PUBLISHED_AT_ONCE = 100
 SHOWN_MAX = 3
-"""Pieces of evidence in the sentence for operators."""
+"""Number of observations in the text for operators."""
 
 Show = Callable[[int], None]
-"""Told how many are left."""
+"""Receives the number of ledgers left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A ledger to be marked. ``metadata_version``, ``mtime_ms``: of the metadata that it was judged
-    by; the version alone says little, as most metadata is never written again. ``last_entry_id``:
-    of one that is not closed, the last that was known to be acknowledged."""
+    """A damaged ledger to mark.
+
+    ``metadata_version``, ``mtime_ms``: of the metadata that the verdict is based on. The version
+    alone says little: most metadata is never written again. ``last_entry_id``: if the ledger is not
+    closed, the last entry known to be acknowledged.
+    """
 
     ledger_id: int
     grade: Grade
@@ -55,21 +58,25 @@ class Fault:
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
-        """Whose copies are at fault; ascending."""
+        """The bookies with bad copies, ascending."""
         return tuple(sorted(self.damage))
 
     def sight(self, versioned: VersionedMetadata, registered: Collection[BookieId]) -> Sight:
-        """``versioned``: what it was judged by."""
+        """Return which damage Java's workers can detect. ``versioned``: the metadata that the
+        verdict is based on."""
         found = known_fragments(self.ledger_id, versioned.metadata, lac=self.last_entry_id)
         return java_sight(found, self.damage, registered=registered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """``new``: ledgers whose marks are, or name more bookies now. ``changed``: ledgers that are
-    gone, or whose metadata was written since, or can no longer be read, so that what was found may
-    be mended: not marked. ``own``: of those that are marked, how many stand in our own queue, which
-    Java's workers do not look at."""
+    """Counts of the outcomes.
+
+    ``new``: ledgers with a new mark, or a mark that names more bookies now. ``known``: ledgers that
+    were marked so before. ``changed``: not marked, because the ledger is deleted or unreadable, or
+    its metadata was written since and the damage may be repaired. ``own``: marked ledgers with a
+    mark in our own queue, which Java's workers do not read.
+    """
 
     new: int = 0
     known: int = 0
@@ -87,8 +94,8 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreseen:
-    """What would be published now. ``faults``: those that would be marked, or are; the others as in
-    ``Published``."""
+    """What would be published now. ``faults``: ledgers that would be marked, or are marked already.
+    The counts are as in ``Published``."""
 
     faults: tuple[Fault, ...] = ()
     changed: int = 0
@@ -96,13 +103,13 @@ class Foreseen:
 
 
 def faults_of(verdicts: Iterable[LedgerVerdict]) -> list[Fault]:
-    """The most endangered first."""
+    """Return the ledgers to mark, the most endangered first."""
     found = [fault for verdict in verdicts if (fault := fault_of(verdict)) is not None]
     return sorted(found, key=lambda fault: (fault.grade.rank, fault.ledger_id))
 
 
 def fault_of(verdict: LedgerVerdict) -> Fault | None:
-    """None where there is nothing that a worker could mend."""
+    """Return the ledger to mark; None if a worker could repair nothing."""
     seen = [each for each in verdict.evidence if each.finding in FAULTS and each.bookie is not None]
     if not seen:
         return None
@@ -118,8 +125,8 @@ def fault_of(verdict: LedgerVerdict) -> Fault | None:
 
 
 def _damage(seen: Sequence[Evidence]) -> dict[BookieId, Damage]:
-    """An observation is of one fragment, and of its entries the first and the last are known to be
-    bad."""
+    """Return the damage by bookie. An observation covers one fragment, and only its first and last
+    entry are known to be bad."""
     bad: dict[BookieId, set[int]] = defaultdict(set)
     refused: dict[BookieId, set[int]] = defaultdict(set)
     for each in seen:
@@ -145,8 +152,8 @@ def _clause(each: Evidence) -> str:
 
 
 async def sight_now(fault: Fault, manager: LedgerManager, view: ClusterView) -> Sight | None:
-    """How the ledger is to be marked; None where it is not there any more as it was judged: then it
-    is not."""
+    """Return how to mark the ledger; None if it must not be marked, because it is deleted or
+    unreadable, or its metadata was written since the verdict."""
     try:
         found = await manager.find(fault.ledger_id)
     except (CorruptionError, UnauthorizedError):
@@ -163,7 +170,7 @@ async def foresee(
     view: ClusterView,
     show: Show = lambda left: None,
 ) -> Foreseen:
-    """What a ``Publisher`` would do; writes nothing."""
+    """Return what a ``Publisher`` would do. Writes nothing."""
     standing: list[Fault] = []
     own, left = 0, len(faults)
     for part in _parts(faults, PUBLISHED_AT_ONCE):
@@ -176,8 +183,11 @@ async def foresee(
 
 
 class Publisher:
-    """In a session that has joined: ``queues`` and ``findings`` write through its guards. ``views``
-    were refreshed."""
+    """Writes findings and marks.
+
+    ``queues`` and ``findings`` write under the guards of the session, which has joined the cluster.
+    ``views`` are up to date.
+    """
 
     def __init__(
         self, queues: BothQueues, findings: Findings, manager: LedgerManager, views: ViewSource
@@ -186,7 +196,8 @@ class Publisher:
         self._manager, self._views = manager, views
 
     async def publish(self, faults: Sequence[Fault], show: Show = lambda left: None) -> Published:
-        """In this order, some at a time. Once more is harmless: it merges into what is there."""
+        """Mark the ledgers in this order, some at a time. Repeating it is harmless: marks are
+        merged."""
         total = Published()
         left = len(faults)
         for part in _parts(faults, PUBLISHED_AT_ONCE):

@@ -1,5 +1,4 @@
-"""Sessions of ZooKeeper's: an executor's, and one that can only read, for as long as something is
-looked up."""
+"""ZooKeeper sessions: an executor's, and short read-only ones."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +11,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 
 
 async def open_session(uri: MetadataUri, timeouts: SessionTimeouts) -> ZooKeeperStore:
-    """To be closed. Raises UnavailableError."""
+    """Return a new session, which the caller must close. Raises UnavailableError."""
     return await ZooKeeperStore.open(
         uri.hosts, session_timeout_s=timeouts.session_s, connect_timeout_s=timeouts.connect_s
     )
@@ -22,7 +21,7 @@ async def open_session(uri: MetadataUri, timeouts: SessionTimeouts) -> ZooKeeper
 async def read_session(
     metadata_service_uri: str, timeouts: SessionTimeouts = DEFAULT_TIMEOUTS
 ) -> AsyncIterator[tuple[MetadataStore, MetadataUri]]:
-    """The session, and the URI taken apart. Raises UnavailableError, SettingsError."""
+    """Yield a read-only store and the parsed URI. Raises UnavailableError, SettingsError."""
     uri = MetadataUri.parse(metadata_service_uri)
     store = ReadOnlyStore(await open_session(uri, timeouts))
     try:

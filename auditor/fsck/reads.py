@@ -1,10 +1,9 @@
-"""One ledger's entries, asked of its bookies in bulk, until each answer is one that can be built
-on.
+"""Reads one ledger's entries from its bookies in bulk, until each answer is reliable.
 
-A read error counts once its bookie gave it twice; what a bookie left unanswered, while it answered
-for other entries, is asked for again, after a pause, as it may have been busy. One that answers for
-nothing is silent, and is left alone for the rest of the look. An explicit no is certain: the second
-look is the run's.
+A read error counts when the bookie gave it twice. An entry that a bookie left unanswered while it
+answered for others is requested again after a pause: the bookie may have been busy. A bookie that
+answers for nothing is silent, and is not asked again during this look. An explicit "no" is certain;
+the run's second look confirms it.
 """
 
 from collections import Counter
@@ -20,24 +19,26 @@ from ledgers.metadata import BookieId
 from replication.planning.questions import Refused, transfer_slices
 
 AGAIN_MAX = 3
+"""Number of repeated requests for unreliable answers, ``AGAIN_AFTER_S`` apart."""
 AGAIN_AFTER_S = 0.5
 
 Reads = Mapping[BookieId, Sequence[int]]
-"""Ascending entry ids of each bookie."""
+"""Ascending entry ids to read, by bookie."""
 Errors = Counter[tuple[BookieId, int]]
-"""How often each bookie gave a read error for each entry."""
+"""Number of read errors, by bookie and entry."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """What each bookie did not give, of those that refused anything, and what the rest is like."""
+    """The answers to one request. ``refused`` has only bookies that did not give everything; the
+    ``fingerprints`` are of the good copies."""
 
     refused: dict[BookieId, Refused] = field(default_factory=dict)
     fingerprints: Mapping[BookieId, Fingerprints] = field(default_factory=dict)
 
 
 class LedgerReads:
-    """Of one look at one ledger."""
+    """The reads of one look at one ledger, with their totals."""
 
     def __init__(
         self,
@@ -48,21 +49,21 @@ class LedgerReads:
         digest: EntryDigest,
         entry_bytes: int,
     ) -> None:
-        """``entry_bytes``: a guess at their stored size."""
+        """``entry_bytes``: a guess at the stored size of an entry."""
         self._ledger_id = ledger_id
         self._bookies = bookies
         self._clock = clock
         self._digest = digest
         self._entry_bytes = entry_bytes
         self.silent: set[BookieId] = set()
-        """Those that answered for nothing that they were asked for, or fell silent."""
+        """Bookies that answered no request, or stopped answering."""
         self.entry_count = 0
-        """Good ones, each time that they were read."""
+        """Good entries; an entry that was read twice counts twice."""
         self.byte_count = 0
         self.mismatch_count = 0
 
     async def ask_runs(self, asked: Mapping[BookieId, Sequence[Sequence[int]]]) -> Answers:
-        """For ascending, disjoint runs of entries, however many."""
+        """Read ascending, disjoint runs of entries, of any number."""
         whole = Answers()
         slices = (transfer_slices(runs, sharing=len(asked)) for runs in asked.values())
         for parts in zip_longest(*slices, fillvalue=()):
@@ -72,8 +73,8 @@ class LedgerReads:
         return whole
 
     async def ask(self, reads: Reads, *, compares: bool = False) -> Answers:
-        """``compares``: whether fingerprints are wanted; the entries should stand close together
-        then."""
+        """Read these entries, ``TRANSFER_ENTRIES_MAX`` at most. ``compares``: True to get
+        fingerprints; the entry ids should be close together then."""
         reads = {b: ids for b, ids in reads.items() if ids and b not in self.silent}
         if not reads:
             return Answers()
@@ -98,7 +99,8 @@ class LedgerReads:
         failures: dict[BookieId, dict[int, Answer]],
         fingerprints: Mapping[BookieId, Fingerprints],
     ) -> None:
-        """Make the failures certain: each goes, or stays as what it is."""
+        """Repeat failed reads until each entry is given, or its failure is certain. Changes
+        ``failures`` and ``fingerprints``."""
         errors = Counter(_unreadable(failures))
         for _ in range(AGAIN_MAX):
             again = self._still_open(reads, failures, errors)
@@ -121,7 +123,8 @@ class LedgerReads:
     def _still_open(
         self, reads: Reads, failures: Mapping[BookieId, Mapping[int, Answer]], errors: Errors
     ) -> dict[BookieId, list[int]]:
-        """What proves nothing yet, of the bookies that answer for anything."""
+        """Return the entries whose answers prove nothing yet, for bookies that answered at least
+        once."""
         still_open = {
             bookie: _open_entries(bookie, answers, errors)
             for bookie, answers in failures.items()
@@ -146,7 +149,7 @@ class LedgerReads:
 
 
 def _open_entries(bookie: BookieId, answers: Mapping[int, Answer], errors: Errors) -> list[int]:
-    """Entries of which the bookie's answer proves nothing yet, ascending."""
+    """Return the entries, ascending, for which the bookie's answer proves nothing yet."""
     return [
         entry_id
         for entry_id, answer in sorted(answers.items())

@@ -1,5 +1,4 @@
-"""One run as it is ordered, and how far it is: what its command and the job on Spark tell each
-other."""
+"""A run: what its command orders from the Spark job, and the progress that the job reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,22 +9,22 @@ from ledgers.errors import SettingsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsckJob:
-    """What only the driver needs to know; ``FsckOptions`` is what each executor does."""
+    """The options that only the driver needs; ``FsckOptions`` has those of executors."""
 
     run: str
-    """Its name: UTC, as in ``20261121T193500Z``, so that runs sort by their time. It stands in
-    paths."""
+    """Name of the run: its time in UTC, such as ``20261121T193500Z``, so that names sort by time.
+    It is part of paths."""
     output: Path
-    """Of the results. It is there, and no other run writes there now."""
+    """Folder of the results. It exists, and no other run writes to it meanwhile."""
     checked_within_s: float = 0.0
-    """Closed ledgers that an earlier run found whole so lately, as closely, and whose metadata was
-    not written since, are left out. 0: none is."""
+    """Skip closed ledgers that were found whole within this time, at this level or closer, if their
+    metadata is unchanged. 0: skip none."""
     time_budget_s: float = 0.0
-    """After so long no further part is begun; those looked at as closely the longest ago come
-    first. 0: no end."""
+    """Begin no further part after this time. The least recently checked ledgers come first, by
+    looks at this level or closer. 0: no limit."""
     partition_count: int = 0
-    """Parts that the ledgers are looked at in, if there are as many ledgers, whatever a part then
-    weighs. 0: by what there is to be read, and the cores."""
+    """Number of parts, or of ledgers if these are fewer, whatever a part then weighs. 0: chosen by
+    the amount to read and the number of cores."""
 
     def __post_init__(self) -> None:
         for name in ("checked_within_s", "time_budget_s", "partition_count"):
@@ -35,20 +34,20 @@ class FsckJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsckProgress:
-    """How far a run is, of all its executors together."""
+    """The progress of a run, over all its executors."""
 
     phase: str
-    """For people: ``listing``, ``weighing``, ``looking``, ``looking again``, ``writing``."""
+    """For people: ``listing``, ``weighing``, ``looking``, ``looking again`` or ``writing``."""
     ledgers_done: int = 0
     ledgers_expected: int = 0
     """0: not known yet."""
     work_done: int = 0
     work_expected: int = 0
-    """What takes the time: copies to be read, or ledgers where that is much alike. 0: not known
-    yet."""
+    """The work that takes the time: copies to read, or ledgers where these are much alike. 0: not
+    known yet."""
     entries_read: int = 0
     bytes_read: int = 0
 
 
 OnProgress = Callable[[FsckProgress], None]
-"""Called in the driver, from any thread, a few times a second at most."""
+"""Called in the driver, from any thread, at most a few times per second."""

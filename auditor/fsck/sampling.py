@@ -1,5 +1,4 @@
-"""Which entries a run looks at that does not look at all of them. Pure; the same entries of each
-copy."""
+"""Chooses the entries that a sample reads: the same entries of each copy. Pure."""
 
 from collections.abc import Iterator
 from math import ceil, floor
@@ -9,11 +8,11 @@ _MASK = (1 << 64) - 1
 
 
 def sampled(first: int, last: int, *, share: float, seed: int) -> Iterator[int]:
-    """About ``share`` of the ids from the first to the last, ascending: one of each ``1 / share``
-    in a row.
+    """Yield about ``share`` of the ids from the first to the last, ascending: one of each
+    ``1 / share`` consecutive ids.
 
-    Which one of them, the seed decides, and the id: whoever else looks at the ledger reads the same
-    entries. One drawn anew from each row, so that striping does not favour a bookie.
+    The seed and the position decide which one, so that every reader of the ledger draws the same
+    entries. Each group of ids has a draw of its own, so that striping does not favour a bookie.
     """
     assert 0 < share <= 1, share
     previous = first - 1
@@ -25,7 +24,7 @@ def sampled(first: int, last: int, *, share: float, seed: int) -> Iterator[int]:
 
 
 def _drawn(row: int, seed: int) -> float:
-    """0 to 1, evenly, without rhyme."""
+    """Return a pseudo-random number, evenly distributed from 0 (inclusive) to 1 (exclusive)."""
     mixed = (row * _MIX + seed * 0xD1B5_4A32_D192_ED03 + 1) & _MASK
     mixed = ((mixed ^ (mixed >> 31)) * _MIX) & _MASK
     mixed = ((mixed ^ (mixed >> 29)) * _MIX) & _MASK

@@ -1,7 +1,7 @@
-"""The graded scale, for a single entry: what is known of its copies, and the grade that this makes.
+"""The scale of grades for a single entry: what is known of its copies, and the resulting grade.
+Pure.
 
-Pure. Of its ``write_quorum`` copies each is good, bad, excused, missed with its bookie, or
-unanswered for.
+Each of the ``write_quorum`` copies is good, bad, excused, on an unregistered bookie, or unanswered.
 """
 
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from auditor.fsck.verdicts import Grade
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryCopies:
-    """Of one entry, or of any number that are alike. What is none of these is good, or presumed to
-    be."""
+    """Counts of the copies of one entry, or of many entries alike. A copy in no count is good, or
+    presumed good."""
 
     write_quorum: int
     ack_quorum: int
     bad: int = 0
-    """Missing, damaged, or refused with a read error twice."""
+    """Missing, damaged, or refused twice with a read error."""
     excused: int = 0
-    """Missing, on a bookie that the writer may have gone on without."""
+    """Missing on a bookie whose copy the writer did not need."""
     gone: int = 0
-    """On bookies that are not registered: missed, although nobody knows that they are lost."""
+    """On bookies that are not registered. These copies are not known to be lost."""
     silent: int = 0
     """Not answered for."""
     is_elsewhere: bool = False
-    """A bookie that the metadata does not name for it has a good copy."""
+    """True if a bookie that the metadata does not name for the entry has a good copy."""
 
     @property
     def good(self) -> int:
@@ -33,16 +33,16 @@ class EntryCopies:
 
     @property
     def is_legal(self) -> bool:
-        """Whether only copies are missing that the ack quorum can do without."""
+        """True if copies are missing, but only such as the ack quorum allows."""
         standing = self.good + self.silent
         return self.excused > 0 and not self.bad and not self.gone and standing >= self.ack_quorum
 
     @property
     def grade(self) -> Grade:
-        """What was not answered for makes a loss neither certain nor excused (rule S5).
+        """The entry's grade. Unanswered copies make a loss neither certain nor legal (rule S5).
 
-        A bookie that is gone leaves an entry with fewer copies, but takes the last one with it only
-        for all that is known.
+        An unregistered bookie lowers the number of copies. But the entry does not count as lost
+        while that bookie may still have the last one.
         """
         if self.good == self.write_quorum:
             return Grade.WHOLE

@@ -1,5 +1,5 @@
-"""One ledger's verdict, as it grows stretch by stretch. Pure; its size is that of the metadata, not
-of the ledger."""
+"""One ledger's verdict, collected stretch by stretch. Pure. Its size depends on the metadata, not
+on the number of entries."""
 
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
@@ -19,23 +19,24 @@ from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId
 
 EVIDENCE_MAX = 100
-"""Of one ledger; what is worst comes first."""
+"""Number of observations kept for one ledger; the worst come first."""
 _ORDER = tuple(Finding)
 _LACKS = frozenset(
     {Finding.MISSING, Finding.ACK_QUORUM_ONLY, Finding.BAD_DIGEST, Finding.READ_ERROR}
 )
 
 _Key = tuple[Finding, BookieId | None, int, str]
-"""With the first entry of the fragment, or -1; and the code."""
+"""What observations have in common that are merged. The number is the first entry of the fragment,
+or -1; the last item is the code."""
 
 
 class SummingUp:
-    """Of one look at one ledger."""
+    """The verdict of one look at one ledger, while it grows."""
 
     def __init__(self, versioned: VersionedMetadata) -> None:
         self._versioned = versioned
         self._fragments: dict[int, FragmentVerdict] = {}
-        """By their position."""
+        """By position in the ledger."""
         self._evidence: dict[_Key, Evidence] = {}
         self.entries_read = 0
         self.bytes_read = 0
@@ -44,8 +45,8 @@ class SummingUp:
         self.length = versioned.metadata.length
 
     def add_fragment(self, position: int, fragment: Fragment, *, is_unknown: bool = False) -> None:
-        """That it is there; whole, unless more is told. ``is_unknown``: nobody said where it
-        ends."""
+        """Add a fragment that is whole until ``add`` says otherwise. ``is_unknown``: True if its
+        end is unknown."""
         assert fragment.last_entry_id is not None, fragment
         self._fragments[position] = FragmentVerdict(
             first_entry_id=fragment.first_entry_id,
@@ -57,7 +58,7 @@ class SummingUp:
         )
 
     def add(self, position: int, found: StretchVerdict) -> None:
-        """``position``: of the fragment among the ledger's."""
+        """Merge the verdict on a stretch. ``position``: of its fragment in the ledger."""
         known = self._fragments[position]
         self._fragments[position] = replace(
             known,
@@ -68,8 +69,8 @@ class SummingUp:
         self.note(found.evidence, fragment_start=known.first_entry_id)
 
     def doubt_end(self, evidence: Collection[Evidence]) -> None:
-        """That nobody can prove what the last fragment was to hold; nothing where there is no
-        evidence of that."""
+        """Note that nobody can prove where the last fragment ends. Does nothing without evidence of
+        that."""
         if not evidence:
             return
         position = max(self._fragments)
@@ -79,23 +80,23 @@ class SummingUp:
         self.note(evidence)
 
     def lacks(self, bookie: BookieId, entry_id: int) -> bool:
-        """Whether it was seen not to have the entry, which is the first that it was asked for of a
-        fragment."""
+        """True if the bookie was seen to lack the entry, which must be the first one requested from
+        it in a fragment."""
         return any(
             each.bookie == bookie and each.first_entry_id == entry_id and each.finding in _LACKS
             for each in self._evidence.values()
         )
 
     def note(self, evidence: Iterable[Evidence], *, fragment_start: int = -1) -> None:
-        """Neighbouring observations of a kind become one."""
+        """Add observations. Those of one kind in one fragment are merged into one."""
         for each in evidence:
             key = (each.finding, each.bookie, fragment_start, each.code)
             known = self._evidence.get(key)
             self._evidence[key] = each if known is None else _joined(known, each)
 
     def verdict(self, *, checked_ms: int, is_key_suspect: bool = False) -> LedgerVerdict:
-        """``is_key_suspect``: no entry fits our key, and the metadata holds none: nothing is known
-        (rule S7)."""
+        """Return the verdict. ``is_key_suspect``: True if no entry matches our key and the metadata
+        holds none, so that nothing is known (rule S7)."""
         if is_key_suspect:
             self.note([_WRONG_KEY])
             for position, fragment in self._fragments.items():
@@ -127,8 +128,8 @@ class SummingUp:
 
 
 def _grade(fragments: Sequence[FragmentVerdict], found: Set[Finding]) -> Grade:
-    """That of the worst fragment; but that copies are legally missing excuses nobody's silence
-    about others."""
+    """Return the grade of the worst fragment. If only legally missing copies degrade the ledger,
+    but other copies were not answered for, it is ``UNKNOWN``."""
     worst = min((fragment.grade for fragment in fragments), key=lambda grade: grade.rank)
     is_legal = worst is Grade.DEGRADED and DAMAGE.isdisjoint(found)
     is_silent = any(fragment.rests_on_unknown for fragment in fragments)

@@ -1,4 +1,4 @@
-"""Which ledgers' metadata is as it was: asked of ZooKeeper without reading it."""
+"""Finds ledgers whose metadata is unchanged, without reading the metadata."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,14 @@ from ledgers.operations.tasks import gather_in_parts
 READS_AT_ONCE = 500
 
 Written = tuple[int, int]
-"""Which writing of a ledger's metadata: the znode's version, and ``mtime_ms``, as one that was
-deleted and made anew counts from 0 again."""
+"""Identifies a write to a ledger's metadata: the znode's version and ``mtime_ms``. The version
+alone does not: it starts at 0 again if a ledger is deleted and created again."""
 
 
 async def unchanged(options: FsckOptions, known: Mapping[int, Written]) -> list[int]:
-    """Those ledgers whose metadata is as it was when it was ``known``, ascending. In a session of
-    its own.
+    """Return the ledgers whose metadata is as ``known``, ascending. Opens a session of its own.
 
-    One that is gone is not among them, nor one that ACLs shut away. Raises UnavailableError,
+    A deleted ledger is left out, and so is one whose ACL denies access. Raises UnavailableError,
     SettingsError.
     """
     async with read_session(options.metadata_service_uri, options.timeouts) as (store, uri):
@@ -28,7 +27,7 @@ async def unchanged(options: FsckOptions, known: Mapping[int, Written]) -> list[
         async def written(ledger_id: int) -> Written | None:
             try:
                 stat = await store.exists(manager.path(ledger_id))
-            except UnauthorizedError:  # ZooKeeper 3.9.5; whoever looks at it tells of it
+            except UnauthorizedError:  # ZooKeeper 3.9.5; the check of the ledger reports it
                 return None
             return None if stat is None else (stat.version, stat.mtime_ms)
 

@@ -1,4 +1,4 @@
-"""What is said of a ledger: a grade by its entry that is worst off, findings beside it, and the
+"""The verdict on a ledger: its grade, which its worst entry decides, its findings, and the
 evidence."""
 
 import enum
@@ -8,28 +8,29 @@ from ledgers.metadata import BookieId
 
 
 class Grade(enum.Enum):
-    """By the entry that is worst off. Its value stands in results: never change one.
+    """The grade of the worst entry. The values appear in results: never change one.
 
-    A copy that a level does not look at counts as good, for as long as what it looked at of that
-    bookie's was. One that was not answered for may be good or not: it makes no grade worse than
-    ``UNKNOWN``, and none better.
+    At a level that does not read all copies, unread ones count as good while everything that was
+    read from that bookie is good. An unanswered copy may be good or bad: alone, it lowers a grade
+    no further than ``UNKNOWN``, and it is no proof that data is there.
     """
 
     LOST = "lost"
-    """No good copy, and every recorded one was answered for; nor on a former member, as far as
-    these answered."""
+    """No good copy is left. Every recorded copy was answered for, and no former member that
+    answered has one."""
     AT_RISK = "at_risk"
-    """One copy at most, where the write quorum is above one; or none but a former member's."""
+    """At most one good copy, with a write quorum above one; or a good copy only on a bookie that
+    the metadata does not name for the entry."""
     DEGRADED = "degraded"
-    """Fewer copies than the write quorum."""
+    """Fewer good copies than the write quorum."""
     UNKNOWN = "unknown"
-    """Copies were not answered for, and nothing is known to be wrong."""
+    """Some copies were not answered for, and nothing is known to be wrong."""
     WHOLE = "whole"
     """As many good copies as the write quorum."""
 
     @property
     def rank(self) -> int:
-        """0 for the worst."""
+        """The order of badness: 0 is the worst."""
         return _RANKS[self]
 
 
@@ -37,40 +38,40 @@ _RANKS = {grade: rank for rank, grade in enumerate(Grade)}
 
 
 class Finding(enum.Enum):
-    """What was noticed, and what a grade rests on. Its value stands in results: never change
-    one."""
+    """What was noticed; the reasons of a grade. The values appear in results: never change one."""
 
     MISSING = "missing"
-    """A bookie says that it does not have entries that it should have."""
+    """A bookie answered that it does not have an entry that it should have."""
     BAD_DIGEST = "bad_digest"
     READ_ERROR = "read_error"
-    """Its bookie answered twice with a read error."""
+    """The bookie answered twice with a read error."""
     NOT_ANSWERED = "not_answered"
-    """Nobody answered for a copy: it is unknown, never missing."""
+    """The bookie did not answer. The copy is unknown, never missing."""
     END_UNPROVEN = "end_unproven"
-    """Of a ledger that is not closed: too many of its last bookies were wiped for a recovery to
-    prove where it ends."""
+    """The ledger is not closed, and too many of its last bookies were reformatted. No recovery can
+    prove its end."""
     BOOKIE_GONE = "bookie_gone"
-    """The bookie is not registered: its copies are missed, but that they are lost is not known."""
+    """The bookie is not registered. Its copies are missing for now, but not known to be lost."""
     ACK_QUORUM_ONLY = "ack_quorum_only"
-    """Entries of a fragment that was, or is, written without some bookie, as is legal with the ack
-    quorum."""
+    """Entries without a copy on some bookie, as the ack quorum allows: the writer did not need that
+    copy."""
     MISPLACED = "misplaced"
-    """The ensemble breaks the placement policy."""
+    """The ensemble breaks the placement policy, or has one bookie twice."""
     STRAY = "stray"
-    """A former member has copies; where the recorded ones are missing, they are the cure."""
+    """A bookie has copies that the metadata does not name it for, for example a former member. If
+    the recorded copies are missing, these can replace them."""
     SUSPECT = "suspect"
-    """Copies with right digests whose payload or length differ."""
+    """Copies with correct digests differ in payload or length."""
     IDLE_OPEN = "idle_open"
     UNREADABLE_METADATA = "unreadable_metadata"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One observation. ``first_entry_id`` to ``last_entry_id``, both included; -1 where it is of no
-    entries.
+    """One observation about the entries ``first_entry_id`` to ``last_entry_id``, both inclusive; -1
+    if it is about no entry.
 
-    ``code``: what the bookie answered, or what was seen, in one word; ``detail`` for people.
+    ``code``: the bookie's answer or the observation, in one word. ``detail``: text for people.
     """
 
     finding: Finding
@@ -78,16 +79,18 @@ class Evidence:
     first_entry_id: int = -1
     last_entry_id: int = -1
     entry_count: int = 0
-    """Of the entries between, those that it is about."""
+    """Number of entries in this range that the observation is about."""
     code: str = ""
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentVerdict:
-    """``copies_least``: good copies of its worst entry, as far as known. It is empty where
-    ``last_entry_id`` is below ``first_entry_id``; of an open one, ``last_entry_id`` is the last
-    that is known to be acknowledged."""
+    """The verdict on one fragment. ``copies_least``: known good copies of its worst entry.
+
+    An empty fragment has a ``last_entry_id`` below ``first_entry_id``. In an open one,
+    ``last_entry_id`` is the last entry known to be acknowledged.
+    """
 
     first_entry_id: int
     last_entry_id: int
@@ -99,11 +102,11 @@ class FragmentVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerVerdict:
-    """One ledger's row. ``findings`` without repetition, in the order above; ``evidence`` is
-    bounded.
+    """One row of the results. ``findings``: without repetition, in the order of ``Finding``.
+    ``evidence`` is bounded.
 
-    ``rests_on_unknown``: some copy was not answered for (of a bookie that is gone, too), so that
-    the truth may be another: worse than the grade, or, with a bookie that is gone, better.
+    ``rests_on_unknown``: True if some copy was not answered for, also because its bookie is not
+    registered. The true grade may then be worse; with an unregistered bookie, also better.
     """
 
     ledger_id: int
@@ -114,25 +117,25 @@ class LedgerVerdict:
     evidence_left_out: int = 0
     fragments: tuple[FragmentVerdict, ...] = ()
     state: str = ""
-    """``open``, ``in_recovery``, ``closed``; empty where the metadata cannot be read."""
+    """``open``, ``in_recovery`` or ``closed``; empty if the metadata is unreadable."""
     length: int = 0
     last_entry_id: int = -1
-    """Of a ledger that is not closed, the last that is known to be acknowledged."""
+    """If the ledger is not closed, the last entry known to be acknowledged."""
     is_tail_unseen: bool = False
-    """Whether what comes after that one, if anything does, was left to the writer, and no copy of
-    it looked at."""
+    """True if entries after ``last_entry_id`` may exist that were left to the writer and not
+    checked."""
     metadata_version: int = -1
-    """The znode's."""
+    """Version of the metadata's znode; -1 if it is unreadable."""
     mtime_ms: int = 0
-    """When the metadata was written last."""
+    """Time of the last write to the metadata."""
     entries_read: int = 0
     bytes_read: int = 0
     checked_ms: int = 0
 
     @property
     def is_wrong(self) -> bool:
-        """Whether somebody should do something: exit code 1. Copies that are legally missing are no
-        reason."""
+        """True if somebody must act (exit code 1). Copies that the ack quorum allows to be missing
+        are not wrong."""
         if Finding.SUSPECT in self.findings:
             return True
         if self.grade in (Grade.LOST, Grade.AT_RISK):
@@ -141,11 +144,11 @@ class LedgerVerdict:
 
     @property
     def kept_away(self) -> frozenset[BookieId]:
-        """Bookies that are gone, and with them all good copies of some entries: they are to be
-        started.
+        """The unregistered bookies without which some entry has no good copy. Starting them should
+        help.
 
-        None where the loss is known, and where some other bookie may have copies: it did not
-        answer, is a former member, or has what our key does not fit.
+        Empty if the loss is known, or if another bookie may have copies: one that did not answer, a
+        former member, or one whose entries do not match our key.
         """
         if self.grade is Grade.LOST or _MAY_HAVE_COPIES.intersection(self.findings):
             return frozenset()
@@ -164,14 +167,15 @@ class LedgerVerdict:
 
     @property
     def seems_wrong(self) -> bool:
-        """Whether it is worth a second look, before anything is said of it."""
+        """True if the ledger needs a second look before anything is reported."""
         return self.grade is not Grade.WHOLE or bool(_DOUBTFUL.intersection(self.findings))
 
 
 DAMAGE = frozenset({Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR, Finding.BOOKIE_GONE})
-"""What makes a ledger degraded that it should not be."""
+"""Findings that make a ``DEGRADED`` ledger wrong."""
 WRONG_KEY = "wrong_key"
-"""Code of evidence that no entry fits the key that ledgers without one are read by (rule S7)."""
+"""Code of the evidence that no entry matches the fallback key, which applies if the metadata holds
+none (rule S7)."""
 _MAY_HAVE_COPIES = frozenset({Finding.NOT_ANSWERED, Finding.STRAY})
 _DOUBTFUL = frozenset({Finding.SUSPECT, Finding.IDLE_OPEN, Finding.UNREADABLE_METADATA})
-"""What a second look may make go away, whatever the grade."""
+"""Findings that a second look may clear, whatever the grade."""

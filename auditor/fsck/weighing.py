@@ -1,7 +1,8 @@
-"""How much there is to be read of each ledger, by its metadata: what parts of a run are cut by, and
-its progress told.
+"""Estimates from metadata how much must be read of each ledger. Sizes the parts of a run, and
+measures its progress.
 
-No bookie is asked. The unit is a small copy; a large one weighs as many as are read in its time.
+No bookie is asked. The unit is one small copy. A large copy weighs as many units as small ones are
+read in the same time.
 """
 
 import asyncio
@@ -15,24 +16,24 @@ from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
 
 LIGHTEST = 1
-"""Of a ledger of which nothing is read but metadata, or nobody knows."""
+"""Weight of a ledger of which only metadata is read, or whose metadata cannot be read."""
 COPY_BYTES = 4_096
-"""Stored bytes that take about as long as a copy does, however small."""
+"""Stored bytes that take as long to read as any small copy does."""
 READS_AT_ONCE = 500
 
 OnWeighed = Callable[[int], None]
-"""Told how many ledgers are weighed so far."""
+"""Receives the number of ledgers weighed so far."""
 
 
 def is_weighed(level: Level) -> bool:
-    """At the others ledgers are much alike, and reading their metadata would be half of the
-    work."""
+    """True if ledgers are weighed at this level. At the others they are much alike, and reading
+    their metadata would be half of the work."""
     return level in (Level.SAMPLE, Level.FULL)
 
 
 def weight_of(metadata: LedgerMetadata, options: FsckOptions) -> int:
-    """Of an open ledger as far as the metadata tells: nobody knows yet how far it will be
-    written."""
+    """Return the number of units to read. An open ledger counts without its last segment, whose end
+    is unknown."""
     share = options.sample_share if options.level is Level.SAMPLE else 1.0
     entries = metadata.last_segment.first_entry_id
     if metadata.is_closed:
@@ -45,9 +46,9 @@ def weight_of(metadata: LedgerMetadata, options: FsckOptions) -> int:
 async def weigh(
     options: FsckOptions, ledger_ids: Sequence[int], on_weighed: OnWeighed = lambda count: None
 ) -> "array[int]":
-    """The weight of each, in their order, in a session of its own.
+    """Return the weight of each ledger, in the given order. Opens a session of its own.
 
-    Raises UnavailableError, SettingsError. What is gone, or cannot be read, weighs least.
+    A deleted or unreadable ledger has the least weight. Raises UnavailableError, SettingsError.
     """
     weights = array("q")
     async with read_session(options.metadata_service_uri, options.timeouts) as (store, uri):

@@ -1,9 +1,11 @@
-"""Which bookies are to hold a ledger's entries: pure choices among the writable ones.
+"""Placement: the choice of writable bookies for the entries of a ledger. No I/O.
 
-``policy`` is the interface: candidates, what a policy is asked, what it may say of an ensemble that
-stands. ``rules`` are what parts the policies (racks, regions, zones, or none); ``ruled`` is the
-policy that follows one. Beneath: ``arrangements`` and ``verdicts`` hold a rule against an ensemble,
-``drawing`` chooses among equals, ``racks`` knows where the bookies are, and were.
+``policy`` defines the interface of placement policies. ``rules`` defines the rules: racks, regions,
+zones, or none. ``ruled`` is the policy that follows one rule.
+
+``arrangements`` applies a rule to an ensemble and searches for good ensembles. ``verdicts`` ranks
+replacements and judges existing ensembles. ``drawing`` chooses among bookies that are equally good
+for the rule. ``racks`` remembers the location of each bookie.
 """
 
 from ledgers.placement.drawing import Weighting

@@ -1,8 +1,7 @@
-"""Which rack goes to which place of an ensemble: what a rule says of it, and the search for a good
-one.
+"""The racks of an ensemble in order: how a rule judges them, and the search for good ones.
 
-An arrangement is a sequence of racks, one for each bookie index; ``None`` is a place not filled
-yet. Bookies of the same rack are alike here.
+An arrangement is a sequence of racks, one for each bookie index. ``None`` is an index without a
+bookie yet. Bookies of the same rack are equivalent here.
 """
 
 from collections import Counter
@@ -18,12 +17,14 @@ from ledgers.striping import write_set
 Arrangement = Sequence[str | None]
 
 STEPS_MAX = 2_000
-"""Places tried before a search is given up. One that succeeds rarely takes more than one a
-place."""
+"""Racks tried before a search is given up. A successful search rarely takes more than one for each
+index."""
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """E, W and A. ``1 <= ack_quorum <= write_quorum <= size``."""
+    """Ensemble size (E), write quorum (W) and ack quorum (A) of a ledger.
+
+    ``1 <= ack_quorum <= write_quorum <= size``."""
 
     size: int
     write_quorum: int
@@ -33,11 +34,12 @@ class Shape(Struct, frozen=True, kw_only=True):
         assert 1 <= self.ack_quorum <= self.write_quorum <= self.size, self
 
     def write_sets(self) -> dict[int, tuple[int, ...]]:
-        """Every different write set, by the bookie index that it begins with."""
+        """Return every distinct write set, by its first bookie index."""
         starts = range(1 if self.write_quorum == self.size else self.size)
         return {start: self._write_set(start) for start in starts}
 
     def write_sets_with(self, index: int) -> dict[int, tuple[int, ...]]:
+        """Return the write sets that contain ``index``, by their first bookie index."""
         return {start: members for start, members in self.write_sets().items() if index in members}
 
     def _write_set(self, start: int) -> tuple[int, ...]:
@@ -46,7 +48,7 @@ class Shape(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """The bookies of a rack that may be chosen: how many, and what they weigh together."""
+    """The number of bookies of a rack that may be chosen, and their total weight."""
 
     count: int
     weight: float
@@ -56,16 +58,16 @@ class Stock:
 
 
 class Arrangements:
-    """Arrangements of one shape, as one rule sees them."""
+    """Judges and finds arrangements of one shape by one rule."""
 
     def __init__(self, rule: Rule, shape: Shape) -> None:
         self._rule, self._shape = rule, shape
 
-    # --- What the rule says --------------------------------------------------------------------
+    # --- Judging by the rule -------------------------------------------------------------------
 
     def offences(self, arrangement: Arrangement) -> int:
-        """What is wrong: write sets that break the rule, and racks that an enforced one does not
-        admit."""
+        """Return the number of write sets that break the rule. If the rule is enforced, add the
+        number of places in a rack that it does not admit."""
         broken = sum(
             not self._keeps(arrangement, each) for each in self._shape.write_sets().values()
         )
@@ -82,7 +84,7 @@ class Arrangements:
         )
 
     def broken(self, arrangement: Arrangement, index: int) -> frozenset[int]:
-        """The write sets of a place that break the rule, by the bookie index they begin with."""
+        """Return the write sets that contain ``index`` and break the rule, as first indexes."""
         return frozenset(
             start
             for start, members in self._shape.write_sets_with(index).items()
@@ -90,10 +92,10 @@ class Arrangements:
         )
 
     def crowding(self, arrangement: Arrangement, index: int) -> tuple[int, ...]:
-        """How unevenly the write sets of a place are spread, the widest domains first; 0s are
-        least.
+        """Return how many pairs of bookies may fail together in the write sets with ``index``.
 
-        For each width the pairs of bookies that share a domain: what may fail together.
+        There is one number for each width of failure domain, the widest first: the pairs of bookies
+        that share a domain. Lower is better.
         """
         rows: list[tuple[int, ...]] = []
         for members in self._shape.write_sets_with(index).values():
@@ -106,11 +108,11 @@ class Arrangements:
         racks = [arrangement[index] for index in members]
         return self._rule.keeps(racks, ack_quorum=self._shape.ack_quorum)
 
-    # --- The search for a good one -------------------------------------------------------------
+    # --- Searching -----------------------------------------------------------------------------
 
     def search(self, stocks: Mapping[str, Stock], rng: Random) -> list[str] | None:
-        """An arrangement that keeps the rule; None where there is none (or none was found in
-        time)."""
+        """Return an arrangement that keeps the rule; None if there is none, or none was found in
+        ``STEPS_MAX`` steps."""
         left = dict(stocks)
         places: list[str | None] = [None] * self._shape.size
         steps = iter(range(STEPS_MAX))
@@ -131,7 +133,10 @@ class Arrangements:
         return [rack for rack in places if rack is not None] if fill(0) else None
 
     def makeshift(self, stocks: Mapping[str, Stock], rng: Random) -> list[str]:
-        """Place by place the rack that breaks the rule least. There must be bookies enough."""
+        """Return an arrangement that gives each index in turn the rack that breaks the rule least.
+
+        The stocks must hold at least as many bookies as the ensemble.
+        """
         left = dict(stocks)
         places: list[str | None] = [None] * self._shape.size
         chosen: list[str] = []
@@ -144,9 +149,10 @@ class Arrangements:
     def _tries(
         self, places: Arrangement, index: int, left: Mapping[str, Stock], rng: Random
     ) -> list[tuple[int, str]]:
-        """The racks for a place with the number of write sets they would break there, best first.
+        """Return the racks for ``index``, best first, each with the number of write sets that
+        would break the rule.
 
-        Among equally good ones a lot decides, in which a rack weighs what its bookies weigh.
+        Equally good racks are in random order, weighted by the weight of their bookies.
         """
         tries = []
         for rack in sorted(rack for rack, stock in left.items() if stock.count):

@@ -1,4 +1,4 @@
-"""Which of several bookies that a rule finds equally good: by load, room, locality, then by lot."""
+"""The choice among bookies that are equal to a rule: by load, free space, locality, then random."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,18 @@ from ledgers.placement.policy import Candidate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighting:
-    """Choices weighted by free room (BookKeeper's diskWeightBasedPlacementEnabled)."""
+    """Choices weighted by free disk space (BookKeeper's diskWeightBasedPlacementEnabled)."""
 
     multiple_max: float = 3.0
-    """No bookie weighs more than so many times the median, lest a new and empty one be given
-    everything (bookieMaxWeightMultipleForWeightBasedPlacement). 0: no such limit."""
+    """Limit on a bookie's weight, in multiples of the median, so that a new empty bookie does not
+    get everything (bookieMaxWeightMultipleForWeightBasedPlacement). 0: no limit."""
 
     def weights(self, candidates: Sequence[Candidate]) -> Mapping[BookieId, float]:
-        """Each one's, above 0. One that did not tell its room weighs as much as the median."""
+        """Return each candidate's weight, above 0. A candidate whose free space is unknown gets the
+        median."""
         known = [each.free_bytes for each in candidates if each.free_bytes is not None]
         middle = float(median(known)) if known else 1.0
-        least = float(min((free for free in known if free > 0), default=1))  # for the full ones
+        least = float(min((free for free in known if free > 0), default=1))  # for full bookies
         most = self.multiple_max * middle or math.inf
 
         def weight(free_bytes: int | None) -> float:
@@ -33,7 +34,7 @@ class Weighting:
 
 
 class _Alike(dict[BookieId, float]):
-    """Everybody weighs the same: there is nothing to be worked out for hundreds of bookies."""
+    """Gives every bookie the weight 1, without a table of hundreds of bookies."""
 
     def __missing__(self, bookie: BookieId) -> float:
         return 1.0
@@ -43,7 +44,7 @@ _ALIKE = _Alike()
 
 
 class Drawing:
-    """Draws among candidates. Nothing but the seed of ``rng`` decides between equal ones."""
+    """Draws among candidates. Only the seed of ``rng`` decides between equal ones."""
 
     def __init__(
         self, rng: Random, *, local: BookieId | None = None, weighting: Weighting | None = None
@@ -51,7 +52,7 @@ class Drawing:
         self._rng, self._local, self._weighting = rng, local, weighting
 
     def weights(self, candidates: Sequence[Candidate]) -> Mapping[BookieId, float]:
-        """All the same where choices are not weighted."""
+        """Return the weight of each candidate; the same for all if choices are not weighted."""
         if self._weighting is None:
             return _ALIKE
         return self._weighting.weights(candidates)
@@ -63,10 +64,10 @@ class Drawing:
         *,
         prefers_local: bool = True,
     ) -> Candidate:
-        """One of at least one: the least loaded, among equals the local one, else any.
+        """Return the least loaded candidate; of several, the local one, else a random one.
 
-        Weighted, the less loaded of two that are drawn by weight: so that room decides on the
-        whole, and load at the moment.
+        With weighting, two candidates are drawn by weight, and the less loaded one is returned. So
+        free space decides in the long run, and load at the moment. ``candidates`` is not empty.
         """
         allowed = candidates
         if self._weighting is not None:

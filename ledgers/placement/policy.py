@@ -1,7 +1,7 @@
-"""What every placement policy is given, what it is asked, and what it promises.
+"""The interface of placement policies: their input, their choices and their guarantees.
 
-Every choice keeps two promises: no bookie stands in an ensemble twice, and none that was excluded
-comes in. What further makes a good choice (racks, regions, zones, room) is the policy's.
+Every choice guarantees that no bookie is in an ensemble twice, and that no excluded bookie is
+chosen. Each policy adds its own criteria (racks, regions, zones, free space).
 """
 
 import enum
@@ -14,46 +14,47 @@ from msgspec import Struct
 from ledgers.metadata import BookieId
 
 DEFAULT_RACK = "/default-rack"
-"""Where BookKeeper's policies put a bookie whose location is not known."""
+"""The location that BookKeeper's policies assume for a bookie whose location is unknown."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """A bookie that may be chosen, and what speaks for and against it."""
+    """A bookie that may be chosen, with its location, load and free space."""
 
     bookie: BookieId
     rack: str = DEFAULT_RACK
-    """Its location as in BookKeeper: ``/rack``, ``/region/rack`` or ``/zone/upgrade-domain``."""
+    """Location as in BookKeeper: ``/rack``, ``/region/rack`` or ``/zone/upgrade-domain``."""
     load_bytes: int = 0
-    """Whatever the caller balances (bytes under way to it), 0 when it balances nothing."""
+    """The load that the caller balances, such as bytes in flight to the bookie; 0 without
+    balancing."""
     free_bytes: int | None = None
-    """Free room on its disks; None when it did not say. Counts in disk-weighted choices only."""
+    """Free disk space; None if unknown. Used only in disk-weighted choices."""
 
 
 class Adherence(enum.Enum):
-    """Whether an ensemble that stands keeps a policy's rule (BookKeeper's
+    """How well an existing ensemble follows a policy's rule (BookKeeper's
     PlacementPolicyAdherence)."""
 
     FAIL = "fail"
     SOFT = "soft"
-    """The least that the rule demands, but not all that it wishes."""
+    """The ensemble meets what the rule requires, but not all that the rule desires."""
     STRICT = "strict"
     UNKNOWN = "unknown"
-    """It depends on where some member is, or was, and nobody knows that."""
+    """The result depends on the location of a member whose location was never known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Bookie index ``index`` of an ensemble falls to ``target``."""
+    """The replacement of the bookie at ``index`` of an ensemble by ``target``."""
 
     index: int
     target: BookieId
 
 
 class PlacementPolicy(Protocol):
-    """Chooses among writable bookies; all choices raise NotEnoughBookiesError, naming the rule.
+    """Chooses among writable bookies. If none suits, each choice raises NotEnoughBookiesError.
 
-    ``excluded`` may name members of the ensemble and bookies that are no candidates. A member's
-    location is known to the policy also while the member is away.
+    ``excluded`` may name members of the ensemble, and bookies that are not candidates. The policy
+    knows the location of a member even while the member is absent.
     """
 
     def choose_ensemble(
@@ -65,7 +66,7 @@ class PlacementPolicy(Protocol):
         ack_quorum: int | None = None,
         excluded: Collection[BookieId] = (),
     ) -> tuple[BookieId, ...]:
-        """``ack_quorum`` None: the same as the write quorum."""
+        """Return the bookies of a new ensemble. ``ack_quorum`` None: equal to the write quorum."""
         ...
 
     def choose_replacement(
@@ -78,7 +79,8 @@ class PlacementPolicy(Protocol):
         ack_quorum: int | None = None,
         excluded: Collection[BookieId] = (),
     ) -> BookieId:
-        """Who takes over bookie index ``index`` of ``ensemble``; none of its members may."""
+        """Return the bookie to replace the one at ``index``. Members of ``ensemble`` are never
+        chosen."""
         ...
 
     def choose_moves(
@@ -90,14 +92,15 @@ class PlacementPolicy(Protocol):
         ack_quorum: int,
         excluded: Collection[BookieId] = (),
     ) -> tuple[Move, ...]:
-        """Which member of an ensemble that fails the rule gives way to whom, for it to fail less:
-        one, or as many as must move together. Raises NotEnoughBookiesError also where that makes
-        nothing better.
+        """Return replacements that bring an ensemble closer to the rule.
+
+        The result is one move, or as many as must be made together. Raises NotEnoughBookiesError
+        also if no move improves the ensemble.
         """
         ...
 
     def adherence(
         self, ensemble: Sequence[BookieId], *, write_quorum: int, ack_quorum: int
     ) -> Adherence:
-        """What the rule says of an ensemble that stands, members that are away included."""
+        """Return how well an existing ensemble follows the rule, counting absent members too."""
         ...

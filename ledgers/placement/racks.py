@@ -1,6 +1,6 @@
-"""Where the bookies are: names to look them up by, and a memory of those that are away.
+"""The racks of bookies: the names under which to look them up, and the racks of absent bookies.
 
-A source of racks (a file, a script, Pulsar's znode) may call a bookie by its id, its address, its
+A source of racks (a file, a script, Pulsar's znode) may name a bookie by its id, its address, its
 host or its IP address, as BookKeeper's resolvers do.
 """
 
@@ -13,20 +13,19 @@ from ledgers.placement.policy import DEFAULT_RACK
 
 
 def clean_rack(text: str) -> str | None:
-    """A location as the policies write it, ``/rack`` or ``/region/rack``; None where it says
-    nothing.
+    """Return a location in normal form, ``/rack`` or ``/region/rack``; None if it is empty.
 
-    Without its first slash it is understood, as by Pulsar's BookieRackAffinityMapping.
+    The leading slash may be missing, as in Pulsar's BookieRackAffinityMapping.
     """
     parts = [part for part in text.strip().split("/") if part]
     return f"/{'/'.join(parts)}" if parts else None
 
 
 def names_of(bookie: BookieId, address: Address | None, ip: str | None = None) -> tuple[str, ...]:
-    """What a source may call the bookie, the most exact first: id, ``host:port``, host, IP address.
+    """Return the names that a source may use for the bookie, the most exact first.
 
-    ``address``: the one that it registered; where that is not known, the one that its id spells
-    out.
+    These are id, ``host:port``, host and IP address. ``address``: the registered address; if None,
+    the address in the bookie's id is used.
     """
     address = address or parse_address(bookie)
     names: list[str] = [bookie]
@@ -42,14 +41,14 @@ def find_rack(names: Iterable[str], table: Mapping[str, str]) -> str | None:
 
 
 class Racks:
-    """The rack of every bookie that ever was in sight: one that is away is where it was (G19)."""
+    """The rack of every bookie ever seen. An absent bookie keeps its last known rack (G19)."""
 
     def __init__(self, remembered: Mapping[BookieId, str] = MappingProxyType({})) -> None:
-        """``remembered``: where they were when somebody last knew."""
+        """``remembered``: last known racks, as stored earlier."""
         self._racks = dict(remembered)
 
     def rack(self, bookie: BookieId) -> str:
-        """The default rack for a bookie of which nobody ever knew."""
+        """Return the rack of a bookie; the default rack if it was never known."""
         return self._racks.get(bookie, DEFAULT_RACK)
 
     def rack_if_known(self, bookie: BookieId) -> str | None:
@@ -57,14 +56,14 @@ class Racks:
 
     @property
     def known(self) -> Mapping[BookieId, str]:
-        """But for those in the default rack."""
+        """All known racks. Bookies in the default rack are left out."""
         return self._racks
 
     def learn(self, found: Mapping[BookieId, str], *, present: Collection[BookieId]) -> bool:
-        """``found``: all that is known now. Whoever is present, and not in it, is in no rack any
-        more.
+        """Update the racks and return True if anything changed.
 
-        Whether anything has changed by it.
+        ``found``: all racks that are known now. A present bookie that is not in ``found`` no longer
+        has a rack; an absent one keeps its rack.
         """
         away = {bookie: rack for bookie, rack in self._racks.items() if bookie not in present}
         before, self._racks = self._racks, {**away, **found}

@@ -1,7 +1,7 @@
-"""The placement policies: any rule, and a choice among the bookies that keep it.
+"""The placement policies: each follows one rule and chooses among the bookies that keep it.
 
-A choice never breaks a rule that could be kept. Where it cannot be kept, an enforced rule makes the
-choice fail; any other gives way to the bookie that breaks it for the fewest write sets.
+A choice never breaks a rule that can be kept. If an enforced rule cannot be kept, the choice fails.
+If another rule cannot be kept, the bookie that breaks it for the fewest write sets is chosen.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,21 +17,22 @@ from ledgers.placement.rules import NoRule, Rule
 from ledgers.placement.verdicts import MOVES_MAX, better_arrangements, judge_racks, rank_racks
 
 Locate = Callable[[BookieId], str]
-"""Where a bookie is, or was when it was last seen."""
+"""Returns the location of a bookie; for an absent bookie, the last known location."""
 LocateIfKnown = Callable[[BookieId], str | None]
-"""Likewise; None where nobody knows. A choice takes it for the default rack, a verdict does not."""
+"""Like ``Locate``; None if the location was never known. Choices then assume the default rack;
+``adherence`` does not."""
 
 _Pools = dict[str, list[Candidate]]
-"""By rack."""
+"""Candidates by rack."""
 
 FAIR_SHARES_MAX = 3
-"""A bookie that spreads copies over more racks than the rule demands is given at most so many times
-what it would be given by lot. Else the last bookie of a rack would take over from all the
-others."""
+"""A bookie that spreads copies over more racks than the rule requires is preferred. But it gets at
+most about this many times its random share. Otherwise the last bookie of a rack would replace all
+the others."""
 
 
 class RuledPlacement:
-    """A PlacementPolicy of one rule."""
+    """A PlacementPolicy that follows one rule."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class RuledPlacement:
         local: BookieId | None = None,
         weighting: Weighting | None = None,
     ) -> None:
-        """``local``: the bookie preferred among equals, when one takes over from another."""
+        """``local``: the bookie preferred among equally good ones for a replacement."""
         self._rule, self._rng, self._locate = rule, rng, locate
         self._drawing = Drawing(rng, local=local, weighting=weighting)
 
@@ -75,7 +76,7 @@ class RuledPlacement:
     def _arrangement(
         self, pools: _Pools, weights: Mapping[BookieId, float], shape: Shape
     ) -> Sequence[str]:
-        """The rack for each place of a new ensemble. Raises NotEnoughBookiesError."""
+        """Return the rack for each index of a new ensemble. Raises NotEnoughBookiesError."""
         stocks = {
             rack: Stock(count=len(pool), weight=sum(weights[each.bookie] for each in pool))
             for rack, pool in pools.items()
@@ -127,7 +128,12 @@ class RuledPlacement:
     def _preferred(
         self, *, spreading: Sequence[Candidate], keeping: Sequence[Candidate]
     ) -> Sequence[Candidate]:
-        """Those that spread the copies furthest, unless they are few and given much already."""
+        """Return the candidates to draw from: ``spreading``, or sometimes all of ``keeping``.
+
+        ``keeping``: candidates that keep the rule best. ``spreading``: those of them that spread
+        the copies most. Few spreading candidates are preferred only in part of the choices, and
+        only while their load is at most ``FAIR_SHARES_MAX`` times the average.
+        """
         if self._rng.random() * len(keeping) >= FAIR_SHARES_MAX * len(spreading):
             return keeping
         average_bytes = sum([each.load_bytes for each in keeping]) / len(keeping)
@@ -141,7 +147,7 @@ class RuledPlacement:
             racks=len(pools),
         )
 
-    # --- Ensembles that stand ------------------------------------------------------------------
+    # --- Existing ensembles --------------------------------------------------------------------
 
     def choose_moves(
         self,
@@ -152,7 +158,7 @@ class RuledPlacement:
         ack_quorum: int,
         excluded: Collection[BookieId] = (),
     ) -> tuple[Move, ...]:
-        # Where nobody knows a place, nobody knows that it is better.
+        # A move to an unknown location cannot be shown to be an improvement.
         known = [each for each in candidates if each.rack != DEFAULT_RACK]
         allowed = _allowed(known, {*excluded, *ensemble})
         pools = _by_rack(allowed)
@@ -172,7 +178,7 @@ class RuledPlacement:
     def _drawn(
         self, racks: Mapping[int, str], pools: _Pools, weights: Mapping[BookieId, float]
     ) -> tuple[Move, ...]:
-        """A bookie for each index that is to be in another rack; no bookie twice."""
+        """Return a move for each index, to a bookie of the given rack; no bookie twice."""
         moves: list[Move] = []
         for index, rack in racks.items():
             target = self._drawing.draw(pools[rack], weights)
@@ -193,7 +199,7 @@ class RuledPlacement:
 
 
 class RandomPlacement(RuledPlacement):
-    """Any bookie is as good as any other: BookKeeper's DefaultEnsemblePlacementPolicy, and load."""
+    """Follows no rule, as BookKeeper's DefaultEnsemblePlacementPolicy, but balances load."""
 
     def __init__(self, rng: Random, *, local: BookieId | None = None) -> None:
         super().__init__(NoRule(), rng, local=local)
@@ -205,13 +211,14 @@ _BOOKIE = attrgetter("bookie")
 def _allowed(
     candidates: Iterable[Candidate], excluded: Collection[BookieId]
 ) -> Sequence[Candidate]:
-    """Each bookie once, in an order of its own: so that a seed decides alone."""
+    """Return the allowed candidates sorted by id, each once, so that a choice depends only on the
+    seed."""
     by_id = {each.bookie: each for each in candidates if each.bookie not in excluded}
     return sorted(by_id.values(), key=_BOOKIE)
 
 
 def _by_rack(candidates: Iterable[Candidate]) -> _Pools:
-    """By rack, in an order that is the same for the same racks."""
+    """Return the candidates by rack, sorted by rack, so that a choice depends only on the seed."""
     pools: _Pools = {}
     for each in candidates:
         pools.setdefault(each.rack, []).append(each)

@@ -1,8 +1,8 @@
-"""What a write set must be like for its copies not to fail together: racks, regions, zones.
+"""The rules that keep the copies of a write set from failing together: racks, regions, zones.
 
 The rules are BookKeeper's (RackawareEnsemblePlacementPolicy, RegionAwareEnsemblePlacementPolicy,
-ZoneawareEnsemblePlacementPolicy), each told of one write set at a time. A write set is a sequence
-of locations; ``None`` stands for a bookie that is not chosen yet, and counts as the best it can be.
+ZoneawareEnsemblePlacementPolicy). Each judges one write set at a time. A write set is a sequence of
+locations. ``None`` is a bookie that is not chosen yet; it counts as the best possible location.
 """
 
 from collections import Counter
@@ -16,45 +16,46 @@ DEFAULT_REGION = "/default-region"
 """The region of a location that is not of the form ``/region/rack``."""
 
 WriteSet = Sequence[str | None]
-"""Locations of the bookies that one entry goes to."""
+"""Locations of the bookies that store one entry."""
 
 
 class Rule(Hashable, Protocol):
-    """A rule about every write set of an ensemble: a value."""
+    """A rule for every write set of an ensemble. Rules are hashable values."""
 
     @property
     def is_enforced(self) -> bool:
-        """Whether no bookie is better than one that breaks the rule."""
+        """True if a choice fails rather than break the rule."""
         ...
 
     @property
     def words(self) -> str:
-        """The rule, for an error's message: "at least 2 racks in each write set"."""
+        """The rule in words, for error messages: "at least 2 racks in each write set"."""
         ...
 
     def admits(self, location: str) -> bool:
-        """Whether a bookie there is wanted at all; one that is not comes last, or not at all."""
+        """True if the rule accepts a bookie at this location. Other bookies are chosen last, and
+        never if the rule is enforced."""
         ...
 
     def fits(self, *, size: int, write_quorum: int) -> bool:
-        """Whether an ensemble of this shape can be all that the rule wishes."""
+        """True if an ensemble of this size and write quorum can follow the rule."""
         ...
 
     def keeps(self, write_set: WriteSet, *, ack_quorum: int) -> bool: ...
 
     def is_ideal(self, write_set: WriteSet) -> bool:
-        """Of a write set that keeps the rule: whether it is also all that the rule wishes."""
+        """True if a write set that keeps the rule also meets all that the rule desires."""
         ...
 
     def domains(self, location: str) -> tuple[str, ...]:
-        """What fails together with a bookie there, the widest first: ``/region``,
+        """Return the failure domains of a location, the widest first: ``/region``,
         ``/region/rack``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoRule:
-    """Any bookies will do (DefaultEnsemblePlacementPolicy)."""
+    """Accepts any bookies (DefaultEnsemblePlacementPolicy)."""
 
     is_enforced: ClassVar[bool] = False
     words: ClassVar[str] = "any bookies"
@@ -77,9 +78,9 @@ class NoRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RackRule:
-    """Each write set lies in at least ``min_racks`` racks, or in as many as it has bookies.
+    """Each write set covers at least ``min_racks`` racks, or as many racks as it has bookies.
 
-    Enforced, it admits no bookie of the default rack, of which nobody knows where it is.
+    If enforced, the rule accepts no bookie of the default rack, because its location is unknown.
     """
 
     min_racks: int = 2
@@ -113,16 +114,16 @@ class RackRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionRule:
-    """No ``min_regions - 1`` regions of a write set can acknowledge an entry among themselves.
+    """Any ``min_regions - 1`` regions of a write set hold fewer bookies than the ack quorum.
 
-    So an acknowledged entry is in ``min_regions`` regions at least, or in as many as its ack quorum
-    has bookies. Locations are ``/region/rack``.
+    So an acknowledged entry is in at least ``min_regions`` regions, or in as many regions as the
+    ack quorum has bookies. Locations are ``/region/rack``.
     """
 
     min_regions: int = 2
     """BookKeeper's reppMinimumRegionsForDurability. 1: entries may stay in one region."""
     regions: frozenset[str] = frozenset()
-    """Where copies may be, as ``/region`` (BookKeeper's reppRegionsToWrite). Empty: anywhere."""
+    """Allowed regions, as ``/region`` (BookKeeper's reppRegionsToWrite). Empty: all."""
     is_enforced: bool = True
     """BookKeeper's reppEnableDurabilityEnforcementInReplace."""
 
@@ -155,10 +156,10 @@ class RegionRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneRule:
-    """Each write set lies in at least ``min_zones`` zones, and if possible in ``desired_zones``.
+    """Each write set covers at least ``min_zones`` zones, and if possible ``desired_zones``.
 
-    Those of its bookies that share a zone are in two upgrade domains of it at least. Locations are
-    ``/zone/upgrade-domain``; a bookie whose location is of another form keeps no rule.
+    Bookies of a write set that share a zone are in at least two upgrade domains of it. Locations
+    are ``/zone/upgrade-domain``. A bookie whose location has another form breaks the rule.
     """
 
     min_zones: int = 2
@@ -190,9 +191,10 @@ class ZoneRule:
             return False
         zones = Counter(map(_upper, known))
         missing = max(0, min(self.min_zones, len(write_set)) - len(zones))
-        lone = Counter(map(_upper, set(known)))  # zones that are in one upgrade domain only ...
+        lone = Counter(map(_upper, set(known)))  # number of upgrade domains by zone
+        # Zones with several bookies in a single upgrade domain. Each needs one more bookie.
         crowded = sum(zones[zone] > 1 and count == 1 for zone, count in lone.items())
-        return missing + crowded <= write_set.count(None)  # ... need one more bookie each
+        return missing + crowded <= write_set.count(None)
 
     def is_ideal(self, write_set: WriteSet) -> bool:
         zones = {_upper(location) for location in write_set if location is not None}
@@ -207,6 +209,6 @@ def _region(location: str) -> str:
 
 
 def _upper(location: str) -> str | None:
-    """``/a`` of ``/a/b``; None for a location of any other form."""
+    """Return ``/a`` for ``/a/b``; None for a location of any other form."""
     parts = location.split("/")
     return f"/{parts[1]}" if len(parts) == 3 and not parts[0] and all(parts[1:]) else None

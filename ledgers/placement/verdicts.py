@@ -1,7 +1,7 @@
-"""What a rule says of racks: which of them are good for a place, and of an ensemble that stands.
+"""Judgements of a rule: which racks suit a replacement, and whether an existing ensemble is good.
 
-Pure, and remembered: of thousands of ledgers most are alike, and each is asked about more than
-once.
+All functions are pure and cached, because most of thousands of ledgers are alike, and each is
+judged more than once.
 """
 
 from collections.abc import Iterator
@@ -15,22 +15,22 @@ from ledgers.placement.policy import DEFAULT_RACK, Adherence
 from ledgers.placement.rules import Rule
 
 MOVES_MAX = 2
-"""Copies that change places together, where one alone makes nothing better: "/a /a /b /b" with W
-2."""
+"""Number of copies that may move together if no single move improves the ensemble, as for
+"/a /a /b /b" with W = 2."""
 MOVES_TRIED_MAX = 5_000
-"""Arrangements looked at for it. Two moves are needed only where racks are few."""
+"""Limit on the arrangements tried for several moves. They are only needed if racks are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The racks for a place, in order. ``spreading`` are among ``keeping``."""
+    """The best racks for one bookie index. ``spreading`` is a subset of ``keeping``."""
 
     keeping: tuple[str, ...]
-    """Those that break the rule for the fewest write sets."""
+    """Racks that break the rule for the fewest write sets."""
     spreading: tuple[str, ...]
-    """Those of them that spread the copies furthest."""
+    """The racks in ``keeping`` that spread the copies most evenly."""
     is_broken: bool
-    """Whether even they break it."""
+    """True if even the racks in ``keeping`` break the rule."""
 
 
 @lru_cache(maxsize=8_192)
@@ -41,10 +41,10 @@ def rank_racks(
     index: int,
     racks: tuple[str, ...],
 ) -> Ranking:
-    """``others``: the racks of an ensemble without its bookie ``index``. ``racks``: of the
-    candidates.
+    """Return the best racks for a replacement at ``index``.
 
-    A write set that breaks the rule whoever comes speaks neither for nor against anybody.
+    ``others``: the racks of the ensemble, None at ``index``. ``racks``: the racks of the
+    candidates. Write sets that break the rule with any replacement are not counted.
     """
     arrangements = Arrangements(rule, shape)
     admitted = tuple(filter(rule.admits, racks))
@@ -70,11 +70,11 @@ def rank_racks(
 def better_arrangements(
     rule: Rule, shape: Shape, arrangement: tuple[str, ...], racks: tuple[str, ...]
 ) -> tuple[tuple[str, ...], ...]:
-    """What the fewest moves can make of one that fails, all of it equally good.
+    """Return the best arrangements that the fewest moves can make of a failing one.
 
-    Fewest offences count first, then the most even spread; nothing where it gets no better.
-    ``racks``: of the bookies that may come in, a rack as often as it has some, ``MOVES_MAX`` times
-    at most.
+    The results are equally good: they have the fewest offences and, among these, the most even
+    spread. Empty if no moves improve the arrangement. ``racks``: the racks of the candidates; a
+    rack occurs once per candidate, ``MOVES_MAX`` times at most.
     """
     arrangements = Arrangements(rule, shape)
     least = arrangements.offences(arrangement)
@@ -96,8 +96,8 @@ def better_arrangements(
 def _moved(
     arrangement: tuple[str, ...], racks: tuple[str, ...], count: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-    """All that so many moves into these racks can make of it, each with the indexes that were
-    moved."""
+    """Yield each arrangement that ``count`` moves into these racks can make, with the indexes that
+    were moved."""
     for indexes in combinations(range(len(arrangement)), count):
         for chosen in dict.fromkeys(permutations(racks, count)):
             moves = dict(zip(indexes, chosen, strict=True))
@@ -106,10 +106,11 @@ def _moved(
 
 @lru_cache(maxsize=8_192)
 def judge_racks(rule: Rule, shape: Shape, racks: tuple[str | None, ...]) -> Adherence:
-    """Of an ensemble in these racks; None where nobody knows.
+    """Return how well an ensemble in these racks follows the rule. None is an unknown rack.
 
-    A verdict is given if it is the same wherever those bookies may be. The most that can go against
-    them is that they share the rack of one of the others, or are in none that the rule admits.
+    The result is UNKNOWN only if it depends on the unknown racks. At best, each unknown rack is
+    ideal. At worst, all of them are the rack of another bookie, or one that the rule does not admit
+    (the default rack).
     """
     best = _judge(rule, shape, racks)
     if None not in racks or best is Adherence.FAIL:
@@ -123,7 +124,7 @@ def judge_racks(rule: Rule, shape: Shape, racks: tuple[str | None, ...]) -> Adhe
 
 
 def _judge(rule: Rule, shape: Shape, racks: Arrangement) -> Adherence:
-    """Where a rack is not known it is taken for the best one."""
+    """Return the adherence, where each unknown rack counts as the best possible one."""
     arrangements = Arrangements(rule, shape)
     fits = rule.fits(size=shape.size, write_quorum=shape.write_quorum)
     if not fits or arrangements.offences(racks):

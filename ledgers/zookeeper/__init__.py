@@ -1,7 +1,15 @@
-"""The metadata store on ZooKeeper: ``store`` one session of it, by way of kazoo.
+"""The metadata store on ZooKeeper, through the kazoo library.
 
-``kazoo_session``, ``kazoo_pipeline``, ``kazoo_watch`` and ``kazoo_multi_read`` are what kazoo
-lacks; ``outbox``, with ``window`` and ``pace``, sends no more than ZooKeeper bears; ``requests``
-and ``inbox`` serve the store; ``session`` is what every store shares. ``parents``, ``walk`` and
-``id_generator`` work on any store.
+``store`` implements the metadata store for one session. ``session`` holds the state that every
+store keeps of its session. ``requests`` converts operations, replies and errors to and from kazoo.
+
+``outbox`` queues the requests. ``window`` limits the requests in flight, and ``pace`` the requests
+per second.
+
+``kazoo_session`` runs kazoo on its own thread, and ``inbox`` carries its calls to the event loop.
+``kazoo_pipeline``, ``kazoo_watch`` and ``kazoo_multi_read`` add to kazoo pipelining, persistent
+watches and joined reads.
+
+Three modules work on any store. ``parents`` creates a znode with its parents. ``walk`` lists all
+ledgers. ``id_generator`` generates ledger ids.
 """

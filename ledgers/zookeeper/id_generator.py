@@ -1,8 +1,8 @@
-"""New ledger ids, as each of BookKeeper's ledger managers generates them.
+"""Generation of ledger ids, as in BookKeeper's ledger managers.
 
-Short ones are the counter of a parent's sequential children (ZkLedgerIdGenerator); once these run
-out, long ones come from ``idgen-long`` (LongZkLedgerIdGenerator): x * 2^32 + y, with x the number
-of a ``HOB-`` directory and y the counter within it.
+A short id is the number of a sequential child (ZkLedgerIdGenerator). When short ids run out, long
+ids come from ``idgen-long`` (LongZkLedgerIdGenerator): x * 2^32 + y, where x is the number of a
+``HOB-`` directory and y the number of a sequential child in it.
 """
 
 from contextlib import suppress
@@ -14,11 +14,11 @@ from ledgers.zookeeper.parents import create_with_parents
 
 TRIES_MAX = 10
 HIGH_ORDER_KEPT = 3
-"""Older ``HOB-`` directories than these are deleted."""
+"""Number of newest ``HOB-`` directories to keep; older ones are deleted."""
 
 
 async def new_ledger_id(store: MetadataStore, root: str, layout: Layout) -> int:
-    """Raises UnavailableError when the layout has no id left to give."""
+    """Return a new ledger id. Raises UnavailableError if the layout has no ids left."""
     if layout is Layout.FLAT:
         return await _short(store, f"{root}/ID-", layout)
     if layout is Layout.LEGACY_HIERARCHICAL:
@@ -58,7 +58,7 @@ async def _long(store: MetadataStore, parent: str) -> int:
 
 
 async def _sequence(store: MetadataStore, prefix: str) -> int:
-    """The number that the store gives to a new child, which is deleted again."""
+    """Create a sequential child, delete it again, and return its number."""
     path = await create_with_parents(
         store, Create(path=prefix, is_ephemeral=True, is_sequential=True)
     )

@@ -1,4 +1,4 @@
-"""From another thread to the loop, with one wake-up for many messages."""
+"""Calls from other threads to the event loop, with one wake-up for many calls."""
 
 import asyncio
 from collections import deque
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Inbox:
-    """Calls that other threads want made on the loop, in the order they were posted.
+    """A queue of calls that other threads post and the loop runs, in the order of posting.
 
-    ``call_soon_threadsafe`` costs a system call and a handle each; here only the first of those
-    that wait pays that.
+    Each ``call_soon_threadsafe`` costs a system call and a handle. Here only the first waiting call
+    costs one.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -19,7 +19,8 @@ class Inbox:
         self._is_woken = False
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
-        """For any thread. What is posted once the loop is closed is dropped."""
+        """Queue a call. May be called on any thread. After the loop is closed, calls are
+        dropped."""
         self._calls.append((function, args))
         if not self._is_woken:
             self._is_woken = True
@@ -30,12 +31,13 @@ class Inbox:
                     raise
 
     def _run_all(self) -> None:
-        self._is_woken = False  # before the look at the calls: what comes after it wakes us again
+        # Cleared before the queue is read: a call posted after that wakes the loop again.
+        self._is_woken = False
         while self._calls:
             function, args = self._calls.popleft()
             try:
                 function(*args)
-            except Exception as error:  # one bad call must not swallow those behind it
+            except Exception as error:  # a failed call must not stop the calls after it
                 self._loop.call_exception_handler(
                     {"message": f"{function!r} failed", "exception": error}
                 )

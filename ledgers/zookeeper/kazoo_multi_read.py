@@ -1,7 +1,7 @@
-"""Many znodes in one request, for kazoo, which reads them one by one (as of 2.11).
+"""A request that reads several znodes. kazoo (as of 2.11) only reads them one by one.
 
-ZooKeeper's multiRead (3.6, opcode 22) is framed like a transaction, but nothing holds its parts
-together: one that fails does not fail the others.
+ZooKeeper's multiRead (3.6, opcode 22) is framed like a transaction, but is not atomic: a read that
+fails does not fail the others.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,10 @@ _ERROR = -1
 
 @dataclass(frozen=True, slots=True)
 class MultiRead:
-    """Request for the data of several znodes. The reply is a list, in order.
+    """Request for the data of several znodes. The reply is a list in the same order.
 
-    Each is what kazoo's ``GetData`` gives (data, ZnodeStat), or the exception that it would raise.
+    Each element is the result of kazoo's ``GetData`` (data, ZnodeStat), or the exception that it
+    would raise.
     """
 
     type: ClassVar[int] = 22

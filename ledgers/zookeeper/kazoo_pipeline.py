@@ -1,9 +1,9 @@
-"""kazoo for many requests at once: the same protocol and sessions at a fraction of the cost.
+"""A pipelined connection for kazoo: the same protocol and sessions at a fraction of the cost.
 
-kazoo spends most of its time around a request rather than on it: four selects, each with an epoll
-object of its own, a wake-up byte, two reads, a write, a lock and a hand-over to a third thread.
-Here what waits goes out in one write, what has come is read at once, and a reply is handed over on
-the thread that read it. Sessions, reconnection, authentication and TLS stay kazoo's.
+For each request kazoo makes four selects, each with a new epoll object, a wake-up byte, two reads,
+one write, one lock and a hand-over to a third thread. This module sends all queued requests in one
+write, reads all available replies at once, and handles a reply on the thread that read it. kazoo
+still does sessions, reconnection, authentication and TLS.
 """
 
 import select
@@ -23,13 +23,13 @@ from kazoo.protocol.serialization import Auth
 from ledgers.zookeeper.kazoo_watch import EventListener, WatchingConnection
 
 SEND_BYTES_MAX = 64 * 1024
-"""Requests joined into one write; replies are read between two of them."""
+"""A write takes no further request after this size, so that replies are read between writes."""
 RECEIVE_BYTES_MAX = 256 * 1024
 XID_MAX = 2**31 - 1
 
 
 class AsyncResult(Protocol):
-    """Where a reply goes, on the connection's thread: what we need of kazoo's ``IAsyncResult``."""
+    """Receives a reply on the connection's thread. The part of kazoo's ``IAsyncResult`` we use."""
 
     def set(self, value: Any = None) -> None: ...
 
@@ -37,10 +37,11 @@ class AsyncResult(Protocol):
 
 
 class PipelinedConnection(WatchingConnection):
-    """kazoo's connection, with ``submit`` in place of ``KazooClient._call``."""
+    """kazoo's connection to a server, with ``submit`` in place of ``KazooClient._call``."""
 
     def __init__(self, *args: Any, on_ping: Callable[[], None], **options: Any) -> None:
-        """``on_ping``: called before each ping, which is sent when nothing else was for a while."""
+        """``on_ping``: called before each ping. kazoo pings when it has sent no request for a
+        while."""
         super().__init__(*args, **options)
         self._on_ping = on_ping
         self._xid: int = 0
@@ -55,7 +56,7 @@ class PipelinedConnection(WatchingConnection):
         on_event: EventListener,
         on_ping: Callable[[], None] = lambda: None,
     ) -> "PipelinedConnection":
-        """One with the settings of a client's connection that was not started yet."""
+        """Return a connection with the settings of a client's connection that is not started."""
         return cls(
             connection.client,
             connection.retry_sleeper,
@@ -66,10 +67,10 @@ class PipelinedConnection(WatchingConnection):
         )
 
     def submit(self, request: Any, result: AsyncResult) -> None:
-        """Queue a request. For any thread; returns at once, whatever the connection is doing.
+        """Queue a request and return at once. May be called on any thread.
 
-        With one wake-up byte a request, as kazoo has it, the pipe is full after a few hundred that
-        the connection does not get round to, and the caller blocks.
+        kazoo writes a wake-up byte for each request. After a few hundred unread bytes the pipe is
+        full and the caller blocks. Here only the first waiting request writes one.
         """
         self.client._queue.append((request, result))
         if not self._is_woken:
@@ -79,13 +80,15 @@ class PipelinedConnection(WatchingConnection):
     def _wake(self) -> None:
         wake_socket = self._write_sock
         if wake_socket is not None:
-            with suppress(OSError):  # closed meanwhile: who closes it fails what is queued
+            # The socket may be closed meanwhile. kazoo then fails the queued requests.
+            with suppress(OSError):
                 wake_socket.send(b"\0")
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
-        """Send what is queued in one write. Called when a wake-up byte has come."""
+        """Send the queued requests in one write. kazoo calls this after a wake-up byte."""
         self._read_sock.recv(4096)
-        self._is_woken = False  # before the look at the queue: what comes after it wakes us again
+        # Cleared before the queue is read: a request queued after that sends a new wake-up byte.
+        self._is_woken = False
         message = self._next_message()
         if message:
             self._write(message, connect_timeout)
@@ -99,13 +102,13 @@ class PipelinedConnection(WatchingConnection):
             request, result = queue.popleft()
             try:
                 body = request.serialize()
-            except Exception as error:  # the caller's fault: no reason to lose the connection
+            except Exception as error:  # the request is wrong; the connection is still good
                 result.set_exception(error)
                 continue
             xid = AUTH_XID if request.type == Auth.type else self._next_xid()
             message += _HEADER.pack(len(body) + 8, xid, request.type)
             message += body
-            # Pending before it is written: a write that breaks off may have carried it, or not.
+            # Pending before the write: a write that fails may still have delivered the request.
             pending.append((request, result, xid))
         return message
 
@@ -118,24 +121,27 @@ class PipelinedConnection(WatchingConnection):
         return self._xid
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
-        self._received.clear()  # what the last connection left
+        self._received.clear()  # unread bytes of the last connection
         return super()._connect(host, hostip, port)
 
     def _invoke(self, timeout: float, *request: Any, **options: Any) -> Any:
-        """Ask what a handshake asks. A server may take it and never answer: one that is starting
-        does so with a client that comes too soon, as closing its connection fails (seen with
-        3.9.5)."""
+        """Send a request of the handshake, and wait ``connect_timeout_s`` at most for its answer.
+
+        A server that is starting may never answer a client that connects too early, because closing
+        the connection fails there (seen with 3.9.5).
+        """
         return super()._invoke(min(timeout, self.handler.connect_timeout_s), *request, **options)
 
     def _read_socket(self, read_timeout: float) -> Any:
-        """Handle the reply, or event, that has come, and all that came with it."""
+        """Handle the next reply or event, and all others that are already received."""
         response = super()._read_socket(read_timeout)
         while response != CLOSE_RESPONSE and self._has_reply():
             response = super()._read_socket(read_timeout)
         return response
 
     def _has_reply(self) -> bool:
-        """Whether the next one is here: select does not speak of what was read already."""
+        """True if another reply or event can be read now. ``select`` reports neither buffered
+        bytes nor bytes that TLS has decrypted."""
         if len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
             if len(self._received) >= _LENGTH.size + length:
@@ -172,13 +178,14 @@ _HEADER = struct.Struct("!iii")
 class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """Runs kazoo on one thread, for one session.
 
-    Callbacks run on the connection's thread, so they must be short and must not raise. After
-    ``forbid_connections`` there is no reconnecting: kazoo would follow a lost session with a new
-    one, and send on it what was meant for the old (rule S3).
+    Callbacks run on the connection's thread, so they must be short and must not raise.
+
+    After ``forbid_connections`` kazoo cannot reconnect. Otherwise it would replace a lost session
+    by a new one, and send requests on it that were meant for the old session (rule S3).
     """
 
     def __init__(self, *, connect_timeout_s: float, on_crash: Callable[[BaseException], None]):
-        """``connect_timeout_s``: for a connection to be made, and for each answer of its
+        """``connect_timeout_s``: limit for opening a connection, and for each answer of the
         handshake."""
         super().__init__()
         self.connect_timeout_s = connect_timeout_s
@@ -196,14 +203,15 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
         self._is_forbidden = True
 
     def break_connection(self) -> None:
-        """Wake the connection's thread out of whatever it waits for, from another thread."""
+        """Interrupt any wait of the connection's thread. Called from another thread."""
         self.forbid_connections()
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def create_connection(self, *args: Any, timeout: float, **options: Any) -> Any:
-        """One dead host must not use up the session's life: the others are to be tried in it."""
+        """Connect within ``connect_timeout_s``. A dead host must leave time to try the other
+        servers before the session expires."""
         if self._is_forbidden:
             raise ConnectionDropped("the session is over")
         self._socket = super().create_connection(
@@ -215,7 +223,7 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
         def run() -> None:
             try:
                 func(*args, **kwargs)
-            except BaseException as error:  # a thread that dies unseen is the worst outcome
+            except BaseException as error:  # the end of this thread must not go unnoticed
                 self._on_crash(error)
 
         thread = threading.Thread(target=run, name="zookeeper", daemon=True)
@@ -228,8 +236,8 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
     def select(
         self, read: Sequence[Any], write: Sequence[Any], _: Sequence[Any], timeout: float | None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """As select.select, without a new file descriptor each time. kazoo asks for one kind
-        only."""
+        """Do what ``select.select`` does, without a new file descriptor per call. kazoo asks for
+        either readable or writable sockets, never for both."""
         assert not (read and write), "never both"
         poll = select.poll()
         for each in (*read, *write):

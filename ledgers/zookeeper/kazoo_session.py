@@ -1,4 +1,4 @@
-"""kazoo on its thread, for one session, heard on the loop."""
+"""One ZooKeeper session through kazoo. kazoo runs on its own thread; results arrive on the loop."""
 
 import asyncio
 import copy
@@ -25,14 +25,14 @@ log = structlog.get_logger()
 
 RECONNECT_DELAY_MIN_S, RECONNECT_DELAY_MAX_S = 0.05, 1.0
 SUSPENDED_TIMEOUTS_MAX = 3
-"""Session time-outs without a connection, or without a turn of our loop, after which the session
-counts as lost, whatever the servers may say later. More than one, because a new leader restarts
-every session's clock: sessions outlive an outage of ZooKeeper as a whole, and what they hold with
-them."""
+"""Number of session timeouts without a connection, or with our loop blocked, after which we treat
+the session as lost, even if a server would still accept it. More than one, because a new ZooKeeper
+leader restarts the timeout of every session: sessions and their locks survive an outage of all of
+ZooKeeper."""
 RESOLVE_MAX_S = 1.0
-"""How long resolvers may take to tell that a name is unknown, before nothing is said of it."""
+"""How long name lookups may take. The error's list of unknown names omits slower lookups."""
 GOODBYE_MAX_S = 2.0
-"""How long a server may take to end the session before the connection is cut."""
+"""How long a server may take to close the session before we close the connection."""
 
 EVENT_KINDS = {
     1: EventKind.CREATED,
@@ -40,20 +40,22 @@ EVENT_KINDS = {
     3: EventKind.CHANGED,
     4: EventKind.CHILDREN,
 }
-"""By the number that ZooKeeper sends (Watcher.Event.EventType)."""
+"""Event kinds by the number that ZooKeeper sends (Watcher.Event.EventType)."""
 
 OnReply = Callable[[Any, BaseException | None, float], None]
-"""Takes a reply, or an error, and the seconds from when the request was handed over to when that
-was known on kazoo's thread: however busy the loop is, it is not ZooKeeper that is slow. Must not
-raise."""
+"""Receives a reply or an error, and the latency in seconds, measured until kazoo's thread has the
+reply. So a busy loop does not look like a slow ZooKeeper. Must not raise."""
 
-# What kazoo says at lower levels reaches us as states and errors.
+# Messages below CRITICAL are dropped, because kazoo also reports their causes as states and errors.
 _kazoo_log = logging.getLogger("ledgers.kazoo")
 _kazoo_log.setLevel(logging.CRITICAL)
 
 
 class KazooSession(Session):
-    """A session whose life follows kazoo's: ``open`` once, ``close`` any number of times."""
+    """A session that follows the state of a kazoo client, which it owns.
+
+    Call ``open`` once, and ``close`` any number of times.
+    """
 
     def __init__(
         self,
@@ -63,17 +65,16 @@ class KazooSession(Session):
         credentials: Sequence[tuple[str, str]],
         ends_with_loop: bool = False,
     ) -> None:
-        """``hosts``: ``host:port`` joined by commas. ``ends_with_loop``: as ``ZooKeeperStore.open``
-        has it.
+        """``hosts``: ``host:port`` joined by commas. ``ends_with_loop``: see
+        ``ZooKeeperStore.open``.
 
-        Raises SettingsError when they are not that.
+        Raises SettingsError if ``hosts`` is malformed or contains a path.
         """
         super().__init__()
         self.session_id = 0
         self.request_count = 0
         self.is_old = False
-        """Whether the server that it was opened on is of before 3.6: joins no reads, watches no
-        trees."""
+        """True if the first server is older than 3.6: no joined reads, no recursive watches."""
         self._loop = asyncio.get_running_loop()
         self._inbox = Inbox(self._loop)
         self._hosts = hosts
@@ -81,7 +82,7 @@ class KazooSession(Session):
         self._suspended_timer: asyncio.TimerHandle | None = None
         self._ends_with_loop = ends_with_loop
         self._loop_asked_s: float | None = None
-        """Since when the loop owes an answer; None when it does not."""
+        """When the loop was asked to run ``_loop_runs``; None if it has done so since."""
         self._in_flight: set[_Reply] = set()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._why_lost: Callable[[], BookmenderError] = session_lost
@@ -111,7 +112,8 @@ class KazooSession(Session):
         self._client.add_listener(self._state_changed)
 
     async def open(self, *, timeout_s: float) -> None:
-        """Raises UnavailableError when no server answers, UnauthorizedError; it is closed then."""
+        """Connect to a server. Raises UnavailableError if none answers, UnauthorizedError; the
+        session is then closed."""
         self._client.start_async()
         try:
             await self._wait_opened(timeout_s)
@@ -123,7 +125,7 @@ class KazooSession(Session):
         try:
             async with asyncio.timeout(timeout_s):
                 await self._opened
-                await self._learn_age()  # which ends once the credentials are accepted
+                await self._learn_age()  # returns only after the credentials were accepted
         except (TimeoutError, KazooException) as error:
             context = {"hosts": self._hosts, "waited_s": timeout_s}
             if unresolved := await unresolved_names(self._client.hosts):
@@ -131,8 +133,8 @@ class KazooSession(Session):
             raise UnavailableError("no ZooKeeper server answers", **context) from error
 
     async def _learn_age(self) -> None:
-        """An old server hangs up after a request that it does not know, so it is asked once,
-        now."""
+        """Set ``is_old``. A server before 3.6 closes the connection after a request that it does
+        not know. So the request is tried once, now, while nothing else is in flight."""
         try:
             await self.ask(MultiRead(["/"]))
         except UnimplementedError:
@@ -149,18 +151,20 @@ class KazooSession(Session):
         return True
 
     def ask(self, request: Any) -> "asyncio.Future[Any]":
-        """Send a request; the future carries its reply, kazoo's exception, or why there is none.
+        """Send a request and return the future of its reply.
 
-        Raises the latter when the session is lost already.
+        The future fails with kazoo's exception, or with the reason why the session was lost. If the
+        session is already lost, ``ask`` itself raises this reason.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
         self.send(request, lambda value, error, latency_s: resolve(future, value, error))
         return future
 
     def send(self, request: Any, on_reply: OnReply) -> None:
-        """Send a request; ``on_reply`` hears what a future of ``ask`` would carry, exactly once.
+        """Send a request. ``on_reply`` is called exactly once, with the result that a future of
+        ``ask`` would have.
 
-        Raises as ``ask`` does.
+        Raises the same errors as ``ask``.
         """
         if self.state is SessionState.LOST:
             raise self._why_lost()
@@ -175,7 +179,7 @@ class KazooSession(Session):
             self.send(request, lambda value, error, latency_s: None)
 
     async def close(self) -> None:
-        """End the session if a server can still be told so, and the thread in any case."""
+        """End the session on the server, if connected, and always end kazoo's thread."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -206,8 +210,15 @@ class KazooSession(Session):
             self._inbox.post(self.publish, event)
 
     def _ping_is_due(self) -> None:
-        """A loop may stand still in a call that never returns, of a disk that hangs, say: nobody
-        else could take what the session holds, if it went on."""
+        """With ``ends_with_loop``, end the session if our loop is blocked, for example by a disk
+        that hangs.
+
+        1. kazoo calls this before each ping. The first call asks the loop to run ``_loop_runs``.
+        2. If the loop has not run it after ``_suspended_max_s``, the connection is dropped, and no
+           new one is allowed. The loop finds the session lost when it runs again.
+        3. The server expires the session, so that other nodes can take its locks. Without this,
+           kazoo's pings would keep the session alive for ever.
+        """
         now_s = time.monotonic()
         if not self._ends_with_loop:
             return
@@ -232,7 +243,7 @@ class KazooSession(Session):
     # --- Back on the loop --------------------------------------------------------------------
 
     def _handle_connected(self, session_id: int) -> None:
-        if self.state is SessionState.LOST:  # given up while it was being connected
+        if self.state is SessionState.LOST:  # given up while kazoo was connecting
             return
         if self._opened.done():
             log.info("session.resumed", session=f"{session_id:#x}")
@@ -252,12 +263,14 @@ class KazooSession(Session):
         self.suspend()
 
     def _give_up(self) -> None:
-        # Broken even if it is being made anew right now: what we hold no more must not live on.
+        # Also breaks a connection that kazoo is opening right now. We consider our locks lost, so
+        # this session must not stay alive on the server.
         self._handler.break_connection()
         self._handle_lost(session_lost)
 
     def _handle_lost(self, why: Callable[[], BookmenderError]) -> None:
-        """``why``: makes an error for each call that is under way."""
+        """Mark the session lost and fail all calls in flight. ``why``: makes the error of each
+        call."""
         if self.state is SessionState.LOST:
             return
         if not self._is_closed:
@@ -279,13 +292,13 @@ class KazooSession(Session):
     def _settle(
         self, reply: "_Reply", value: Any, error: BaseException | None, latency_s: float
     ) -> None:
-        if reply in self._in_flight:  # else the session was lost before it came
+        if reply in self._in_flight:  # else the session was lost before the reply arrived
             self._in_flight.discard(reply)
             reply.on_reply(value, error, latency_s)
 
 
 class _Reply:
-    """What kazoo's thread reports to. Carries it over to the loop."""
+    """The result object that kazoo's thread sets; it passes the result to the loop."""
 
     __slots__ = ("_sent_s", "_session", "on_reply")
 
@@ -295,7 +308,7 @@ class _Reply:
         self.on_reply = on_reply
 
     def latency_s(self) -> float:
-        """So far."""
+        """Return the seconds since the request was sent."""
         return time.monotonic() - self._sent_s
 
     def set(self, value: Any = None) -> None:
@@ -306,12 +319,16 @@ class _Reply:
 
 
 def connect_timeout_s(hosts: str, session_timeout_s: float) -> float:
-    """Of one attempt: all servers, and one of them again, are to be tried in the session's life."""
+    """Return the timeout of one connection attempt.
+
+    One session timeout suffices to try every server, and one of them twice.
+    """
     return session_timeout_s / (hosts.count(",") + 2)
 
 
 async def unresolved_names(hosts: Collection[tuple[str, int]]) -> list[str]:
-    """Those that have no address, as far as that is told soon."""
+    """Return the host names that do not resolve. Lookups slower than ``RESOLVE_MAX_S`` are left
+    out."""
     loop = asyncio.get_running_loop()
     asked = {loop.create_task(loop.getaddrinfo(host, port)): host for host, port in hosts}
     done, late = await asyncio.wait(asked, timeout=RESOLVE_MAX_S)
@@ -321,14 +338,14 @@ async def unresolved_names(hosts: Collection[tuple[str, int]]) -> list[str]:
 
 
 def resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
-    """Give a future its outcome, unless whoever waited for it has gone."""
+    """Set the result or the error of a future, unless its waiter was cancelled."""
     if future.done():
         return
     if error is None:
         future.set_result(value)
     else:
-        # A copy: when a connection breaks kazoo gives one exception to all that is under way, and
-        # each of them would add its own steps to the traceback.
+        # A copy, because kazoo gives one exception object to all requests of a broken connection.
+        # Each waiter would append its own frames to the traceback of that object.
         future.set_exception(copy.copy(error))
 
 

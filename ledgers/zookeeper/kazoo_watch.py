@@ -1,12 +1,13 @@
-"""Watches for kazoo, which knows only those that fire once, and for callbacks (as of 2.11).
+"""Persistent watches for kazoo, which has only one-shot watches with callbacks (as of 2.11).
 
-A persistent watch (ZooKeeper 3.6, opcode 106) stays until it is removed or the connection ends, and
-can cover all znodes below its own. Its events look like any others, so that a client tells by their
-paths whose they are: ``WatchingConnection`` hands every one to a listener, with the zxid that its
-header has from ZooKeeper 3.9 on (ZOOKEEPER-4655; -1 before), which kazoo does not look at. After a
-reconnection the watch is asked for anew; what happened in between is not told. A server before 3.6
-knows only those that fire once: one of each kind, asked for anew after each event, tells the same
-of a single znode.
+A persistent watch (ZooKeeper 3.6, opcode 106) stays until it is removed or the connection ends. It
+can also cover all descendants of its znode. Its events do not name their watch, so readers match
+them by path. ``WatchingConnection`` gives every event to a listener. It adds the zxid of the header
+(ZOOKEEPER-4655: from ZooKeeper 3.9 on; -1 before), which kazoo ignores.
+
+After a reconnection the store registers the watch again; events in between are not reported.
+Servers before 3.6 have only one-shot watches. One of each kind, registered again after each event,
+covers a single znode as well.
 """
 
 import enum
@@ -27,7 +28,7 @@ class WatchMode(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AddWatch:
-    """Request for a persistent watch; asking again for one that stands changes nothing."""
+    """Request for a persistent watch. Does nothing if the watch is already registered."""
 
     type: ClassVar[int] = 106
 
@@ -44,7 +45,7 @@ class AddWatch:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWatches:
-    """Request to remove all watches of any kind that this connection has on the path itself."""
+    """Request to remove all watches, of any kind, that this connection has on exactly this path."""
 
     type: ClassVar[int] = 18
 
@@ -63,20 +64,20 @@ _ANY_KIND = 3
 
 
 class OneShotWatch(enum.IntEnum):
-    """What a watch of before 3.6 tells, once. Its value is the opcode of the read that it comes
-    with."""
+    """The kinds of one-shot watches. The value is the opcode of the read that registers it."""
 
     ZNODE = 3
-    """That it is created, changed or deleted (``exists``)."""
+    """Fires when the znode is created, changed or deleted (``exists``)."""
     CHILDREN = 8
-    """That it has other children, or is deleted (``getChildren``). The znode must be there."""
+    """Fires when the list of children changes or the znode is deleted (``getChildren``). The znode
+    must exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddOneShotWatch:
-    """Request for a watch that fires once; asking again for one that stands changes nothing.
+    """Request for a one-shot watch. Does nothing if the watch is already registered.
 
-    kazoo is not told of it: its own book of watches would grow by those that never fire.
+    The watch is not registered in kazoo's own tables, where watches that never fire would pile up.
     """
 
     type: OneShotWatch
@@ -93,19 +94,19 @@ class AddOneShotWatch:
 _AND_WATCH = b"\1"
 
 EventListener = Callable[[int, str, int], None]
-"""Takes the event's type (Watcher.Event.EventType: 1 created, 2 deleted, 3 data, 4 children), path
-and zxid."""
+"""Receives the type of an event (Watcher.Event.EventType: 1 created, 2 deleted, 3 data,
+4 children), its path and its zxid."""
 
 
 class WatchingConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """A connection that tells ``on_event``, on its own thread, of every watch event."""
+    """A connection that calls ``on_event``, on kazoo's thread, for every watch event."""
 
     def __init__(self, *args: Any, on_event: EventListener, **options: Any) -> None:
         super().__init__(*args, **options)
         self._on_event = on_event
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
-        super()._read_watch_event(buffer, offset)  # for the watches that fire once
+        super()._read_watch_event(buffer, offset)  # handles kazoo's own one-shot watches
         event, _ = Watch.deserialize(buffer, offset)
         header, _ = ReplyHeader.deserialize(buffer, 0)
         self._on_event(event.type, self.client.unchroot(event.path), header.zxid)

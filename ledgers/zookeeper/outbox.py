@@ -1,8 +1,8 @@
-"""Requests on their way to ZooKeeper: in order, no more than it bears, reads together in one.
+"""The queue of requests to ZooKeeper. It keeps their order, limits their rate and joins reads.
 
-Ledgers are repaired many at a time, and each reads its mark and its metadata: as single requests
-these reads would be nearly all that ZooKeeper has to do for a repair. What keeps the session alive
-does not come this way: kazoo's pings overtake all that waits here.
+Many ledgers are repaired at a time, and each repair reads a mark and metadata. Without joining,
+these reads would be most of the load that a repair puts on ZooKeeper. kazoo's pings do not pass
+through this queue, so a long queue does not endanger the session.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from ledgers.zookeeper.pace import Pace
 from ledgers.zookeeper.window import RequestWindow
 
 READS_MAX = 50
-"""Joined into one request: its reply is that many times a ledger's metadata."""
+"""Largest number of reads joined into one request. Its reply holds as many ledgers' metadata."""
 
 Waiting = tuple[Any, "asyncio.Future[Any]"]
-"""A request, and who waits for its reply."""
+"""A request and the future of its reply."""
 
 
 class Sender(Protocol):
-    """What is needed of a ``KazooSession``."""
+    """The part of ``KazooSession`` that an outbox uses."""
 
     on_not_suspended: Callable[[], None]
 
@@ -46,12 +46,12 @@ class Sender(Protocol):
 
 
 class Outbox:
-    """Sends requests on a session in the order in which they come, as window and pace allow.
+    """Sends requests on a session in their order, as the window and the rate limit allow.
 
-    Reads that wait side by side are joined: those of one turn of the loop, and more the longer they
-    have to wait. A server that cannot do that (before 3.6) gets them one by one. While the session
-    is suspended everything waits. Who asks bounds what waits here: each call is somebody's who
-    awaits it.
+    Consecutive waiting reads are joined: the reads of one turn of the loop, and more if they wait
+    longer. A server that does not support this (before 3.6) gets them one by one. All requests wait
+    while the session is suspended. The queue has no limit of its own: each request has a caller
+    that awaits it, so the number of callers is the limit.
     """
 
     def __init__(self, session: Sender, *, can_join: bool = True) -> None:
@@ -61,12 +61,13 @@ class Outbox:
         self._pace = Pace()
         self._waiting: deque[Waiting] = deque()
         self._alarm: asyncio.Handle | None = None
-        """Goes off when more is to be sent; None: something else will tell."""
+        """The scheduled call of ``_send_all``. None if nothing waits, or if a reply or a new state
+        of the session will trigger the next call."""
         self._can_join = can_join
 
     @property
     def requests_per_s(self) -> int:
-        """At most; 0: no limit. May be changed at any time."""
+        """Rate limit of requests; 0: no limit. May be changed at any time."""
         return self._pace.per_s
 
     @requests_per_s.setter
@@ -75,7 +76,8 @@ class Outbox:
         self._send_all()
 
     def ask(self, request: Any) -> "asyncio.Future[Any]":
-        """As ``KazooSession.ask``, but that a lost session, too, is told by the future."""
+        """Queue a request and return the future of its reply. Unlike ``KazooSession.ask``, a lost
+        session also fails the future."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         self._send_in(0)
@@ -91,7 +93,7 @@ class Outbox:
             )
 
     def _send_all(self) -> None:
-        """All that may go now."""
+        """Send all requests that may be sent now."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -101,7 +103,7 @@ class Outbox:
 
     def _may_send(self) -> bool:
         if self._session.state is not SessionState.CONNECTED:
-            return self._session.state is SessionState.LOST  # then sending gives the error
+            return self._session.state is SessionState.LOST  # then ``send`` raises
         if self._window.is_full:
             return False
         wait_s = self._pace.wait_s(asyncio.get_running_loop().time())
@@ -110,12 +112,13 @@ class Outbox:
         return not wait_s
 
     def _next_group(self) -> list[Waiting]:
-        """The first that waits, with the reads beside it if it is one; empty when nobody waits."""
+        """Remove and return the first waiting request. If it is a read, also the reads that follow
+        it. Empty if no request waits."""
         group: list[Waiting] = []
         are_reads = False
         while self._waiting and len(group) < READS_MAX:
             request, future = self._waiting[0]
-            if not future.done():  # else whoever asked has given up
+            if not future.done():  # else the caller was cancelled
                 if group and not (are_reads and isinstance(request, GetData)):
                     break
                 are_reads = self._can_join and isinstance(request, GetData)
@@ -130,7 +133,7 @@ class Outbox:
             on_reply = partial(self._hand_out, group)
         try:
             self._session.send(request, partial(self._answered, on_reply))
-        except BookmenderError as error:  # lost since it was asked for
+        except BookmenderError as error:  # the session was lost since ``ask``
             on_reply(None, error)
         else:
             self._window.sent()
@@ -168,4 +171,4 @@ class Outbox:
 
 
 _NO_ANSWER = (ConnectionLoss, SessionExpiredError, BookmenderError)
-"""What is said of a request in place of the server's answer."""
+"""Errors of requests that the server did not answer. Their latency is not measured."""

@@ -1,4 +1,4 @@
-"""Creating a znode together with those above it, which others may be deleting at the same time."""
+"""Creation of a znode with its parents, while other clients may delete these parents."""
 
 from contextlib import suppress
 
@@ -6,12 +6,18 @@ from ledgers.errors import NodeExistsError, NoNodeError, UnavailableError
 from ledgers.store import Create, MetadataStore
 
 TRIES_MAX = 10
-"""Whoever deletes a ledger also deletes the znodes above it that it leaves empty, so that a parent
-made here may be gone before its child is made."""
+"""A client that deletes a ledger also deletes the parents that this leaves empty. So a parent that
+is created here may be deleted before its child is created."""
 
 
 async def create_with_parents(store: MetadataStore, create: Create) -> str:
-    """As ``MetadataStore.create``; parents are persistent and empty."""
+    """Do ``MetadataStore.create``, and create missing parents, persistent and empty.
+
+    1. If creating the znode fails for lack of its parent, create the parent (and its parents).
+    2. Try again. Another client may have deleted the parent in between, so repeat from 1.
+
+    Raises UnavailableError after ``TRIES_MAX`` tries, and what ``create`` raises.
+    """
     for _ in range(TRIES_MAX):
         try:
             return await store.create(

@@ -1,4 +1,4 @@
-"""Our operations as kazoo's requests, and its replies and errors as ours. Values only."""
+"""Conversion of operations to kazoo's requests, and of kazoo's replies and errors back. No I/O."""
 
 import re
 import struct
@@ -37,17 +37,17 @@ from ledgers.store import (
 )
 
 REPLY_ERRORS = (kazoo.KazooException, RuntimeError, struct.error)
-"""What kazoo makes of a reply: an error of the server's, or one that makes no sense to it."""
+"""Errors that kazoo raises for a reply: the server's error, or a reply that kazoo cannot parse."""
 
 _EPHEMERAL, _SEQUENTIAL = 1, 2
 _ALWAYS_OPEN = re.compile(r"/(lostBookieRecoveryDelay|idgen-long|idgen-long/HOB-[0-9]+)$")
-"""Znodes that BookKeeper leaves open to the world even in a secured cluster."""
+"""Znodes that BookKeeper creates without access control even in a secured cluster."""
 
 
 def request_of(operation: Operation, *, is_secured: bool) -> Any:
-    """kazoo's request, for sending alone or in a transaction.
+    """Return kazoo's request for this operation, to be sent alone or in a transaction.
 
-    ``is_secured``: what is created belongs to our authenticated identity alone, as with Java's
+    ``is_secured``: only our authenticated identity may access a created znode, as with Java's
     ``zkEnableSecurity``.
     """
     match operation:
@@ -80,10 +80,10 @@ def stat_of(stat: ZnodeStat) -> Stat:
 
 
 def results_of(operations: Sequence[Operation], replies: Sequence[Any]) -> list[OperationResult]:
-    """What a transaction's replies say. Raises MultiFailed.
+    """Return the results of a transaction. Raises MultiFailed.
 
-    Of one that failed every reply is an error: those before the culprit say that they were rolled
-    back, those after it that they were not tried.
+    If a transaction failed, every reply is an error. Operations before the failed one were rolled
+    back (RolledBackError), and operations after it were not tried (RuntimeInconsistency).
     """
     for index, reply in enumerate(replies):
         if isinstance(reply, Exception) and not isinstance(reply, _BYSTANDERS):
@@ -107,7 +107,7 @@ def _result_of(operation: Operation, reply: Any) -> OperationResult:
 
 
 def error_of(error: Exception, *, path: str, is_write: bool) -> BookmenderError:
-    """The error as one of ours; to be raised from it."""
+    """Return our error for kazoo's ``error``. The caller raises it ``from error``."""
     if is_write and isinstance(error, _LOST_REPLIES):
         return UnknownOutcomeError("the reply to a write was lost", path=path)
     for kind, ours, message in _ERRORS:

@@ -1,6 +1,7 @@
-"""What both stores share: a session's state, the readers of its watches, the size of requests.
+"""The state of a session, the readers of its watches, and the size limit of requests. Shared by
+the ZooKeeper store and the in-memory store.
 
-All of it belongs to the store's loop.
+Only the event loop of the store uses this module.
 """
 
 import asyncio
@@ -12,28 +13,33 @@ from ledgers.errors import RejectedError, SessionLostError
 from ledgers.store import Event, EventKind, Operation, SessionState, request_bytes
 
 REQUEST_BYTES_MAX = 1_000_000
-"""The default limit on a request. Past its jute.maxbuffer, 1 MiB unless it was raised, a server
-cuts the connection, and others' requests with it."""
+"""The default size limit of a request. A server closes the connection if a request exceeds its
+jute.maxbuffer (1 MiB by default), and all other requests on the connection fail with it."""
 READ_TRIES_MAX = 5
-"""Connections that a read may see break before it fails; a write sees one only."""
+"""A read fails after its connection broke this many times; a write fails after the first time."""
 BREAK_TOLD_MAX_S = 1.0
-"""How long after the requests that it failed a break of the connection may be told."""
+"""Longest wait between the failure of a request and the report that its connection broke."""
 
 
 class Session:
-    """Connected at first; suspended and resumed any number of times; once lost, lost for good."""
+    """The state of a session and its watch subscriptions.
+
+    A session starts connected and may be suspended and resumed any number of times. A lost session
+    stays lost.
+    """
 
     def __init__(self) -> None:
         self.state = SessionState.CONNECTED
         self.break_count = 0
-        """How often the connection broke: tells whether a request and its reply share one."""
+        """Number of times that the connection broke. If it changed, a request and its reply
+        belong to different connections."""
         self._not_suspended = asyncio.Event()
         self._not_suspended.set()
         self._disconnected = asyncio.Event()
         self._lost = asyncio.Event()
         self._subscriptions: dict[Subscription, None] = {}
         self.on_not_suspended: Callable[[], None] = lambda: None
-        """Called when it has been resumed, and when it was lost."""
+        """Called after the session is resumed, and after it is lost."""
 
     def suspend(self) -> None:
         if self.state is SessionState.CONNECTED:
@@ -66,7 +72,7 @@ class Session:
             raise session_lost()
 
     async def wait_connected(self) -> None:
-        """Raises SessionLostError when it never will be again."""
+        """Return when CONNECTED. Raises SessionLostError if the session is lost."""
         while self.state is SessionState.SUSPENDED:
             await self._not_suspended.wait()
         self.raise_if_lost()
@@ -75,11 +81,15 @@ class Session:
         await self._disconnected.wait()
 
     async def wait_break_told(self, break_count: int) -> None:
-        """After a request failed with its connection: wait until the session has more breaks than
-        ``break_count``.
+        """Wait until the break that failed a request is reported, ``BREAK_TOLD_MAX_S`` at most.
 
-        kazoo fails the requests first and tells of the break then. A request that is sent again in
-        between fails at once with the same break, as often as it is sent.
+        ``break_count``: the count when the request was sent. When a connection breaks, kazoo:
+
+        1. fails the requests in flight;
+        2. reports the state change, which suspends this session.
+
+        A request that is sent again between 1 and 2 fails at once because of the same break, each
+        time that it is sent.
         """
         if self.break_count == break_count:
             with suppress(TimeoutError):
@@ -90,7 +100,7 @@ class Session:
         await self._lost.wait()
 
     def publish(self, event: Event) -> None:
-        """To every subscription that wants it."""
+        """Give the event to every subscription that wants it."""
         for subscription in self._subscriptions:
             if subscription.wants(event):
                 subscription.put(event)
@@ -99,9 +109,10 @@ class Session:
     def subscription(
         self, path: str, *, is_recursive: bool, events_max: int
     ) -> Iterator["Subscription"]:
-        """One that begins with a RESET, for as long as the block runs. Raises SessionLostError.
+        """Open a subscription for the ``with`` block. Its first event is a RESET.
 
-        ZooKeeper keeps one mode for a path and a session, so that all of a path are of one mode.
+        ZooKeeper keeps one watch mode per path and session. So all subscriptions to a path must
+        agree on ``is_recursive``. Raises SessionLostError.
         """
         self.raise_if_lost()
         others = [each for each in self._subscriptions if each.path == path]
@@ -118,7 +129,7 @@ class Session:
 
 
 class Subscription:
-    """Events of one watch on their way to its reader, in order."""
+    """The unread events of one watch, in order."""
 
     def __init__(self, path: str, *, is_recursive: bool, events_max: int) -> None:
         self.path = path
@@ -131,9 +142,9 @@ class Subscription:
         self.reset()
 
     def wants(self, event: Event) -> bool:
-        """Whether ZooKeeper's persistent watch of this mode covers the event.
+        """True if ZooKeeper's persistent watch of this mode covers the event.
 
-        A recursive one hears of no CHILDREN: it hears of the children themselves.
+        A recursive watch gets no CHILDREN events, because it gets the events of the children.
         """
         if not self.is_recursive:
             return event.path == self.path
@@ -148,14 +159,14 @@ class Subscription:
         self._has_news.set()
 
     def reset(self) -> None:
-        """What waits is out of date, and more may have been missed: one RESET in place of it
-        all."""
+        """Replace all unread events by one RESET: they are out of date, and other events may have
+        been missed."""
         self._events.clear()
         self._events.append(Event(kind=EventKind.RESET, path=self.path))
         self._has_news.set()
 
     def fail(self, error: Exception) -> None:
-        """End with this error, at once: events of a lost session are of no use."""
+        """Make ``next`` raise this error at once. Unread events of a lost session are useless."""
         self._error = error
         self._has_news.set()
 
@@ -174,7 +185,7 @@ def session_lost() -> SessionLostError:
 
 
 def check_size(operations: Sequence[Operation], *, request_bytes_max: int) -> None:
-    """Raises RejectedError for a request that is larger than the servers are known to take."""
+    """Raise RejectedError if the request is larger than ``request_bytes_max``."""
     weight_bytes = request_bytes(operations)
     if weight_bytes > request_bytes_max:
         raise RejectedError(

@@ -1,14 +1,14 @@
-"""The metadata store on ZooKeeper, by way of kazoo: one session, asynchronous and pipelined.
+"""The metadata store on ZooKeeper, through kazoo: one session, asynchronous and pipelined.
 
-What becomes of a call whose connection breaks:
+When the connection breaks during a call:
 
-- a read is sent again when the same session is connected again, a few times;
-- a watch is asked for until it stands;
-- a write raises UnknownOutcomeError: it may have reached the server, or not;
-- once the session is lost every call raises SessionLostError, those under way too (a write among
-  them may have happened).
+- A read is sent again once the same session is connected again, up to ``READ_TRIES_MAX`` tries.
+- The registration of a watch is sent again until it succeeds.
+- A write raises UnknownOutcomeError, because the server may have applied it.
+- After the session is lost, every call raises SessionLostError, including calls in flight. A write
+  in flight may have been applied.
 
-Calls made while SUSPENDED wait, which ends with the session at the latest.
+Calls made while SUSPENDED wait until the session is connected again or lost.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -49,7 +49,10 @@ from ledgers.zookeeper.session import READ_TRIES_MAX, REQUEST_BYTES_MAX, check_s
 
 
 class ZooKeeperStore:
-    """One session: a ``MetadataStore``. Made by ``open``; ``close`` it also when it is lost."""
+    """A ``MetadataStore`` on one ZooKeeper session.
+
+    Create it with ``open``. Call ``close`` even after the session is lost.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,8 @@ class ZooKeeperStore:
         self._clock = SystemClock()
         self._outbox = Outbox(session, can_join=not session.is_old)
         self._has_persistent_watches = not session.is_old
-        """False also once another server, of before 3.6, has said that it knows none."""
+        """False after any server, also one connected to later, has replied that it does not support
+        them (before 3.6)."""
 
     @classmethod
     async def open(
@@ -78,13 +82,15 @@ class ZooKeeperStore:
         ends_with_loop: bool = False,
         request_bytes_max: int = REQUEST_BYTES_MAX,
     ) -> "ZooKeeperStore":
-        """A new session. ``hosts``: ``host:port`` joined by commas; any of them may be asked first.
+        """Open a new session and return its store.
 
-        ``credentials``: pairs like ``("digest", "user:password")``. ``is_secured``: what we create
-        is for that identity alone, as with BookKeeper's ``zkEnableSecurity``. ``ends_with_loop``:
-        whether it ends when the loop stands still for three session time-outs, for what it holds to
-        be others'. ``request_bytes_max``: what the servers' jute.maxbuffer allows. Raises
-        UnavailableError when no server answers, UnauthorizedError, SettingsError.
+        ``hosts``: ``host:port`` joined by commas; any of them may be tried first. ``credentials``:
+        pairs like ``("digest", "user:password")``. ``is_secured``: only this identity may access
+        the znodes that we create, as with BookKeeper's ``zkEnableSecurity``. ``ends_with_loop``:
+        end the session if the event loop is blocked for three session timeouts, so that its locks
+        become free for other nodes. ``request_bytes_max``: limit given by the servers'
+        jute.maxbuffer. Raises UnavailableError if no server answers, UnauthorizedError,
+        SettingsError.
         """
         session = KazooSession(
             hosts,
@@ -109,10 +115,10 @@ class ZooKeeperStore:
 
     @property
     def requests_per_s(self) -> int:
-        """That may be sent at most; 0: as many as ZooKeeper's latency allows. To be set at any
+        """Rate limit of requests; 0: limited only by ZooKeeper's latency. May be changed at any
         time.
 
-        A transaction counts as one, and so do reads that went together.
+        A transaction counts as one request, and so do reads that were joined into one.
         """
         return self._outbox.requests_per_s
 
@@ -191,11 +197,17 @@ class ZooKeeperStore:
                     self._session.tell(RemoveWatches(path))
 
     async def _renew_watch(self, path: str, mode: WatchMode, *, after: EventKind) -> None:
-        """So that what happens after this event is told."""
+        """Register the watch again if needed, so that changes after the event ``after`` are
+        reported.
+
+        A persistent watch ends only with its connection, so it is renewed after a RESET. One-shot
+        watches are renewed after each event. The reader gets the event after the renewal, so the
+        renewed watch reports every change that the reader's next read does not show.
+        """
         if self._has_persistent_watches:
             if after is not EventKind.RESET:
                 return
-            try:  # a new connection knows of no watches
+            try:  # a new connection has no watches
                 await self._answered(AddWatch(path, mode), path)
                 return
             except UnsupportedError:
@@ -203,15 +215,17 @@ class ZooKeeperStore:
         if mode is WatchMode.PERSISTENT_RECURSIVE:
             raise UnsupportedError("ZooKeeper before 3.6 does not watch whole trees", path=path)
         for what in OneShotWatch:
-            with suppress(NoNodeError):  # then ZNODE tells when it comes, and both are renewed
+            # CHILDREN fails if the znode does not exist. ZNODE then reports its creation, after
+            # which both watches are renewed.
+            with suppress(NoNodeError):
                 await self._answered(AddOneShotWatch(what, path), path)
 
     async def close(self) -> None:
         await self._session.close()
 
     async def _answered(self, request: Any, path: str) -> Any:
-        """As ``_read``, but without end: a watch that fails would end its reader, who lost
-        nothing."""
+        """Repeat ``_read`` until it succeeds. An UnavailableError here would end the reader of the
+        watch, although no event was lost."""
         return await until_answered(
             lambda: self._read(request, path),
             event="watch.unanswered",

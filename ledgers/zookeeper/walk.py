@@ -1,7 +1,7 @@
-"""Walking the tree of ledgers: every id, complete or an error (rule S8).
+"""The walk over the tree of ledgers. It returns every ledger id or raises an error (rule S8).
 
-Several directories are listed at a time, never more than a bound. A directory that vanishes during
-the walk has become empty: whoever deletes its last ledger deletes it too.
+At most ``LISTINGS_AT_ONCE`` directories are listed at a time. A directory that vanishes during the
+walk was empty: a client that deletes the last ledger of a directory deletes the directory too.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ LISTINGS_AT_ONCE = 32
 RESERVED = frozenset(
     ("available", "cookies", "underreplication", "LAYOUT", "INSTANCEID", "idgen", "idgen-long")
 )
-"""What else BookKeeper keeps below the ledgers root."""
+"""Other znodes that BookKeeper keeps directly below the ledgers root."""
 COUNTER_PREFIX = "ID-"
-"""Of the znodes that a flat layout's ledger ids are drawn from."""
+"""Name prefix of the sequential znodes from which a flat layout generates ledger ids."""
 
 OnStray = Callable[[str], None]
-"""Told the path of a znode that is neither a ledger nor a directory of ledgers."""
+"""Called with the path of a znode that is neither a ledger nor a directory of ledgers."""
 
 
 async def walk_ledger_ids(
@@ -34,10 +34,10 @@ async def walk_ledger_ids(
     tree: str | None = None,
     on_stray: OnStray = lambda path: None,
 ) -> AsyncIterator[Sequence[int]]:
-    """Ids of one directory at a time, ascending from one to the next. Raises UnavailableError, and
-    at its end UnauthorizedError where ACLs shut some directory away.
+    """Yield the ledger ids of one directory at a time, ascending from one directory to the next.
 
-    ``tree``: only those below this directory of the root's (``ledger_trees``).
+    ``tree``: walk only this directory below the root (``ledger_trees``). Raises UnavailableError.
+    If an ACL denied access to a directory, raises UnauthorizedError after all other directories.
     """
     await store.sync(tree or root)
     directories = deque([tree or root])
@@ -63,10 +63,10 @@ async def walk_ledger_ids(
 
 
 async def ledger_trees(store: MetadataStore, root: str, layout: Layout) -> list[str]:
-    """The directories right below the root that hold all ledgers; of a flat layout, the root.
+    """Return the directories directly below the root that hold all ledgers.
 
-    What does not lie below them is none of the ledgers' business: their marks, locks and lists of
-    bookies change all the time. Raises UnavailableError.
+    For a flat layout, return the root. The other directories hold no ledgers, but marks, locks and
+    lists of bookies, which change all the time. Raises UnavailableError.
     """
     if layout is Layout.FLAT:
         return [root]

@@ -1,40 +1,40 @@
-"""How many requests may be in flight, as ZooKeeper's latency has it.
+"""The limit on requests in flight, which adapts to ZooKeeper's latency.
 
-The rule of thumb is that of congestion control: halve it while answers are slow, else let it grow,
-by a little, and only while it is what holds us back. Slow means far above the best that was seen
-lately: a server that is a continent away is no overloaded one. And it takes more than a moment to
-be slow, as a window that is full of requests makes itself wait even at a server that has nothing
-else to do.
+It works like congestion control: halve the window while replies are slow, else grow it a little,
+and only if it was full. A reply is slow if it took far longer than the best recent latency, because
+a distant server is not an overloaded one. It must also exceed ``SLOW_MIN_S``: a full window delays
+its own requests, even at an idle server.
 """
 
 import math
 
 REQUESTS_MIN, REQUESTS_FIRST, REQUESTS_MAX = 4, 64, 500
-"""At least, at first, at most. The least keeps taking, repairing and giving back going."""
+"""Smallest, initial and largest window. The smallest still lets a worker lease, repair and release
+ledgers."""
 GROWTH = 1 / 16
-"""Share by which the window grows after a round without a slow answer."""
+"""Share by which the window grows after a round without slow replies."""
 SLOW_MIN_S = 0.05
 SLOW_TIMES = 8
-"""An answer is slow when it took so many times the best, and never below ``SLOW_MIN_S``."""
+"""A reply is slow if its latency exceeds ``SLOW_TIMES`` times the best, and ``SLOW_MIN_S``."""
 ROUND_MIN = 8
-"""Answers that are judged together at least: one late answer is chance."""
+"""Smallest number of replies in a round. A single late reply may be chance."""
 BEST_PERIOD_S = 300.0
-"""The best is that of one to two such periods: what ZooKeeper was able to before it moved is no
-measure."""
+"""The best latency covers the last one to two of these periods. An older one no longer applies, for
+example after ZooKeeper moved to other hosts."""
 
 
 class RequestWindow:
-    """Told what is sent and answered, it says whether more may be sent. Times are monotonic
-    seconds."""
+    """Counts the requests in flight and adapts their limit. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.size = REQUESTS_FIRST
         self.in_flight = 0
-        """May exceed ``size`` after that was lowered, until they are answered."""
+        """May exceed ``size`` for a while after ``size`` was lowered."""
         self._best = _RecentBest()
         self._passed_over = 0
-        """Answers still to come to what was sent before the window was halved: they are as slow as
-        those for which it was, and must not count twice. ZooKeeper answers in order."""
+        """Number of coming replies that are not judged: replies to requests sent before the window
+        was halved. They are slow for the same reason, which must not count twice. ZooKeeper replies
+        in order, so these are the next ones."""
         self._was_full = False
         self._answered = self._slow = 0
 
@@ -44,7 +44,7 @@ class RequestWindow:
 
     @property
     def slow_s(self) -> float:
-        """What takes longer than this is slow."""
+        """Replies that took longer are slow."""
         return max(SLOW_MIN_S, SLOW_TIMES * self._best.latency_s)
 
     def sent(self) -> None:
@@ -52,13 +52,13 @@ class RequestWindow:
         self._was_full |= self.is_full
 
     def unanswered(self) -> None:
-        """The connection broke: that says nothing of the server's load."""
+        """Count a request whose connection broke. This says nothing about the server's load."""
         self.in_flight -= 1
         self._passed_over = max(0, self._passed_over - 1)
         assert self.in_flight >= 0, self.in_flight
 
     def answered(self, latency_s: float, *, now_s: float) -> None:
-        """``latency_s``: infinite when the server answered that it is overloaded."""
+        """Count a reply. ``latency_s``: infinite if the server replied that it is overloaded."""
         self.in_flight -= 1
         assert self.in_flight >= 0, self.in_flight
         self._best.learn(latency_s, now_s=now_s)
@@ -89,7 +89,7 @@ class _RecentBest:
 
     @property
     def latency_s(self) -> float:
-        """Infinite before the first."""
+        """Infinite before the first reply."""
         return min(self._now_s, self._before_s)
 
     def learn(self, latency_s: float, *, now_s: float) -> None:

@@ -1,10 +1,10 @@
-"""What a run leaves behind, read and written as plain rows, without Spark.
+"""Writes and reads the results of a run, as plain rows, without Spark.
 
-``summary`` the counts, and the exit code; ``rows`` verdicts as Parquet; ``plan`` which ledgers a
-run looks at, in which parts; ``run_folder`` a run's files, so that a killed one goes on;
-``checked`` when each ledger was looked at last; ``replacing`` a file by one that is there whole or
-not at all, ``files`` of tables likewise; ``cluster`` whose results these are. ``reading`` the
-results of a run that is over; ``figures`` what its report shows, ``report`` that page, ``style``
-how it looks, ``advice`` what to do next; ``changes`` two runs compared; ``past`` what was said of
-one ledger; ``last`` what the last run of all found, for the daemon's status.
+``summary`` holds the counts and the exit code; ``rows`` the schema of verdicts in Parquet. ``plan``
+fixes the ledgers of each part. ``run_folder`` manages the files of a run, so that a killed run can
+continue. ``checked`` stores when each ledger was last checked. ``replacing`` replaces a file
+atomically, and ``files`` a table. ``cluster`` identifies the cluster of the results. ``reading``
+opens the results of a finished run. ``figures`` counts what the page of ``report`` shows; ``style``
+is its CSS, and ``advice`` the next steps. ``changes`` compares two runs. ``past`` finds earlier
+verdicts on one ledger; ``last`` stores the last run's summary in ZooKeeper, for status and metrics.
 """

@@ -1,5 +1,4 @@
-"""What a run found, and what to do next about it: words for operators, the most urgent first.
-Pure."""
+"""Texts for operators: what a run found and what to do next, the most urgent first. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,19 +8,19 @@ from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.verdicts import Evidence, Finding, Grade
 
 AWAY_SHOWN_MAX = 5
-"""Bookies in the sentence on all of it, those first that most ledgers need."""
+"""Number of bookies in the headline; those that most ledgers need come first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """``title``: what was found, with its number; ``text``: what it means, and what helps."""
+    """``title``: what was found, with its count. ``text``: what it means, and what helps."""
 
     title: str
     text: str
 
 
 def advice_for(summary: Summary) -> list[Advice]:
-    """Empty where there is nothing to do."""
+    """Return the advice for a run. Empty if there is nothing to do."""
     return [
         Advice(title=title.format(count=f"{count:,}"), text=text)
         for count_of, title, text in _RULES
@@ -34,7 +33,8 @@ def _grade(grade: Grade) -> Callable[[Summary], int]:
 
 
 def _finding(*findings: Finding) -> Callable[[Summary], int]:
-    """The most that any of them has: a ledger with several is not to be counted for each."""
+    """Return a function for the largest of these findings' counts. A sum would count a ledger once
+    for each of its findings."""
     return lambda summary: max(summary.counts.findings.get(each.value, 0) for each in findings)
 
 
@@ -122,8 +122,8 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
 
 
 def counts_text(counts: Counts) -> str:
-    """``1,200 ledgers: 1,199 whole, 1 lost; of these also 2 suspect``: the grades, which add up,
-    and what is found beside them."""
+    """Return ``1,200 ledgers: 1,199 whole, 1 lost; of these also 2 suspect``: the grades, which add
+    up, and findings that a grade does not show."""
     grades = _told(counts.verdicts, [each.value for each in reversed(Grade)])
     beside = _told(counts.findings, [Finding.SUSPECT.value, Finding.IDLE_OPEN.value])
     unit = "ledger" if counts.ledgers == 1 else "ledgers"
@@ -138,8 +138,8 @@ def _told(counts: Mapping[str, int], names: Iterable[str]) -> str:
 
 
 def entries_text(each: Evidence) -> str:
-    """``entry 3``, ``entries 3 to 5``, ``2 entries between 3 and 5``; empty where it is of no
-    entries."""
+    """Return ``entry 3``, ``entries 3 to 5`` or ``2 entries between 3 and 5``; empty if it is about
+    no entry."""
     first, last = each.first_entry_id, each.last_entry_id
     if first < 0:
         return ""
@@ -152,7 +152,7 @@ def entries_text(each: Evidence) -> str:
 
 
 def tails_text(counts: Counts) -> str:
-    """Of open ledgers that were judged in part only; empty where there are none."""
+    """Return a text about open ledgers whose tail was not checked; empty if there are none."""
     count = counts.tails_unseen
     if not count:
         return ""
@@ -165,7 +165,7 @@ def tails_text(counts: Counts) -> str:
 
 
 def _out_of_reach(counts: Counts) -> str:
-    """``2 ledgers have entries that no running bookie has: start a:3181, b:3181``."""
+    """Return ``2 ledgers have entries that no running bookie has: start a:3181, b:3181``."""
     bookies = sorted(counts.away, key=lambda bookie: (-counts.away[bookie], bookie))
     more = len(bookies) - AWAY_SHOWN_MAX
     shown = ", ".join(bookies[:AWAY_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
@@ -174,7 +174,7 @@ def _out_of_reach(counts: Counts) -> str:
 
 
 def headline(summary: Summary) -> str:
-    """One sentence on all of it."""
+    """Return one sentence on the whole result."""
     counts = summary.counts
     verdicts: Mapping[str, int] = counts.verdicts
     if verdicts.get(Grade.LOST.value):

@@ -1,4 +1,4 @@
-"""Two runs compared: ledgers of which something else is said, that are new, or gone."""
+"""Compares two runs: ledgers whose verdict changed, that are new, or that are absent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,15 @@ from ledgers.errors import SettingsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """``is_wrong``: also of ledgers of good grade, whose copies differ."""
+    """One run's verdict on a ledger. ``is_wrong`` can also be True at a good grade, if copies
+    differ."""
 
     grade: Grade
     is_wrong: bool
 
     @property
     def badness(self) -> tuple[bool, int]:
+        """The sort key: the greater, the worse."""
         return self.is_wrong, -self.grade.rank
 
 
@@ -30,7 +32,7 @@ FINE = Said(grade=Grade.WHOLE, is_wrong=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """``before``, ``after``: None where there is no verdict."""
+    """The verdicts on one ledger; None for a run that has none."""
 
     ledger_id: int
     before: Said | None
@@ -38,18 +40,18 @@ class Change:
 
     @property
     def is_worse(self) -> bool:
-        """Than it was, or, of a new one, than it should be."""
+        """True if the ledger is worse than before; if it is new, worse than a whole one."""
         return self.after is not None and self.after.badness > (self.before or FINE).badness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """By id. Of new ones, and of those without a verdict any more, the ones that are, or were, fine
-    are only counted.
+    """The differences, by ledger id. New and absent ledgers that are, or were, fine are only
+    counted.
 
-    ``is_newness_told``: whether the earlier run looked at all that there was, so that a ledger of
-    which it has no verdict is new; else it may have been left out. ``is_absence_told``: likewise
-    the later one, so that such a ledger is gone.
+    ``is_newness_told``: True if the earlier run checked all ledgers. Then a ledger without a
+    verdict in it is new; else that run may have left it out. ``is_absence_told``: True if the later
+    run checked all ledgers, so that a ledger without a verdict in it is deleted.
     """
 
     changed: Sequence[Change]
@@ -66,10 +68,10 @@ class Changes:
 
 
 def compare(before: Results, after: Results) -> Changes:
-    """Verdicts of the one run against those of the other.
+    """Return how the verdicts changed.
 
-    Raises SettingsError where the later one looked less closely: what it did not see would look
-    mended.
+    Raises SettingsError if the later run was less close: damage that it cannot see would look
+    repaired.
     """
     if after.summary.level.depth < before.summary.level.depth:
         raise SettingsError(_less_close(before, after))
@@ -125,7 +127,7 @@ def _rows(results: Results) -> pa.Table:
 
 
 def _is_fine(rows: pa.Table, suffix: str) -> pa.ChunkedArray:
-    """False where there is no verdict."""
+    """Return True for each row that is whole and not wrong; False without a verdict."""
     is_whole = pc.equal(rows[f"verdict{suffix}"], Grade.WHOLE.value)
     return pc.fill_null(pc.and_(is_whole, pc.invert(rows[f"is_wrong{suffix}"])), False)
 

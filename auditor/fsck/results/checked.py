@@ -1,7 +1,7 @@
-"""When each ledger was looked at last, and how closely: ``state/checked.parquet`` beside the
+"""When each ledger was last checked, and at which level: ``state/checked.parquet`` beside the
 results.
 
-What a run leaves out goes by it, and what comes first when there is no time for all.
+A run uses it to skip ledgers, and to order them if it has a time budget.
 """
 
 from pathlib import Path
@@ -27,26 +27,28 @@ CHECKED = pa.schema(
         ("is_wrong", pa.bool_()),
     ]
 )
-"""One row a ledger and level, but none after which there was a look as close. ``depth``: of the
-level; ``sample_share``: 0 but for level ``sample``; ``mtime_ms``: of the metadata's znode, null
-where an earlier release looked; ``is_settled``: the ledger was closed, and nothing at all was
-found, since then neither, so that it need not be looked at again soon; ``is_wrong``: as in the
-run's rows."""
+"""One row for each ledger and level, unless a later look was as close.
+
+``depth``: of the level. ``sample_share``: 0 except at level ``sample``. ``mtime_ms``: of the
+metadata's znode; null in rows of an earlier release. ``is_settled``: the ledger was closed and had
+no finding, neither then nor since, so that it need not be checked again soon. ``is_wrong``: as in
+the run's rows.
+"""
 
 VERDICT_COLUMNS = [
     *("ledger_id", "verdict", "is_wrong", "reasons", "state", "metadata_version", "mtime_ms"),
     "checked_ms",
 ]
-"""Of a run's rows, for ``after_run``."""
+"""The columns of a run's rows that ``after_run`` needs."""
 
 
 def read_checked(folder: Path) -> pa.Table:
-    """``folder``: of the state. Empty before the first run."""
+    """Return the rows from the ``state`` folder. Empty before the first run."""
     path = folder / CHECKED_FILE
     if not path.exists():
         return CHECKED.empty_table()
     rows = pq.read_table(path, schema=CHECKED)
-    known = pc.fill_null(rows["is_wrong"], False)  # added later: of an earlier release it lacks
+    known = pc.fill_null(rows["is_wrong"], False)  # null in rows of earlier releases
     return rows.set_column(CHECKED.get_field_index("is_wrong"), CHECKED.field("is_wrong"), known)
 
 
@@ -55,9 +57,9 @@ def write_checked(folder: Path, checked: pa.Table) -> None:
 
 
 def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.Table:
-    """``ledger_id``, ``metadata_version`` and ``mtime_ms``: ledgers that need not be looked at if
-    their metadata is still at both. The version alone may be that of another one, if the ledger was
-    deleted and made anew since."""
+    """Return ``ledger_id``, ``metadata_version`` and ``mtime_ms`` of ledgers that need no check if
+    their metadata still has both values. The version alone does not suffice: a ledger that was
+    deleted and created again may have the same one."""
     is_close = pc.greater_equal(checked["depth"], options.level.depth)
     if options.level is Level.SAMPLE:
         is_deeper = pc.greater(checked["depth"], options.level.depth)
@@ -69,15 +71,15 @@ def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.T
     chosen = checked.filter(pc.and_(pc.and_(is_close, is_late), checked["is_settled"]))
     written = chosen.filter(pc.is_valid(chosen["mtime_ms"])).sort_by([("mtime_ms", "descending")])
     columns = ["metadata_version", "mtime_ms"]
-    last = written.group_by("ledger_id", use_threads=False)  # which keep no order
+    last = written.group_by("ledger_id", use_threads=False)  # threads keep no order
     last = last.aggregate([(column, "first") for column in columns])
     last = last.select(["ledger_id", *(f"{column}_first" for column in columns)])
     return last.rename_columns(["ledger_id", *columns])
 
 
 def suspects(checked: pa.Table, options: FsckOptions) -> pa.ChunkedArray:
-    """Ledgers that a sample found wrong: another sample of the same ledger may well miss what that
-    one met."""
+    """Return the ledgers that a sample found wrong. Another sample of such a ledger may well miss
+    the bad entries."""
     if options.level is not Level.SAMPLE:
         return checked.slice(0, 0)["ledger_id"]
     is_of_sample = pc.equal(checked["depth"], options.level.depth)
@@ -85,13 +87,13 @@ def suspects(checked: pa.Table, options: FsckOptions) -> pa.ChunkedArray:
 
 
 def last_looks(checked: pa.Table, level: Level) -> pa.Table:
-    """``ledger_id`` and ``checked_ms``: when each was last looked at as closely as the level
-    does."""
+    """Return ``ledger_id`` and ``checked_ms``: the time of the last look at this level or
+    closer."""
     return _greatest(checked.filter(pc.greater_equal(checked["depth"], level.depth)), "checked_ms")
 
 
 def _greatest(checked: pa.Table, column: str) -> pa.Table:
-    """Of each ledger."""
+    """Return the greatest value in that column for each ledger."""
     found = checked.group_by("ledger_id").aggregate([(column, "max")])
     return found.select(["ledger_id", f"{column}_max"]).rename_columns(["ledger_id", column])
 
@@ -99,9 +101,11 @@ def _greatest(checked: pa.Table, column: str) -> pa.Table:
 def after_run(
     before: pa.Table, verdicts: pa.Table, options: FsckOptions, *, listed: pa.ChunkedArray
 ) -> pa.Table:
-    """``verdicts``: rows of the run, with ``VERDICT_COLUMNS``; of a ledger without one what was
-    known ``before`` holds, if it is still listed. So does that a closer look was had, and what it
-    settled unless this one found something."""
+    """Return the rows after a run, whose ``verdicts`` have ``VERDICT_COLUMNS``.
+
+    A ledger without a verdict keeps its rows from ``before``, if it is still listed. Other ledgers
+    keep the rows of closer levels; these remain settled unless this run found something.
+    """
     is_sample = options.level is Level.SAMPLE
     count = verdicts.num_rows
     is_settled = pc.and_(
@@ -140,6 +144,7 @@ def after_run(
 
 
 def wrong_among(checked: pa.Table, ledger_ids: pa.ChunkedArray) -> int:
-    """How many of these were wrong when they were looked at last, or before, and more closely."""
+    """Return how many of these ledgers are wrong, by their last look or by an earlier closer
+    one."""
     chosen = pc.and_(checked["is_wrong"], pc.is_in(checked["ledger_id"], ledger_ids))
     return len(pc.unique(checked.filter(chosen)["ledger_id"]))

@@ -1,7 +1,7 @@
-"""Which cluster a folder of results is of: ``cluster.json``, by its first run; each later one
-renews the URI.
+"""The cluster that a folder of results belongs to: ``cluster.json``. The first run writes it, and
+each later one updates the URI.
 
-Ids of ledgers mean something in one cluster alone: what was found of another's is neither compared
+Ledger ids are meaningful within one cluster only. Results of another cluster are neither compared
 nor marked.
 """
 
@@ -19,14 +19,14 @@ CLUSTER_FILE = "cluster.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """``instance_id``: empty for a cluster that has none, which its URI stands for then."""
+    """A cluster. ``instance_id``: empty if the cluster has none; then the URI identifies it."""
 
     instance_id: str
     metadata_service_uri: str
 
     def is_same(self, other: "Cluster") -> bool:
-        """Whether the URI is another says nothing where there are ids: servers move, and have
-        several names."""
+        """True if both are the same cluster. The URI counts only if neither has an id: servers
+        move, and have several names."""
         if self.instance_id or other.instance_id:
             return self.instance_id == other.instance_id
         return _place(self.metadata_service_uri) == _place(other.metadata_service_uri)
@@ -36,36 +36,38 @@ class Cluster:
 
 
 def _place(uri: str) -> tuple[str, str]:
-    """Return the servers and the ledgers root: the same place may be written with quotes, or with a
-    layout."""
+    """Return the servers and the ledgers root. The same place has several URIs, for example with a
+    layout or without."""
     try:
         parsed = MetadataUri.parse(uri)
-    except SettingsError:  # of a file that someone edited
+    except SettingsError:  # somebody edited the file
         return uri, ""
     return parsed.hosts, parsed.root
 
 
 def keep_cluster(folder: Path, cluster: Cluster) -> None:
-    """Before a run writes there. Raises SettingsError where the results are another cluster's."""
+    """Store the cluster, before a run writes to the folder. Raises SettingsError if the results
+    belong to another cluster."""
     check_cluster(folder, cluster)
     replace_file(folder / CLUSTER_FILE, json.dumps(asdict(cluster), indent=2) + "\n")
 
 
 def check_cluster(folder: Path, cluster: Cluster) -> None:
-    """Raises SettingsError where the results are another cluster's."""
+    """Raise SettingsError if the results belong to another cluster."""
     known = read_cluster(folder)
     if known is not None and not known.is_same(cluster):
         raise SettingsError(f"{folder}: has results of the cluster {known}, and this is {cluster}")
 
 
 def check_same_cluster(before: Path, after: Path) -> None:
-    """Raises SettingsError where results of two folders are of two clusters."""
+    """Raise SettingsError if the results of two folders belong to different clusters."""
     if (cluster := read_cluster(after)) is not None:
         check_cluster(before, cluster)
 
 
 def read_cluster(folder: Path) -> Cluster | None:
-    """None before the first run. Raises SettingsError where nobody can tell."""
+    """Return the cluster of the results; None before the first run. Raises SettingsError if the
+    file cannot be read."""
     try:
         record = parse_record((folder / CLUSTER_FILE).read_bytes())
         return Cluster(

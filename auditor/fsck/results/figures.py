@@ -1,7 +1,7 @@
-"""What the report shows, counted from a run's rows: by bookie, by rack, by age, and the worst of
-them.
+"""The figures of the report, counted from a run's rows: by bookie, by rack, by age, and the worst
+ledgers.
 
-Counted column by column, so that a million ledgers fit.
+Counts column by column, so that a million ledgers fit in memory.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.metadata import BookieId
 
 WORST_MAX = 200
-"""Ledgers that are shown one by one."""
+"""Number of ledgers that are shown one by one."""
 UNKNOWN_RACK = "rack not known"
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -28,12 +28,13 @@ AGES = (
     (30 * DAY_MS, "up to a year"),
     (365 * DAY_MS, "more than a year"),
 )
-"""From how many milliseconds on, and what it is called: since the metadata was written last."""
+"""The age since the last write of the metadata: the lower bound in milliseconds, and a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceFigure:
-    """A bookie or a rack. ``ledgers``: those of which anything is told there; by finding, too."""
+    """A bookie or a rack. ``ledgers``: number of ledgers with a finding there; ``by_finding``
+    splits it."""
 
     name: str
     ledgers: int
@@ -43,6 +44,8 @@ class PlaceFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgeFigure:
+    """The ledgers of one age."""
+
     name: str
     by_grade: Mapping[Grade, int]
 
@@ -53,8 +56,8 @@ class AgeFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """``worst``: at most ``WORST_MAX`` of those of which anything is told, the worst first;
-    ``told_count`` of them there are."""
+    """All figures. ``worst``: at most ``WORST_MAX`` ledgers with a finding, or not whole, the worst
+    first. ``told_count``: the number of all such ledgers."""
 
     bookies: Sequence[PlaceFigure]
     racks: Sequence[PlaceFigure]
@@ -64,7 +67,7 @@ class Figures:
 
 
 def figures_of(results: Results, racks: Mapping[BookieId, str]) -> Figures:
-    """``racks``: where bookies are, as far as it is known."""
+    """Return the figures of a run. ``racks``: the known racks of bookies."""
     told = results.table(
         ["ledger_id", "verdict", "is_wrong", "length"],
         where=(pc.field("verdict") != Grade.WHOLE.value)
@@ -83,7 +86,7 @@ def figures_of(results: Results, racks: Mapping[BookieId, str]) -> Figures:
 
 
 def _seen(results: Results) -> pa.Table:
-    """Which finding of which bookie, once for each ledger."""
+    """Return ledger, bookie and finding, each combination once."""
     rows = results.table(
         ["ledger_id", "evidence"], where=pc.list_value_length(pc.field("evidence")) > 0
     ).combine_chunks()
@@ -103,7 +106,7 @@ def _seen(results: Results) -> pa.Table:
 def _places(
     seen: pa.Table, place_of: Mapping[str, str], racks: Mapping[BookieId, str]
 ) -> list[PlaceFigure]:
-    """Those first that have to do with most ledgers."""
+    """Return the figures of each place, those with most ledgers first."""
     places = pa.array([place_of[bookie] for bookie in seen["bookie"].to_pylist()], pa.string())
     table = seen.set_column(seen.schema.get_field_index("bookie"), "place", places)
     ledgers = _ledger_counts(table, ["place"])
@@ -125,7 +128,7 @@ def _places(
 
 
 def _ledger_counts(table: pa.Table, keys: list[str]) -> dict[tuple[str, ...], int]:
-    """How many different ledgers, by these columns."""
+    """Return the number of different ledgers for each combination of these columns."""
     counted = table.group_by(keys).aggregate([("ledger_id", "count_distinct")])
     columns = [counted[key].to_pylist() for key in keys]
     counts = counted["ledger_id_count_distinct"].to_pylist()
@@ -133,7 +136,7 @@ def _ledger_counts(table: pa.Table, keys: list[str]) -> dict[tuple[str, ...], in
 
 
 def _ages(results: Results) -> list[AgeFigure]:
-    """Of ledgers whose metadata could be read, the youngest first."""
+    """Return the ledgers with readable metadata by age, the youngest first."""
     rows = results.table(["verdict", "checked_ms", "mtime_ms"], where=pc.field("mtime_ms") > 0)
     age_ms = pc.subtract(rows["checked_ms"], rows["mtime_ms"])
     steps = [pc.cast(pc.greater(age_ms, since_ms), pa.int32()) for since_ms, _ in AGES[1:]]
@@ -153,7 +156,7 @@ def _ages(results: Results) -> list[AgeFigure]:
 
 
 def _worst(results: Results, told: pa.Table) -> list[LedgerVerdict]:
-    """What somebody should do something about, by what is left of it, the largest first."""
+    """Return the worst ledgers: wrong ones first, then by grade, then the largest."""
     ranks = pa.array([Grade(value).rank for value in told["verdict"].to_pylist()], pa.int32())
     order = pc.sort_indices(
         told.append_column("rank", ranks),

@@ -1,4 +1,4 @@
-"""Tables in files that are there whole or not at all, as ``replacing`` does it."""
+"""Tables in Parquet files, replaced atomically as in ``replacing``."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +15,8 @@ def replace_table(
     *,
     note: Mapping[str, str] | None = None,
 ) -> None:
-    """As Parquet; what was there is replaced. ``note``: kept beside the rows, for ``read_note``."""
+    """Write the table as Parquet in place of an old file. ``note``: stored in the file's metadata,
+    for ``read_note``."""
     if note is not None:
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), **note})
     with in_place(path) as beside:
@@ -23,13 +24,13 @@ def replace_table(
 
 
 def replace_tables(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
-    """Likewise, each a row group; none may be empty."""
+    """Write the tables into one file, each as a row group. No table may be empty."""
     with in_place(path) as beside, pq.ParquetWriter(beside, schema, compression="zstd") as file:
         for table in tables:
             file.write_table(table, row_group_size=table.num_rows)
 
 
 def read_note(path: Path, key: str) -> str:
-    """Without reading the rows."""
+    """Return a note without reading the rows."""
     metadata: dict[bytes, bytes] = pq.read_schema(path).metadata
     return metadata[key.encode()].decode()

@@ -1,9 +1,9 @@
-"""What the last run of all found: ``<ur>/bookmender/fsck/last``, its summary, for the daemon's
-status and metrics.
+"""The summary of the last run, in the znode ``<ur>/bookmender/fsck/last``, for the daemon's status
+and metrics.
 
-Beside it, in ``closer``, that of an earlier one that looked more closely and found something wrong:
-until a run as close comes, nobody knows that it was mended. Each says, too, how many ledgers were
-marked since, if any were.
+The znode ``closer`` beside it holds the summary of an earlier run at a closer level that found
+something wrong. Until a run as close follows, nobody knows whether this was repaired. Each summary
+also says how many ledgers were marked since, if any.
 """
 
 import json
@@ -55,7 +55,8 @@ def closer_path(ur: str) -> str:
 
 
 async def write_last(store: MetadataStore, ur: str, summary: Summary) -> None:
-    """In place of the run before. Nobody acts on it, so that it needs no proof of a session."""
+    """Replace the summary of the previous run. Nothing acts on it, so the write needs no guard of
+    the session."""
     before = (await read_closer(store, ur), await read_last(store, ur))
     closer = _outstanding([each for each in before if each is not None], summary)
     if closer is not None:
@@ -67,19 +68,19 @@ async def write_last(store: MetadataStore, ur: str, summary: Summary) -> None:
 
 
 def _outstanding(before: Sequence[Summary], last: Summary) -> Summary | None:
-    """The closest that found something wrong and looked more closely than the last one; of several
-    the latest."""
+    """Return the run at the closest level that found something wrong, if that level is closer than
+    the last run's; the latest of several."""
     found = [each for each in before if each.wrong and each.level.depth > last.level.depth]
     return max(found, key=lambda each: (each.level.depth, each.finished_ms), default=None)
 
 
 async def note_marked(store: MetadataStore, ur: str, run: str, count: int) -> None:
-    """So many ledgers that ``run`` found wrong are marked now; of a run that is told of no more
-    nobody asks."""
+    """Record that ``count`` ledgers that ``run`` found wrong are marked now. Does nothing if that
+    run is in neither znode."""
     for path in (last_path(ur), closer_path(ur)):
         with suppress(
             NoNodeError, CorruptionError, ConflictError
-        ):  # or another run has ended since
+        ):  # a conflict means that another run has ended
             data, stat = await store.get(path)
             found = Summary.from_record(parse_record(data))
             if found.run == run:
@@ -100,13 +101,13 @@ def _to_bytes(summary: Summary) -> bytes:
 
 
 async def read_last(store: MetadataStore, ur: str) -> Summary | None:
-    """None where there is none that can be read."""
+    """Return the last run's summary; None if there is none that can be read."""
     return await _read(store, last_path(ur))
 
 
 async def read_closer(store: MetadataStore, ur: str) -> Summary | None:
-    """Of the closer run that found something wrong; None where there is none, or none that can be
-    read."""
+    """Return the summary of the closer run that found something wrong; None if there is none that
+    can be read."""
     return await _read(store, closer_path(ur))
 
 
@@ -115,9 +116,10 @@ async def _read(store: MetadataStore, path: str) -> Summary | None:
 
 
 async def meter_last(store: MetadataStore, ur: str) -> None:
-    """Have the metrics say what the last run found, until cancelled. Of the leader alone.
+    """Set the metrics to the last run's results, until cancelled. Only the leader calls this.
 
-    Where that cannot be read they stay as they are: to lead matters more. Raises SessionLostError.
+    If the summary cannot be read, the metrics stay unchanged: an error here must not end the
+    leadership. Raises SessionLostError.
     """
     async with aclosing(store.watch(last_path(ur))) as events:
         async for _ in events:
@@ -134,5 +136,5 @@ def _meter(summary: Summary, closer: Summary | None) -> None:
     for finding, count in summary.counts.findings.items():
         FINDINGS.labels(finding=finding).set(count)
     WRONG.set(max(summary.wrong, 0 if closer is None else closer.wrong))
-    FINISHED.clear()  # that of a run at another level is not the last one any more
+    FINISHED.clear()  # else a run at another level would still count as the last one
     FINISHED.labels(level=summary.level.value).set(summary.finished_ms / 1000)

@@ -1,7 +1,7 @@
-"""What runs said of one ledger: the last that looked at it, and earlier ones that looked more
-closely.
+"""The verdicts of finished runs on one ledger: the last one, and earlier ones of closer levels.
 
-A ledger that a run skipped, or left, has no row there: its last verdict stands in an earlier run's.
+A run that skipped or did not reach the ledger has no row for it. Its last verdict is then in an
+earlier run.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,9 @@ from auditor.fsck.verdicts import LedgerVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastVerdict:
-    """``later_runs``: those that ended since. None of them looked at the ledger as closely, as far
-    as their rows are there: of ``later_runs_deleted`` of them these are not."""
+    """A run's verdict on the ledger. ``later_runs``: number of runs that ended since. None of them
+    checked the ledger as closely, as far as their rows still exist; those of ``later_runs_deleted``
+    runs do not."""
 
     summary: Summary
     verdict: LedgerVerdict
@@ -26,11 +27,12 @@ class PastVerdict:
 
 
 def past_verdicts(folder: Path, ledger_id: int) -> list[PastVerdict]:
-    """The last first. Empty where no run whose rows are there looked at it.
+    """Return the verdicts, the last one first. Empty if no run with existing rows checked the
+    ledger.
 
-    Raises CorruptionError, and SettingsError where there are no results of any run.
+    Raises CorruptionError, and SettingsError if there are no results of any run.
     """
-    Results.open(folder)  # says what there is instead
+    Results.open(folder)  # raises with a helpful message if there are no results
     past: list[PastVerdict] = []
     deleted = 0
     for later_runs, run in enumerate(reversed(summary_runs(folder))):

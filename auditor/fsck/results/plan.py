@@ -1,8 +1,8 @@
-"""Which ledgers a run looks at, in which parts: fixed once, and kept, so that a killed run goes on
-where it was.
+"""The plan of a run: its ledgers, and the part of each. Fixed once and stored, so that a killed run
+can continue.
 
-Pure, but for ``Plan``, which reads what was fixed. A ledger made after the listing is the next
-run's.
+Pure, except ``Plan``, which reads the stored plan. Ledgers created after the listing are left to
+the next run.
 """
 
 import math
@@ -25,25 +25,25 @@ from auditor.fsck.unchanged import Written
 from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, is_weighed
 
 PART_MIN: Mapping[Level, int] = {Level.METADATA: 3_500, Level.ENDS: 100}
-"""Ledgers, where they are not weighed: for fewer a job of Spark's and a session are not worth
-opening; but for half as many in the last round, so that there is one for each slot."""
+"""Ledgers in a part, if ledgers are not weighed. Fewer are not worth a Spark job and a session.
+Parts of the last round may have half as many, so that each slot gets one."""
 PART_MAX: Mapping[Level, int] = {
     Level.METADATA: 25_000,
     Level.ENDS: 2_000,
     Level.SAMPLE: 500,
     Level.FULL: 500,
 }
-"""Ledgers: what is lost when a run is killed, and what an executor holds the verdicts of, in
-memory."""
+"""Ledgers in a part. A killed run loses the verdicts of its running parts, and an executor keeps
+them in memory."""
 WEIGHT_MIN, WEIGHT_MAX = 20_000, 2_000_000
-"""The same where ledgers are weighed, in copies: some tenths of a second of reading, and some ten
-seconds."""
+"""The limits of a part if ledgers are weighed, in copies: from some tenths of a second of reading
+to some tens of seconds."""
 PART_S = 60
-"""What a part may take where the run's reads are limited, above that least weight."""
+"""Maximum time of a part if the run has rate limits; its weight is at least ``WEIGHT_MIN``."""
 ROUND_SHARE, ROUND_SHARE_WEIGHED = 2 / 3, 1 / 2
-"""Of what is left, what a round of parts takes, one for each slot: the last ones are small, and no
-slot waits long. By half a slot may be half as fast as the others and hold up none; but it takes a
-round more to come as far."""
+"""Share of the remaining work in one round of parts, one part for each slot. So the last parts are
+small, and no slot waits long. With a half, a slot may be half as fast as the others without
+delaying them; but the same progress takes one more round."""
 DAY_MS = 86_400_000
 PLANNED = pa.schema(
     [
@@ -55,15 +55,15 @@ PLANNED = pa.schema(
     ]
 )
 KNOWN = ["known_version", "known_mtime_ms"]
-"""Both, or neither: of metadata that need not be looked at unless it was written since
-(``Written``)."""
+"""Both or neither are set: the write to the metadata (``Written``) since which the ledger needs no
+check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one task looks at. ``known``: of ledgers that need not be looked at while their metadata
-    is as it was, which writing that was; the others, and these, stand in ``ledger_ids``, ascending.
-    ``suspects``: of them those that are looked at whole."""
+    """The ledgers of one task. ``ledger_ids``: all of them, ascending. ``known``: the ledgers that
+    may be skipped, with the write to the metadata that must still be the last. ``suspects``: the
+    ledgers to read completely."""
 
     number: int
     ledger_ids: "array[int]"
@@ -72,7 +72,7 @@ class Part:
 
 
 class Plan:
-    """A plan that stands in a file: each part is a row group there."""
+    """A stored plan. Each part is a row group of the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -92,7 +92,7 @@ class Plan:
         return count
 
     def size_of(self, number: int) -> int:
-        """How many ledgers the part has."""
+        """Return the number of ledgers of the part."""
         size: int = self._file.metadata.row_group(number).num_rows
         return size
 
@@ -101,7 +101,7 @@ class Plan:
         return sum(self._weights)
 
     def weight_of(self, number: int) -> int:
-        """How much there is to be read in the part: as ``weighing`` tells, or its ledgers."""
+        """Return how much must be read in the part: see ``weighing``, or else its ledgers."""
         return self._weights[number]
 
     @cached_property
@@ -112,18 +112,18 @@ class Plan:
     def part(self, number: int) -> Part:
         rows = self._file.read_row_group(number).sort_by("ledger_id")
         ledger_ids = array("q", rows["ledger_id"].to_pylist())
-        if "known_mtime_ms" not in rows.column_names:  # added later: of an earlier release
+        if "known_mtime_ms" not in rows.column_names:  # a plan of an earlier release
             return Part(number=number, ledger_ids=ledger_ids)
         skip = rows.filter(pc.is_valid(rows["known_version"]))
         written = zip(*(skip[name].to_pylist() for name in KNOWN), strict=True)
         known = dict(zip(skip["ledger_id"].to_pylist(), written, strict=True))
         suspect: frozenset[int] = frozenset()
-        if "is_suspect" in rows.column_names:  # likewise
+        if "is_suspect" in rows.column_names:  # missing in plans of earlier releases
             suspect = frozenset(rows.filter(rows["is_suspect"])["ledger_id"].to_pylist())
         return Part(number=number, ledger_ids=ledger_ids, known=known, suspects=suspect)
 
     def ledger_ids(self, parts: Iterable[int]) -> pa.ChunkedArray:
-        """Of these parts, in no order."""
+        """Return the ledger ids of these parts, in no order."""
         return self._file.read_row_groups(list(parts), ["ledger_id"])["ledger_id"]
 
     @classmethod
@@ -139,11 +139,11 @@ def plan_rows(
     *,
     now_ms: int,
 ) -> pa.Table:
-    """Every ledger that was ``listed``, ascending, in the order in which they are looked at, and
-    since which writing of its metadata one must be (null: in any case). Each weighs as much.
+    """Return the ``listed`` ledgers (ascending) in the order of the checks, all with the least
+    weight. ``KNOWN`` says which metadata lets a ledger be skipped; null: it is always checked.
 
-    In the order of their ids; where there may be no time for all, first by the day of the last look
-    at them that was as close.
+    The order is that of the ids. With a time budget, it is first the day of the last look that was
+    as close.
     """
     rows = pa.table({"ledger_id": pa.array(listed, pa.int64())})
     known = _known(checked, options, job, now_ms)
@@ -160,12 +160,12 @@ def plan_rows(
 
 
 def to_be_weighed(rows: pa.Table) -> "array[int]":
-    """Those that are looked at in any case: of the others nothing may have to be read."""
+    """Return the ledgers that are always checked. The others may need no reads at all."""
     return array("q", rows.filter(pc.is_null(rows["known_version"]))["ledger_id"].to_pylist())
 
 
 def with_weights(rows: pa.Table, weights: "array[int]") -> pa.Table:
-    """``weights``: of ``to_be_weighed``, in that order."""
+    """Return the rows with ``weights``, which are those of ``to_be_weighed`` in that order."""
     column = pc.replace_with_mask(
         rows["weight"].combine_chunks(),
         pc.is_null(rows["known_version"]).combine_chunks(),
@@ -177,12 +177,14 @@ def with_weights(rows: pa.Table, weights: "array[int]") -> pa.Table:
 def cut_by_weight(
     rows: pa.Table, options: FsckOptions, job: FsckJob, *, slot_count: int
 ) -> list[pa.Table]:
-    """The parts: large ones first, then ever smaller ones, but that no ledger is cut; or as many as
-    told, much alike. ``slot_count``: tasks that run at once: they come in rounds of as many that
-    weigh alike, so that all slots end together (factoring, by Hummel, Schonberg and Flynn, 1992).
+    """Return the parts: first large, then ever smaller ones. No ledger is cut. If the number of
+    parts is set, they are about equal.
 
-    The heaviest come first, so that at the end none waits for one of them; but in the order of
-    ``rows`` where there may be no time for all.
+    ``slot_count``: number of tasks that run at once. Parts come in rounds of that many with equal
+    weight, so that all slots end together (factoring, by Hummel, Schonberg and Flynn, 1992).
+
+    The heaviest parts come first, so that none is left at the end. With a time budget, the order is
+    that of ``rows``.
     """
     ends = [0, *pc.cumulative_sum(rows["weight"]).to_pylist()]
     if job.partition_count:
@@ -205,7 +207,7 @@ def cut_by_weight(
 
 
 def _weight_range(options: FsckOptions, slot_count: int) -> tuple[int, int]:
-    """What a part weighs, at least and at most."""
+    """Return the minimum and the maximum weight of a part."""
     if not is_weighed(options.level):
         return PART_MIN[options.level], PART_MAX[options.level]
     limits = (options.reads_per_s, options.bytes_per_s // COPY_BYTES)
@@ -216,11 +218,11 @@ def _weight_range(options: FsckOptions, slot_count: int) -> tuple[int, int]:
 def _bounds(
     ends: Sequence[int], weight_max: Callable[[int], int], slot_count: int, count_max: int
 ) -> list[tuple[int, int]]:
-    """Where parts begin and end, which is behind their last ledger. One that weighs more is a part
-    of its own.
+    """Return the begin and the end (exclusive) of each part. A ledger heavier than the limit is a
+    part of its own.
 
-    ``ends``: what the first so many ledgers weigh together. ``weight_max``: of each part of the
-    next round, by what is left.
+    ``ends``: the cumulative weights. ``weight_max``: returns the limit of each part of the next
+    round, by the remaining weight.
     """
     bounds: list[tuple[int, int]] = []
     start, count, limit = 0, len(ends) - 1, 0
@@ -235,8 +237,8 @@ def _bounds(
 
 
 def _bounds_as_told(ends: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """Likewise, of so many parts, however much there is in each; of fewer only where there are
-    fewer ledgers."""
+    """Return the bounds of ``count`` parts, whatever they weigh; of fewer if there are fewer
+    ledgers."""
     bounds: list[tuple[int, int]] = []
     start, size = 0, len(ends) - 1
     for parts_left in range(min(count, size), 0, -1):
@@ -249,7 +251,7 @@ def _bounds_as_told(ends: Sequence[int], count: int) -> list[tuple[int, int]]:
 
 
 def _known(checked: pa.Table, options: FsckOptions, job: FsckJob, now_ms: int) -> pa.Table:
-    if not job.checked_within_s:  # whatever the clocks of those that looked said
+    if not job.checked_within_s:  # else looks by hosts with a clock ahead would count
         checked = checked.slice(0, 0)
     since_ms = now_ms - round(job.checked_within_s * 1_000)
     found = skippable(checked, options, since_ms=since_ms)
@@ -257,13 +259,13 @@ def _known(checked: pa.Table, options: FsckOptions, job: FsckJob, now_ms: int) -
 
 
 def _looked_up(ledger_ids: pa.ChunkedArray, among: pa.Table, column: str) -> pa.ChunkedArray:
-    """What a table, with a row a ledger, tells of these in that column; null of those that it has
-    not."""
+    """Return for each id the value in that column of a table with one row per ledger; null if it
+    has none."""
     return among[column].take(pc.index_in(ledger_ids, among["ledger_id"]))
 
 
 def _days(looks: pa.Table) -> pa.Table:
-    """Whole days, so that ledgers of neighbouring ids mostly stay together."""
+    """Return whole days, so that ledgers with neighbouring ids mostly stay together."""
     days = pc.divide(looks["checked_ms"], DAY_MS)
     return pa.table({"ledger_id": looks["ledger_id"], "day": days})
 

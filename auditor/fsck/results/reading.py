@@ -1,5 +1,5 @@
-"""The results of one run, read again: its summary, and rows of its Parquet files, a few columns at
-a time."""
+"""Reads the results of one run: its summary, and rows of its Parquet files, a few columns at a
+time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ from auditor.fsck.verdicts import LedgerVerdict
 from ledgers.errors import SettingsError
 
 KNOWN_MAX = 5
-"""Runs that are named, the last ones, where another is asked for."""
+"""Number of runs, the last ones, that an error names if the wanted run does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Of one run that came to its end."""
+    """The results of one finished run."""
 
     folder: Path
     summary: Summary
 
     @classmethod
     def open(cls, folder: Path, run: str | None = None) -> "Results":
-        """Those of the last run, or of ``run``. Raises SettingsError where there are none;
-        CorruptionError."""
+        """Return the results of ``run``, or of the last run. Raises SettingsError if there are
+        none; CorruptionError."""
         try:
             return cls(folder, read_summary(folder, run))
         except FileNotFoundError as error:
@@ -41,7 +41,8 @@ class Results:
 
     @classmethod
     def named(cls, name: str) -> "Results":
-        """``DIR`` for its last run, ``DIR@RUN`` for an earlier one. Raises SettingsError."""
+        """Return the results of ``DIR`` (its last run) or ``DIR@RUN`` (an earlier run). Raises
+        SettingsError."""
         folder, at, run = name.rpartition("@")
         if at and not Path(name).exists():
             return cls.open(Path(folder), run)
@@ -49,47 +50,48 @@ class Results:
 
     @classmethod
     def last_two(cls, folder: Path) -> tuple["Results", "Results"]:
-        """The older one first. Raises SettingsError."""
+        """Return the results of the last two runs, the older first. Raises SettingsError."""
         runs = summary_runs(folder)
         if len(runs) < 2:
             raise SettingsError(f"{folder}: there are no results of two runs to be compared")
         return cls.open(folder, runs[-2]), cls.open(folder, runs[-1])
 
     def table(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
-        """Rows for which ``where`` holds, in no order. Raises CorruptionError where they are of
-        another version."""
+        """Return the rows for which ``where`` holds, in no order. Raises CorruptionError if the
+        rows have another version, SettingsError if they were deleted."""
         return self._rows.to_table(columns=list(columns), filter=where)
 
     def verdicts(self, where: pc.Expression | None = None) -> Iterator[LedgerVerdict]:
-        """Likewise, whole, a batch at a time in memory."""
+        """Yield the verdicts for which ``where`` holds, with one batch at a time in memory. Raises
+        as ``table``."""
         for batch in self._rows.to_batches(filter=where, batch_size=1_000):
             yield from from_table(pa.Table.from_batches([batch]))
 
     def wrong(self) -> Iterator[LedgerVerdict]:
-        """Of which somebody should do something."""
+        """Yield the verdicts on ledgers for which somebody must act."""
         return self.verdicts(pc.field("is_wrong"))
 
     @property
     def path(self) -> Path:
-        """Of the run's Parquet files."""
+        """The folder of the run's Parquet files."""
         return self.folder / LEDGERS / f"run={self.summary.run}"
 
     @property
     def has_rows(self) -> bool:
-        """Those of old runs may be deleted."""
+        """True if the rows exist. Those of old runs may be deleted."""
         return self.path.is_dir()
 
     @property
     def _rows(self) -> ds.Dataset:
         if not self.has_rows:
             raise SettingsError(f"{self.path}: is not there any more")
-        for path in islice(self.path.glob("*.parquet"), 1):  # one release wrote them all
+        for path in islice(self.path.glob("*.parquet"), 1):  # all files have one version
             check_version("rows", int(read_note(path, VERSION_NOTE)), VERSION)
         return ds.dataset(self.path, format="parquet", schema=SCHEMA)
 
 
 def _none_there(folder: Path, run: str | None) -> str:
-    """What to say instead."""
+    """Return an error text that names what exists instead."""
     if run is not None:
         told = f"there are no results of the run {run}"
         known = summary_runs(folder)[-KNOWN_MAX:]

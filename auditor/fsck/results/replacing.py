@@ -1,5 +1,5 @@
-"""A file put in the place of another: there whole or not at all, whatever kills the process, or the
-machine."""
+"""Replaces a file atomically: after any crash of the process or the machine, either the old or the
+new content is there."""
 
 import os
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from pathlib import Path
 
 @contextmanager
 def in_place(path: Path) -> Iterator[Path]:
-    """Where to write what is to stand there. On disk when this ends: what is built on it comes
-    after.
+    """Yield a path to write the new content to. At the end of the block the content is synced to
+    disk and takes its place, so that later steps can rely on it.
 
-    What is half written has a name that readers of Parquet folders pass over.
+    The temporary name starts with a dot: readers of Parquet folders ignore such files.
     """
     beside = path.with_name(f".{path.name}.new")
     yield beside

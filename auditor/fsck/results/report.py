@@ -1,8 +1,7 @@
-"""``report.html``: one page for people, that needs nothing else. Pure, but for ``write_report``.
+"""``report.html``: one self-contained page for people. Pure, except ``write_report``.
 
-What stands in it may be read by programs, too: each count has an element of its own,
-``id="verdict-lost"`` and the like, with the number in ``data-count``. Whatever comes from a
-cluster, the ids of bookies as well, is escaped.
+Programs may read it too: each count has an element such as ``id="verdict-lost"`` with the number in
+``data-count``. Everything from the cluster is escaped, bookie ids included.
 """
 
 import json
@@ -24,9 +23,9 @@ from ledgers.sizes import size_text
 REPORT_FILE = "report.html"
 PLACES_MAX = 50
 IN_SIGHT = 20
-"""Ledgers that are named before anything is opened: what comes below is to be found."""
+"""Number of ledgers listed before a fold, so that the sections below are easy to find."""
 EVIDENCE_MAX = 20
-"""Pieces of one ledger."""
+"""Number of observations shown for one ledger."""
 GRADE_TEXTS: Mapping[Grade, str] = {
     Grade.LOST: "no good copy is left",
     Grade.AT_RISK: "one copy is left",
@@ -37,14 +36,14 @@ GRADE_TEXTS: Mapping[Grade, str] = {
 
 
 def write_report(results: Results, racks: Mapping[BookieId, str]) -> Path:
-    """Beside the results; where it is."""
+    """Write the page beside the results, and return its path."""
     path = results.folder / REPORT_FILE
     replace_file(path, report_page(results.summary, figures_of(results, racks), str(results.path)))
     return path
 
 
 def report_page(summary: Summary, figures: Figures, path: str) -> str:
-    """``path``: of the run's Parquet files, for whoever wants to see the rest."""
+    """Return the page. ``path``: of the run's Parquet files, for all further details."""
     body = [
         _head(summary),
         _counts(summary),
@@ -67,7 +66,7 @@ def report_page(summary: Summary, figures: Figures, path: str) -> str:
     )
 
 
-# --- What it is all about -------------------------------------------------------------------------
+# --- The summary ----------------------------------------------------------------------------------
 
 
 def _head(summary: Summary) -> str:
@@ -253,7 +252,8 @@ def _not_whole(age: AgeFigure) -> str:
 
 
 def _bar(shares: Iterable[tuple[str, int]], total: int, *, is_tall: bool = False) -> str:
-    """Parts side by side, out of ``total``; each that is not nothing is wide enough to be seen."""
+    """Return a bar of parts side by side, out of ``total``. Each part above 0 is wide enough to be
+    visible."""
     shares = [(name, count) for name, count in shares if count]
     told = ", ".join(f"{_words(name)} {count:,}" for name, count in shares)
     rects, start = [], 0.0

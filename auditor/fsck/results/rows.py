@@ -1,8 +1,7 @@
-"""Verdicts as rows: the schema of the Parquet files ``ledgers/run=…/`` in a run's results, and both
-ways.
+"""Verdicts as rows: the schema of the Parquet files ``ledgers/run=…/`` in the results, and the
+conversions.
 
-The schema is stable: a column or a field that is added keeps ``VERSION``, one with another meaning
-raises it.
+The schema is stable: a new column or field keeps ``VERSION``, a change of meaning raises it.
 """
 
 from collections import Counter
@@ -21,7 +20,7 @@ from ledgers.metadata import BookieId
 
 VERSION = 1
 VERSION_NOTE = "bookmender.version"
-"""In the metadata of each file."""
+"""Key of the version in the metadata of each file."""
 
 T = TypeVar("T")
 
@@ -68,14 +67,14 @@ SCHEMA = pa.schema(
         ("checked_ms", pa.int64()),
     ]
 )
-"""One row a ledger. ``verdict``: a value of ``Grade``; ``reasons``: of ``Finding``, without
-repetition; the rest as in ``LedgerVerdict`` and what is in it. Ends of ranges count in; ids of
-entries are -1 where there are none."""
+"""One row for each ledger. ``verdict``: a value of ``Grade``; ``reasons``: values of ``Finding``,
+without repetition. The other columns are as in ``LedgerVerdict`` and its parts. Ranges are
+inclusive at both ends; entry ids are -1 if there is no entry."""
 
 
 def to_batch(verdicts: Sequence[LedgerVerdict]) -> pa.RecordBatch:
-    """Column by column, which is some times as fast as row by row: ``metadata`` gives millions of
-    them."""
+    """Return the verdicts as rows. Converts column by column, several times as fast as row by row:
+    at level ``metadata`` there are millions."""
     columns = _columns(
         SCHEMA,
         verdicts,
@@ -88,21 +87,21 @@ def to_batch(verdicts: Sequence[LedgerVerdict]) -> pa.RecordBatch:
 
 
 def to_record(verdict: LedgerVerdict) -> dict[str, Any]:
-    """Its row, by column."""
+    """Return the row of one verdict, by column."""
     record: dict[str, Any] = to_batch([verdict]).to_pylist()[0]
     return record
 
 
 def from_table(table: pa.Table) -> Iterator[LedgerVerdict]:
-    """As many at a time as stand in a batch. ``table`` may have more columns, as a data set's
-    ``run``."""
+    """Yield the verdicts of the rows, up to 1,000 converted at a time. ``table`` may have more
+    columns, such as a data set's ``run``."""
     for batch in table.select(SCHEMA.names).to_batches(max_chunksize=1_000):
         for row in batch.to_pylist():
             yield _from_row(row)
 
 
 def counts_of(table: pa.Table) -> Counts:
-    """Each grade and each finding is named, with 0 where there is none."""
+    """Return the counts of the rows. Each grade and finding has a count, even if it is 0."""
     verdicts = _value_counts(table["verdict"])
     reasons = _value_counts(pc.list_flatten(table["reasons"]))
     away = _away(table)
@@ -121,8 +120,8 @@ def counts_of(table: pa.Table) -> Counts:
 
 
 def _away(table: pa.Table) -> list[frozenset[BookieId]]:
-    """Of each ledger with entries that no running bookie has, those that have them. Few have no
-    copy at hand."""
+    """Return for each ledger with entries on no running bookie the bookies that have them. Only the
+    few rows without a good copy are converted."""
     fragments = table.select(["fragments"]).combine_chunks()["fragments"]
     lacking = pc.equal(pc.struct_field(pc.list_flatten(fragments), "copies_least"), 0)
     rows = table.take(pc.unique(pc.list_parent_indices(fragments).filter(lacking)))
@@ -141,7 +140,7 @@ def _from_row(row: dict[str, Any]) -> LedgerVerdict:
         state=row["state"],
         length=row["length"],
         last_entry_id=row["last_entry_id"],
-        is_tail_unseen=bool(row["is_tail_unseen"]),  # added later: of an earlier release it is null
+        is_tail_unseen=bool(row["is_tail_unseen"]),  # null in rows of earlier releases
         metadata_version=row["metadata_version"],
         mtime_ms=row["mtime_ms"],
         entries_read=row["entries_read"],
@@ -182,7 +181,8 @@ def _fragment_array(fragments: Sequence[FragmentVerdict]) -> pa.Array:
 def _columns(
     fields: Iterable[pa.Field], items: Sequence[object], **known: pa.Array
 ) -> list[pa.Array]:
-    """Of each field what is ``known``, or else the items' attributes of its name."""
+    """Return a column for each field: the ``known`` one, or else the items' attributes of that
+    name."""
     return [
         known[field.name]
         if field.name in known

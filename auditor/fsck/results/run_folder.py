@@ -1,17 +1,15 @@
-"""One run's files below the folder of the results, in the order in which they come to be.
+"""The files of one run below the folder of the results, in the order of their creation.
 
-- ``state/run=…/plan.parquet``: which ledgers, in which parts; with it ``order.json``, what was
-  asked for
-- ``state/run=…/doubtful-NNNNN.parquet``: of a part, what the first look told that is worth a second
-  one
-- ``state/run=…/ledgers/part-NNNNN.parquet``: of a part, what is certain at once; as soon as it is
-  there the part is done
-- ``state/run=…/ledgers/again-NNNNN.parquet``: of a part, what the second look told
-- ``ledgers/run=…``: that folder, moved there when the run is over, so that readers never see half a
+- ``state/run=…/plan.parquet``: which ledgers, in which parts; with it ``order.json``, the options
+- ``state/run=…/doubtful-NNNNN.parquet``: the rows of a part that need the second look
+- ``state/run=…/ledgers/part-NNNNN.parquet``: the other rows of a part; when this file exists, the
+  part is done
+- ``state/run=…/ledgers/again-NNNNN.parquet``: the rows of a part from the second look
+- ``ledgers/run=…``: that folder, moved here at the end of the run, so that readers never see half a
   run
 
-What is there is never written again, so that a killed run goes on where it was. At the end the
-run's state goes.
+A file is never written again, so a killed run continues where it was. At the end of the run its
+state is deleted.
 """
 
 import json
@@ -41,17 +39,17 @@ _NOTE = "bookmender.part"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCounts:
-    """Of one look at one part."""
+    """The counts of one look at one part."""
 
     certain: Counts = field(default_factory=Counts)
-    """Of the rows that stand in the results."""
+    """Of the rows that are part of the results."""
     skipped: int = 0
     gone: int = 0
     doubtful: int = 0
-    """Rows that wait for the second look."""
+    """Number of rows that need the second look."""
     doubtful_entries: int = 0
     doubtful_bytes: int = 0
-    """What was read for them."""
+    """Entries and bytes that were read for the doubtful rows."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -63,7 +61,7 @@ class PartCounts:
 
 
 class RunFolder:
-    """Of one run, begun or to be begun. Only one process writes to it."""
+    """The files of one run. Only one process writes to them."""
 
     def __init__(self, output: Path, run: str) -> None:
         self._run = run
@@ -75,10 +73,12 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
+        """True if the run was begun and has not ended."""
         return self._order.exists()
 
     def begin(self, parts: Sequence[pa.Table], options: FsckOptions, *, started_ms: int) -> None:
-        """``parts``: as ``cut_by_weight``. The order comes last: without it, nothing was begun."""
+        """Store the plan, then the order. ``parts``: from ``cut_by_weight``. The order comes last:
+        a run without one was not begun."""
         self._growing.mkdir(parents=True, exist_ok=True)
         Plan.write(self._plan_path, parts)
         order = {"started_ms": started_ms, **_order_of(options)}
@@ -86,12 +86,12 @@ class RunFolder:
 
     @property
     def started_ms(self) -> int:
-        """When the run was begun, however often it was killed since."""
+        """The time of the first start, even if the run was killed and continued."""
         started_ms: int = json.loads(self._order.read_bytes())["started_ms"]
         return started_ms
 
     def check_order(self, options: FsckOptions) -> None:
-        """Raises SettingsError where it was begun with others."""
+        """Raise SettingsError if the run was begun with other options."""
         if differences := self.differences(options):
             raise SettingsError(
                 f"the run {self._run}, which was killed, had other options: {'; '.join(differences)}. "
@@ -99,7 +99,8 @@ class RunFolder:
             )
 
     def differences(self, options: FsckOptions) -> list[str]:
-        """What it was begun with where these are others, for people: ``level full, not ends``."""
+        """Return for people which options the run was begun with, where they differ:
+        ``level full, not ends``."""
         order = json.loads(self._order.read_bytes())
         return [
             f"{key.replace('_', ' ')} {order.get(key)}, not {value}"
@@ -109,7 +110,7 @@ class RunFolder:
 
     @property
     def has_results(self) -> bool:
-        """Whether a part is done."""
+        """True if a part is done."""
         return any(self._ledgers.glob("part-*.parquet"))
 
     @property
@@ -117,17 +118,18 @@ class RunFolder:
         return Plan(self._plan_path)
 
     def first_looks(self) -> dict[int, PartCounts]:
-        """The parts that are done, by their number."""
+        """Return the counts of the parts that are done, by number."""
         return self._counts("part")
 
     def second_looks(self) -> dict[int, PartCounts]:
+        """Return the counts of the parts that had their second look, by number."""
         return self._counts("again")
 
     def write_first_look(
         self, number: int, certain: pa.Table, doubtful: pa.Table, *, skipped: int, gone: int
     ) -> PartCounts:
-        """Rows as in ``rows.SCHEMA``. Those that are doubtful are on disk before the part counts as
-        done."""
+        """Write rows as in ``rows.SCHEMA``, and return their counts. The doubtful rows come first:
+        the second file makes the part done, and a crash between the two must lose none."""
         doubtful_counts = counts_of(doubtful)
         counts = PartCounts(
             certain=counts_of(certain),
@@ -143,7 +145,7 @@ class RunFolder:
         return counts
 
     def doubtful(self, number: int) -> pa.Table:
-        """What the first look at the part left."""
+        """Return the rows of the part that need the second look."""
         return pq.read_table(self._doubtful_path(number), schema=SCHEMA)
 
     def write_second_look(self, number: int, certain: pa.Table, *, gone: int) -> PartCounts:
@@ -152,34 +154,34 @@ class RunFolder:
         return counts
 
     def verdicts(self, columns: list[str]) -> pa.Table:
-        """Those columns of all rows that stand in the run's results."""
+        """Return these columns of all rows of the run."""
         paths = sorted(self._ledgers.glob("*.parquet"))
         tables = [pq.ParquetFile(path).read(columns) for path in paths]
         return pa.concat_tables([SCHEMA.empty_table().select(columns), *tables])
 
     def publish(self) -> None:
-        """The rows are complete: readers see them from now on, all at once."""
+        """Move the complete rows to where readers see them, all at once."""
         for half_written in self._growing.glob(".*"):
             half_written.unlink()
         self._published.parent.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # killed after this, and gone on with
+        with suppress(FileNotFoundError):  # a run killed after this step, continued
             self._growing.rename(self._published)
 
     def end(self) -> None:
-        """The results are published: what only a run under way needs is deleted."""
+        """Delete the files that only a running run needs. The results are published before."""
         self._order.unlink(missing_ok=True)
         shutil.rmtree(self._state, ignore_errors=True)
 
     def give_up(self) -> None:
-        """Of a run that was not ended: nothing of it stays, nor, if this is killed, half of it in
-        the results."""
+        """Delete an unfinished run. Published rows first move back, so that a kill leaves no half
+        of them in the results."""
         with suppress(FileNotFoundError):
             self._published.rename(self._growing)
         self.end()
 
     @property
     def _ledgers(self) -> Path:
-        """Where the rows stand now."""
+        """The present folder of the rows."""
         return self._published if self._published.exists() else self._growing
 
     def _write(self, name: str, rows: pa.Table, counts: PartCounts) -> None:
@@ -201,7 +203,7 @@ class RunFolder:
 
 
 def unfinished_runs(output: Path) -> Iterator[str]:
-    """Names of runs that were begun below ``output`` and have not come to their end, the latest
+    """Yield the names of runs below ``output`` that were begun and have not ended, the latest
     first."""
     for folder in sorted((output / STATE).glob(f"{_PREFIX}*"), reverse=True):
         run = folder.name.removeprefix(_PREFIX)
@@ -210,10 +212,10 @@ def unfinished_runs(output: Path) -> Iterator[str]:
 
 
 def sweep(output: Path) -> None:
-    """Delete what is left of runs that died while they were planned, ended or given up: nobody goes
-    on with it.
+    """Delete the remains of runs that were killed while being planned, ended or given up. These
+    cannot continue.
 
-    While no run writes below ``output``.
+    Call only while no run writes below ``output``.
     """
     for folder in (output / STATE).glob(f"{_PREFIX}*"):
         if not RunFolder(output, folder.name.removeprefix(_PREFIX)).is_begun:
@@ -221,7 +223,7 @@ def sweep(output: Path) -> None:
 
 
 def _order_of(options: FsckOptions) -> dict[str, object]:
-    """What parts of one run must have in common."""
+    """Return the options that all parts of a run must have in common."""
     return {
         "rows_of_version": VERSION,
         "metadata_service_uri": options.metadata_service_uri,

@@ -1,5 +1,5 @@
-"""How the report looks: light or dark as the reader's system is, and readable on a phone. No
-network."""
+"""The report's CSS: light or dark as the reader's system, readable on a phone. Loads nothing from
+the network."""
 
 STYLE = """
 :root {

@@ -1,6 +1,6 @@
-"""The counts of a run: ``summary.json`` in its results, and what automation goes by.
+"""The counts of a run: ``summary.json`` in its results, for automation.
 
-Its keys are stable: an added one keeps ``version``, one with another meaning raises it.
+The keys are stable: a new one keeps ``version``, a change of meaning raises it.
 """
 
 import json
@@ -23,26 +23,26 @@ SUMMARIES = "summaries"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Of ledgers, so that those of parts can be added. Keys are values of ``Grade``, of
+    """Counts of ledgers. Those of parts can be added. Keys are values of ``Grade`` and
     ``Finding``."""
 
     ledgers: int = 0
-    """With a verdict of this run."""
+    """Ledgers with a verdict of this run."""
     verdicts: Mapping[str, int] = field(default_factory=dict)
     findings: Mapping[str, int] = field(default_factory=dict)
-    """A ledger with several counts for each."""
+    """A ledger with several findings counts for each."""
     wrong: int = 0
-    """Of which somebody should do something."""
+    """Ledgers for which somebody must act."""
     resting_on_unknown: int = 0
     entries_read: int = 0
     bytes_read: int = 0
     out_of_reach: int = 0
-    """With entries that no running bookie has, although they are not known to be lost."""
+    """Ledgers with entries that no running bookie has, but that are not known to be lost."""
     away: Mapping[str, int] = field(default_factory=dict)
-    """Of these, by bookie that would bring entries back."""
+    """By bookie, how many of these ledgers have such entries there."""
     tails_unseen: int = 0
-    """Open ones: what comes after their last confirmed entry was left to their writers, and not
-    looked at."""
+    """Open ledgers whose entries after the last confirmed one, if any, were left to the writer and
+    not checked."""
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(
@@ -61,7 +61,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Of one run. Times are wall-clock."""
+    """The summary of one run. Times are wall-clock."""
 
     run: str
     level: Level
@@ -69,33 +69,33 @@ class Summary:
     finished_ms: int
     counts: Counts
     skipped: int = 0
-    """Closed ledgers that were looked at lately and have not changed since."""
+    """Closed ledgers that were checked recently and are unchanged."""
     left: int = 0
-    """Ledgers that the time was not enough for."""
+    """Ledgers for which the time budget was too short."""
     left_wrong: int = 0
-    """Of these, wrong when they were looked at last."""
+    """Those of ``left`` that were wrong when last checked."""
     gone: int = 0
-    """Ledgers that were listed, and deleted before they were looked at."""
+    """Ledgers that were deleted after the listing and before their check."""
     marked: int | None = None
-    """Ledgers that were marked for the daemon afterwards: the most at once; None: as far as is
-    known, none were. The run itself does not know: it is told of in ZooKeeper alone."""
+    """The greatest number of ledgers that were marked at once for the daemon after the run. None:
+    no marks are known. Set only in ZooKeeper; the run itself does not know."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether each ledger has a verdict, of this run or of one lately."""
+        """True if each ledger has a verdict, of this run or a recent one."""
         return self.left == 0
 
     @property
     def wrong(self) -> int:
-        """Ledgers of which somebody should do something, as far as anybody knows."""
+        """Number of ledgers for which somebody must act, as far as known."""
         return self.counts.wrong + self.left_wrong
 
     @property
     def exit_code(self) -> int:
-        """0 when nothing is wrong, 1 when something is, 3 when nothing is but of some ledgers
-        nobody knows.
+        """0 if nothing is wrong, 1 if something is, 3 if nothing is known to be wrong but a ledger
+        is ``unknown``.
 
-        Copies that are legally missing are no reason; nor is that the time was up.
+        Legally missing copies and a used-up time budget do not count.
         """
         if self.wrong:
             return EXIT_WRONG
@@ -120,7 +120,7 @@ class Summary:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Raises CorruptionError, also of another version."""
+        """Return the summary. Raises CorruptionError, also for another version."""
         check_version("a summary", whole(record, "version"), VERSION)
         try:
             level = Level(text(record, "level"))
@@ -139,7 +139,7 @@ class Summary:
                 resting_on_unknown=whole(record, "resting_on_unknown"),
                 entries_read=whole(record, "entries_read"),
                 bytes_read=whole(record, "bytes_read"),
-                # added later: those of an earlier release lack them
+                # Summaries of earlier releases lack these keys.
                 out_of_reach=whole(record, "out_of_reach") if "out_of_reach" in record else 0,
                 away=_counts(record, "away") if "away" in record else {},
                 tails_unseen=whole(record, "tails_unseen") if "tails_unseen" in record else 0,
@@ -153,8 +153,8 @@ class Summary:
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    """Of the last run, and beside those of earlier ones. In one go: whoever reads it finds the one
-    before."""
+    """Write the summary of the last run, and a copy beside those of earlier runs. Each file is
+    replaced atomically, so a reader always finds a complete one."""
     content = json.dumps(summary.to_record(), indent=2) + "\n"
     (folder / SUMMARIES).mkdir(exist_ok=True)
     replace_file(_of_run(folder, summary.run), content)
@@ -162,18 +162,19 @@ def write_summary(folder: Path, summary: Summary) -> None:
 
 
 def read_summary(folder: Path, run: str | None = None) -> Summary:
-    """Of the last run, unless another one is named. Raises CorruptionError, FileNotFoundError."""
+    """Return the summary of ``run``, or of the last run. Raises CorruptionError,
+    FileNotFoundError."""
     path = folder / SUMMARY_FILE if run is None else _of_run(folder, run)
     return Summary.from_record(parse_record(path.read_bytes()))
 
 
 def summary_runs(folder: Path) -> list[str]:
-    """The names of the runs that came to their end, the last one last."""
+    """Return the names of the finished runs, the last one last."""
     return sorted(path.stem for path in (folder / SUMMARIES).glob("*.json"))
 
 
 def check_version(what: str, found: int, known: int) -> None:
-    """Raises CorruptionError: with another version the same names may mean something else."""
+    """Raise CorruptionError for another version: the same names may mean something else there."""
     if found != known:
         raise CorruptionError(f"{what} of version {found}, and this release reads {known}")
 

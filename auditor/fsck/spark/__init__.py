@@ -1,9 +1,8 @@
-"""fsck on Spark. The only modules that import pyspark; nothing but the command of fsck imports
-them.
+"""fsck on Spark: the only modules that import pyspark. Only the fsck command imports them.
 
-For anyone's queries: ``sources`` registers what ``spark.read.format(...)`` reads, with the columns
-of ``schemas``; ``contents`` is how it is read, ``ranges`` which ledgers a query is about. For a
-run: ``job`` leads it, ``looks`` is what a task does, in a ``process`` set up for it; ``dispatch``
-gives tasks out, ``streams`` bring their rows back, ``session`` is where, ``launch`` the start of
-its JVM.
+Data sources for any query: ``sources`` registers what ``spark.read.format(...)`` reads; ``schemas``
+has the columns. ``contents`` reads the rows, and ``ranges`` limits a query to the ledgers it names.
+A run: ``job`` leads it. ``looks`` is the work of one task, in a Python ``process`` prepared for it.
+``dispatch`` hands out tasks, ``streams`` carry their rows to the driver, ``session`` opens the
+Spark context, and ``launch`` starts its JVM.
 """

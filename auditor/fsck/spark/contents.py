@@ -1,7 +1,7 @@
-"""What the sources read of a cluster, as rows: dictionaries with the columns of ``schemas``. Writes
-and fences nothing.
+"""Reads a cluster for the data sources, as rows: dictionaries with the columns of ``schemas``.
+Writes nothing, and fences no ledger.
 
-Each opens a session of its own, and yields lists of rows. A listing that breaks off raises (rule
+Each function opens its own session and yields lists of rows. An incomplete listing raises (rule
 S8).
 """
 
@@ -46,23 +46,23 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How a cluster is reached. ``default_*``: for ledgers whose metadata holds neither (version
-    1)."""
+    """The connection settings of a cluster. ``default_*``: for ledgers whose metadata holds neither
+    (version 1)."""
 
     metadata_service_uri: str
     default_password: str = ""
     default_digest_type: str = "CRC32"
     reads_in_flight_per_bookie: int = 16
-    """Of one task."""
+    """Limit for one task."""
 
     @property
     def uri(self) -> MetadataUri:
-        """Raises SettingsError."""
+        """The parsed URI. Raises SettingsError."""
         return MetadataUri.parse(self.metadata_service_uri)
 
 
 async def ledger_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[list[Row]]:
-    """One that is gone has none."""
+    """Yield a row for each ledger. A deleted ledger has none."""
     async with read_session(reach.metadata_service_uri) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
@@ -72,6 +72,7 @@ async def ledger_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[
 
 
 async def bookie_rows(reach: Reach) -> AsyncIterator[list[Row]]:
+    """Yield a row for each bookie that is registered or has a cookie."""
     async with read_session(reach.metadata_service_uri) as (store, uri):
         registration = Registration(store, uri.root)
         view, cookies = await registration.read(), await registration.cookies()
@@ -93,6 +94,7 @@ async def bookie_rows(reach: Reach) -> AsyncIterator[list[Row]]:
 
 
 async def mark_rows(reach: Reach) -> AsyncIterator[list[Row]]:
+    """Yield a row for each mark, of the shared queue and of our own."""
     async with read_session(reach.metadata_service_uri) as (store, uri):
         shared = underreplication_path(uri.root)
         for queue, ur in (("shared", shared), ("own", own_path(shared))):
@@ -110,8 +112,8 @@ async def mark_rows(reach: Reach) -> AsyncIterator[list[Row]]:
 
 
 async def entry_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[list[Row]]:
-    """Of ledgers that are not closed, up to what is acknowledged; of one that cannot be opened,
-    none."""
+    """Yield a row for each copy. An open ledger has rows up to its last acknowledged entry; a
+    ledger that cannot be opened has none."""
     async with read_session(reach.metadata_service_uri) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         view = await Registration(store, uri.root).read()

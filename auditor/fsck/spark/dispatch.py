@@ -1,8 +1,7 @@
-"""Tasks given out to Spark one by one, by jobs that run beside each other, so that each result is
-had at once.
+"""Runs tasks on Spark as many small concurrent jobs, so that each result arrives at once.
 
-One job over all parts would tell nothing before its last part is done. A job here has one task, or
-a few where there are more slots than threads are good for.
+One job over all parts would return nothing before its last part is done. A job here has one task,
+or a few if there are more slots than reasonable threads.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -21,11 +20,10 @@ from ledgers.errors import UnavailableError
 
 JOBS_AT_ONCE_MAX = 64
 WAITING = 2
-"""Tasks that Spark has beside those that run, so that none of its slots stands still while it plans
-the next one and the driver writes what the last one gave."""
+"""Tasks submitted beyond those that run. They keep all slots busy while Spark plans the next task
+and the driver writes the last result."""
 LOOK_S = 1.0
-"""Between two looks at how many executors there are: they come, and go, while a run is under
-way."""
+"""Time between two reads of the number of executors, which may change during a run."""
 
 _FAILURES = (PySparkException, Py4JError, OSError)
 _JAVAS_OWN = (" SQLSTATE", "\tat ", "Driver stacktrace")
@@ -34,16 +32,16 @@ T = TypeVar("T")
 
 
 class Dispatch:
-    """Of one run, in one Spark context, which may do other things as well."""
+    """The tasks of one run, in a Spark context that may also do other work."""
 
     def __init__(self, context: SparkContext, name: str) -> None:
-        """``name``: what the jobs are called in Spark's pages."""
+        """``name``: the name of the jobs on Spark's pages."""
         self._context = context
         self._name = name
 
     @property
     def slot_count(self) -> int:
-        """Tasks that may run at once, on the executors that there are now."""
+        """The number of tasks that can run at once on the present executors; at least 1."""
         try:
             count: int = self._context.defaultParallelism
         except _FAILURES as error:
@@ -52,10 +50,10 @@ class Dispatch:
 
     @contextmanager
     def warming_up(self, work: Work) -> Iterator[None]:
-        """Meanwhile, in every slot, Python starts and imports what the ``work`` needs, which is not
-        called yet.
+        """Meanwhile start Python in every slot, and import there what ``work`` needs. ``work`` is
+        not called.
 
-        What fails of that is told by the first tasks, which need it.
+        Errors are ignored here: the first tasks need the same, and report them.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="fsck-job") as pool:
             pool.submit(self._collect, range(0), self.slot_count, work)
@@ -68,13 +66,13 @@ class Dispatch:
     def results(
         self, tasks: Iterable[T], work: Callable[[Sequence[T]], Work], schema: pa.Schema
     ) -> Generator[tuple[Sequence[T], pa.Table], None, None]:
-        """The rows of each few tasks, as they are done. A task is taken from ``tasks`` when it is
-        to run soon.
+        """Yield tasks with their rows, as they complete. A task is taken from ``tasks`` only
+        shortly before it runs.
 
-        To be closed by who does not read it to its end: what is under way ends then. ``work``:
-        given tasks, what is to be called with their positions, and gives rows of the ``schema``.
-        Raises UnavailableError when a task failed as often as Spark tries one; the others end then,
-        too.
+        ``work``: returns for some tasks the function that Spark calls with their positions, and
+        that yields rows of the ``schema``. A caller that stops early must close the generator,
+        which cancels running tasks. Raises UnavailableError if a task failed as often as Spark
+        tries it; all others are then cancelled.
         """
         left = iter(tasks)
         running: dict[Future[pa.Table], Sequence[T]] = {}
@@ -99,8 +97,8 @@ class Dispatch:
                     self._cancel()
 
     def _cancel(self) -> None:
-        """What is under way. Where Spark itself has ended, or its JVM, there is nothing: what ended
-        it is to be told."""
+        """Cancel what is running. If Spark or its JVM has ended, do nothing: the error that ended
+        it must be the one reported."""
         with suppress(Py4JError, OSError):
             self._context.cancelJobGroup(self._name)
 
@@ -121,7 +119,7 @@ def _rows(job: Future[pa.Table]) -> pa.Table:
 
 
 def _unavailable(error: Exception) -> UnavailableError:
-    """What a call to Spark failed with, for people."""
+    """Return the error that tells people why a call to Spark failed."""
     if isinstance(error, Py4JNetworkError | OSError):
         return UnavailableError(
             f"Spark's own process, Java's, is gone: was it killed, or out of memory? {error}"
@@ -130,6 +128,6 @@ def _unavailable(error: Exception) -> UnavailableError:
 
 
 def _reason(text: str) -> str:
-    """What a person wants to know of a failure: the last line before Java says where it was."""
+    """Return the relevant line of a failure: the last one before Java's stack trace."""
     lines = takewhile(lambda line: not line.startswith(_JAVAS_OWN), text.splitlines())
     return next((line for line in reversed(list(lines)) if line.strip()), text)

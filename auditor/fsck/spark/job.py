@@ -1,9 +1,7 @@
-"""A run of fsck: planned once, looked at part by part, looked at again where something seemed
-wrong.
+"""A run of fsck: plans once, looks at each part, and looks again at what seemed wrong.
 
-The driver writes the results, part by part, to a folder of its own: executors need no file system
-in common, and what is written is final. Killed, the run goes on where it was when it is called
-again by the same name.
+The driver writes the results, part by part, to its own folder, so executors need no shared file
+system. What is written is final. After a kill, the next call with the same name continues the run.
 """
 
 import asyncio
@@ -39,7 +37,7 @@ from auditor.fsck.spark.looks import ROWS, FirstLook, Look, SecondLook, looking
 from auditor.fsck.weighing import is_weighed, weigh
 
 SECOND_LOOK_LEDGERS = 500
-"""That are looked at again in one task, about."""
+"""Approximate number of ledgers in one task of the second look."""
 
 L = TypeVar("L", bound=Look)
 
@@ -47,11 +45,11 @@ L = TypeVar("L", bound=Look)
 def run_fsck(
     context: SparkContext, options: FsckOptions, job: FsckJob, on_progress: OnProgress
 ) -> Summary:
-    """Look at every ledger, and leave the results in ``job.output``, ``summary.json`` among them.
+    """Check every ledger, write the results to ``job.output``, and return the summary.
 
-    Goes on with the run of this name if one was begun there (``unfinished_runs``). Raises
-    SettingsError, also when that was begun otherwise; UnavailableError: the run is not over, and
-    can be gone on with.
+    Continues the run of this name if it was begun there (``unfinished_runs``). Raises
+    SettingsError, also if that run had other options; UnavailableError if the run was interrupted
+    and can be continued.
     """
     folder = RunFolder(job.output, job.run)
     dispatch = Dispatch(context, f"fsck {job.run}")
@@ -73,7 +71,7 @@ def _begin(
     dispatch: Dispatch,
     on_progress: OnProgress,
 ) -> None:
-    """List the ledgers, once, and fix which are looked at in which part."""
+    """List the ledgers once, and store which part each belongs to."""
     started_ms = _now_ms()
 
     def on_listed(count: int) -> None:
@@ -126,7 +124,7 @@ class _Run:
         self._first = folder.first_looks()
         self._second = folder.second_looks()
         self._read = Counts()
-        """Entries and bytes alone, of all looks."""
+        """Entries and bytes read in all looks; no other counts."""
         for look in chain(self._first.values(), self._second.values()):
             self._note_read(look)
         self._stop_s = time.monotonic() + (job.time_budget_s or float("inf"))
@@ -134,7 +132,7 @@ class _Run:
     # --- The first look --------------------------------------------------------------------------
 
     def look(self) -> None:
-        """At every part that is not done, or as many as the time is enough for."""
+        """Look at every part that is not done, or at as many as the time budget allows."""
         self._tell_looking()
         with closing(self._results(self._first_looks())) as results:
             for looks, rows in results:
@@ -164,7 +162,7 @@ class _Run:
     # --- The second look -------------------------------------------------------------------------
 
     def look_again(self) -> None:
-        """At what seemed wrong, whatever the time."""
+        """Look again at everything that seemed wrong, without time limit."""
         self._tell_looking_again()
         with closing(self._results(self._second_looks())) as results:
             for looks, rows in results:
@@ -196,6 +194,7 @@ class _Run:
     # --- The end ---------------------------------------------------------------------------------
 
     def end(self) -> Summary:
+        """Write and publish the results, and return their summary."""
         self._tell("writing")
         verdicts = self._folder.verdicts(VERDICT_COLUMNS)
         state = self._folder.state
@@ -221,7 +220,8 @@ class _Run:
         return summary
 
     def _counts(self) -> Counts:
-        """With all that was read, also for first looks that a second one came after."""
+        """Return the counts of all final rows, with everything read: first looks count too if a
+        second one followed."""
         total = counts_of(SCHEMA.empty_table())
         for look in chain(self._first.values(), self._second.values()):
             total = total + look.certain
@@ -237,7 +237,8 @@ class _Run:
 
     @property
     def _begin_pace(self) -> BeginPace:
-        """Where no bookie is asked there is nothing to share out."""
+        """The pace of executors. At level ``metadata`` no bookie is asked, so no budget is
+        shared."""
         return FixedPace if self._options.level is Level.METADATA else SharedPace(run=self._job.run)
 
     def _note_read(self, look: PartCounts) -> None:
@@ -259,7 +260,7 @@ class _Run:
     def _tell(
         self, phase: str, ledgers: tuple[int, int] = (0, 0), work: tuple[int, int] = (0, 0)
     ) -> None:
-        """``ledgers``, ``work``: done, and expected."""
+        """Report the progress. ``ledgers``, ``work``: the amounts done and expected."""
         self._on_progress(
             FsckProgress(
                 phase=phase,

@@ -1,7 +1,6 @@
-"""The JVM that PySpark starts for a context: when it is given up, where it writes, what it said at
-last.
+"""The JVM that PySpark starts for a context: its deadline, its output, and its error message.
 
-PySpark waits for it without end, even for a script that ended and said nothing.
+PySpark waits for the JVM without limit, even if the start script ended and said nothing.
 """
 
 import logging
@@ -17,24 +16,29 @@ from typing import IO, Any
 from pyspark import SparkContext, java_gateway
 
 START_TIMEOUT_S = 300.0
-"""From the launch until there is a context; 4 s where nothing else runs, longer where a cluster is
-busy."""
+"""From the launch until the context is ready. Takes 4 s on an idle machine, longer on a busy
+cluster."""
 _TELLING = re.compile(
     r"Exception|Error|not found|No such file|cannot|could not|Unrecognized|Invalid", re.IGNORECASE
 )
 SIGKILL = 9
-"""As POSIX numbers it: this package handles no signals, and so imports no names of them."""
+"""The number in POSIX. Only the daemon handles signals, so ``signal`` is not imported here."""
 LOG_READ_MAX = 65_536
-"""Bytes, from the beginning: what went wrong first is the reason."""
+"""Bytes read from the beginning of the log: the first error is the reason."""
 
 
 @contextmanager
 def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) -> Iterator["Launch"]:
     """The start of a context: a JVM that PySpark starts meanwhile writes to ``log``.
 
-    Whatever ends it, as Ctrl-C, ends the JVM: until that has told of itself PySpark keeps nobody
-    who would. What py4j logs of it is no news: it comes as an exception, too. ``log``: written
-    anew; None: to this process's own output. Raises OSError where it cannot be written.
+    1. Any exception, also Ctrl-C, kills the JVM: until it has reported its port, PySpark has no
+       object that would end it.
+    2. Logging is disabled meanwhile, because py4j's errors are also raised. It stays disabled after
+       Ctrl-C.
+    3. After ``timeout_s`` the JVM is killed, and PySpark's wait for it ends with an error.
+
+    ``log``: overwritten; None for this process's own output. Raises OSError if it cannot be
+    written.
     """
     launch = Launch(timeout_s)
     module = vars(java_gateway)
@@ -57,7 +61,8 @@ def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) ->
     except BaseException as error:
         if isinstance(error, Exception):
             logging.disable(level)
-        if not (isinstance(error, Exception) and SparkContext._gateway):  # else PySpark keeps it
+        # PySpark keeps a JVM that has a gateway, for its next context; Ctrl-C ends that one too.
+        if not (isinstance(error, Exception) and SparkContext._gateway):
             launch.kill()
         raise
     finally:
@@ -68,7 +73,7 @@ def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) ->
 
 
 class Launch:
-    """One start of a context. ``is_given_up``: it took longer than ``timeout_s``."""
+    """One start of a context. ``is_given_up``: True if it took longer than ``timeout_s``."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -78,12 +83,12 @@ class Launch:
     def start(self, *arguments: Any, **options: Any) -> "_Jvm":
         process = _Jvm(*arguments, **options)
         self._processes.append(process)
-        if self.is_given_up:  # the time was up just before
+        if self.is_given_up:  # the deadline passed just before the start
             self.kill()
         return process
 
     def give_up(self) -> None:
-        """Whoever waits for the JVM has an error then."""
+        """Kill the JVM, so that the wait for it ends with an error."""
         self.is_given_up = True
         self.kill()
 
@@ -94,17 +99,18 @@ class Launch:
 
 
 class _Jvm(subprocess.Popen[bytes]):
-    """PySpark takes 0 for "still runs"; yet it asks only as long as the JVM has not told of itself.
+    """The JVM's process. PySpark polls it until it has reported its port, and takes exit code 0 for
+    "still running"; so ``poll`` returns 1 instead.
 
-    It leads a process group of its own: ``bin/spark-submit`` may be a wrapper that starts the JVM
-    as its child, and would leave it behind, with the log open, when only the wrapper is killed.
+    The process leads its own process group. ``bin/spark-submit`` may be a wrapper that starts the
+    JVM as its child. Killing only the wrapper would leave the JVM behind, with the log open.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "process_group": 0})
 
     def kill(self) -> None:
-        if self.returncode is None:  # once it was waited for, another group may have its number
+        if self.returncode is None:  # after the wait, another group may have its number
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, SIGKILL)
 
@@ -114,8 +120,8 @@ class _Jvm(subprocess.Popen[bytes]):
 
 
 def first_complaint(log: Path | None) -> str | None:
-    """The first line of what a JVM wrote that tells of an error; or else the last that it wrote at
-    all."""
+    """Return the first line of the log that looks like an error, or else its last line. None
+    without log."""
     if log is None:
         return None
     try:
@@ -139,9 +145,9 @@ _JAVA = re.compile(r"Java Virtual Machine|Unrecognized (VM )?option|heap size|re
 
 
 def next_step(reason: str, suspects: Collection[str]) -> str:
-    """Return what an operator does about a start that failed for this reason.
+    """Return what an operator should do about a start that failed for this reason.
 
-    ``suspects``: names of environment variables that have a part in what Spark does.
+    ``suspects``: names of environment variables that influence Spark.
     """
     if _HOST_NAME.search(reason):
         return (

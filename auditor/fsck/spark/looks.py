@@ -1,6 +1,6 @@
-"""What a task does in an executor: a part of the ledgers looked at, and their verdicts as rows.
+"""The work of one task in an executor: checks some ledgers, and returns their verdicts as rows.
 
-A task that is tried again begins anew, and Spark takes the rows of one attempt only: none is
+A repeated task starts from the beginning. Spark uses the rows of one attempt only, so no row is
 doubled.
 """
 
@@ -22,14 +22,13 @@ from auditor.fsck.unchanged import Written, unchanged
 from auditor.fsck.verdicts import LedgerVerdict
 
 ROWS = SCHEMA.append(pa.field("part", pa.int32())).append(pa.field("seems_wrong", pa.bool_()))
-"""What a task gives. A ledger that was left out, as it has not changed, has a row without a
-verdict."""
+"""The rows of a task. A ledger that was skipped as unchanged has a row without a verdict."""
 BATCH_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLook:
-    """At one part. Fit to be sent: ``ledger_ids`` are packed."""
+    """The first look at one part, ready to be sent: ``ledger_ids`` are packed."""
 
     part: int
     ledger_ids: bytes
@@ -60,8 +59,8 @@ class FirstLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondLook:
-    """At what seemed wrong in some parts. ``rows``: of each the rows that are in doubt, as an Arrow
-    stream."""
+    """The second look at what seemed wrong in some parts. ``rows``: by part its doubtful rows, as
+    an Arrow stream."""
 
     rows: Mapping[int, bytes]
     suspects: frozenset[int] = frozenset()
@@ -93,7 +92,8 @@ Look = FirstLook | SecondLook
 
 
 def looking(looks: Sequence[Look], options: FsckOptions, begin_pace: BeginPace) -> Work:
-    """In goes the position of a look, out come its rows (``ROWS``)."""
+    """Return the work of a task: it takes the position of a look, and yields its rows
+    (``ROWS``)."""
 
     def run(position: int) -> Iterator[pa.RecordBatch]:
         set_up()
@@ -105,7 +105,8 @@ def looking(looks: Sequence[Look], options: FsckOptions, begin_pace: BeginPace) 
 def _by_share(
     ledger_ids: Collection[int], suspects: frozenset[int], options: FsckOptions
 ) -> Iterator[tuple[FsckOptions, Sequence[int]]]:
-    """With the options that each is to be looked at with; none of which there are no ledgers."""
+    """Yield the ledgers with the options for them: suspects are read completely. Empty groups are
+    left out."""
     if others := [ledger_id for ledger_id in ledger_ids if ledger_id not in suspects]:
         yield options, others
     if whole := [ledger_id for ledger_id in ledger_ids if ledger_id in suspects]:
@@ -115,7 +116,7 @@ def _by_share(
 async def _in_batches(
     verdicts: AsyncIterator[LedgerVerdict], part_of: Callable[[int], int]
 ) -> list[pa.RecordBatch]:
-    """As they come, so that they wait in rows, which are small."""
+    """Convert verdicts to batches as they come, because rows take less memory."""
     batches, waiting = [], []
     async for verdict in verdicts:
         waiting.append(verdict)
@@ -135,5 +136,6 @@ def _batch(verdicts: Sequence[LedgerVerdict], part_of: Callable[[int], int]) -> 
 
 
 def _left_out(ledger_ids: Sequence[int], part: int) -> pa.RecordBatch:
+    """Return rows without verdicts, for skipped ledgers."""
     rows = [{"ledger_id": ledger_id, "part": part} for ledger_id in ledger_ids]
     return pa.RecordBatch.from_pylist(rows, schema=ROWS)

@@ -1,5 +1,4 @@
-"""A Python process of an executor's, set up for our work: it leaves alone what only costs time
-there."""
+"""Prepares a Python process of an executor: turns off what only costs time there."""
 
 import gc
 import logging
@@ -16,15 +15,15 @@ YOUNG_OBJECTS_MAX = 10_000
 
 
 def set_up() -> None:
-    """To be called before the work, each time: a process does one task after the other."""
+    """Call before each task's work: one process runs many tasks."""
     _quiet_logs()
     _spare_pandas()
     _spare_the_collector()
 
 
 def _quiet_logs() -> None:
-    """What a handled mishap of one bookie logs stands in the results as well; an executor's output
-    is for what else goes wrong."""
+    """Log errors only, to standard error. Handled errors of bookies are in the results already; the
+    executor's output is for unexpected ones."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -32,10 +31,11 @@ def _quiet_logs() -> None:
 
 
 def _spare_the_collector() -> None:
-    """As in a node: what a ledger leaves behind hangs together in no cycles, and is gone before the
-    garbage collector comes to look at it. At level metadata a twentieth of the CPU.
+    """Make the garbage collector run less often, as in a node. A checked ledger's objects form no
+    cycles, so reference counting frees them first. At level ``metadata`` the collector took a
+    twentieth of the CPU.
 
-    And what was imported stays: PySpark goes through all objects after each task, for 40 ms.
+    Imported objects are frozen: PySpark scans all other objects after each task, which took 40 ms.
     """
     gc.set_threshold(YOUNG_OBJECTS_MAX)
     if not gc.get_freeze_count():
@@ -43,11 +43,8 @@ def _spare_the_collector() -> None:
 
 
 def _spare_pandas() -> None:
-    """Have pyarrow do without: it imports pandas for its first array of all, if that is there, as
-    it is for Spark.
-
-    We give it none of pandas' objects; the import takes 0.25 s and 40 MB, of each process.
-    """
+    """Prevent pyarrow from importing pandas with its first array. The import takes 0.25 s and 40 MB
+    in each process. Pandas is installed because Spark needs it, but we pass none of its objects."""
     hidden = _HiddenPandas()
     sys.meta_path.insert(0, hidden)
     try:

@@ -1,4 +1,4 @@
-"""What a query's filters say of ledger ids, so that no other ledger is looked at. Pure."""
+"""Finds which ledger ids a query's filters allow, so that no other ledger is read. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,15 +22,15 @@ _COLUMN = ("ledger_id",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedLedgers:
-    """Ids from ``first`` to ``last``, both included, and of these, unless it is None, ``among``
-    alone."""
+    """The ids from ``first`` to ``last``, both inclusive. If ``among`` is not None, only those in
+    it."""
 
     first: int = 0
     last: int = LONG_ID_STOP - 1
     among: frozenset[int] | None = None
 
     def of(self, ledger_ids: Sequence[int]) -> Sequence[int]:
-        """Those of them that are wanted; they ascend."""
+        """Return the wanted ones among these ids, which ascend."""
         start, stop = bisect_left(ledger_ids, self.first), bisect_right(ledger_ids, self.last)
         chosen = ledger_ids[start:stop]
         if self.among is None:
@@ -38,7 +38,8 @@ class WantedLedgers:
         return [ledger_id for ledger_id in chosen if ledger_id in self.among]
 
     def narrowed(self, condition: Filter) -> "WantedLedgers | None":
-        """By a condition besides. None: it is of another column, or of another kind."""
+        """Return what a further condition leaves. None if it is about another column, or of an
+        unsupported kind."""
         match condition:
             case EqualTo(column, int(value)) | EqualNullSafe(column, int(value)):
                 bounds = (value, value)
@@ -63,7 +64,7 @@ class WantedLedgers:
 def push(
     filters: Iterable[Filter], wanted: WantedLedgers
 ) -> tuple[WantedLedgers, Iterator[Filter]]:
-    """What is wanted by all filters together, and those of them that Spark is left with."""
+    """Return the ledgers that all filters allow, and the filters that Spark must still apply."""
     left = []
     for condition in filters:
         narrowed = wanted.narrowed(condition)

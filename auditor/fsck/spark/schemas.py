@@ -1,7 +1,7 @@
-"""The columns of the sources. Stable: columns may be added; what means something else has another
-name.
+"""The columns of the data sources. They are stable: columns may be added, but a change of meaning
+needs a new name.
 
-Times are milliseconds since 1970; both ends of a range count in.
+Times are milliseconds since 1970. Ranges are inclusive at both ends.
 """
 
 LEDGERS = """
@@ -24,7 +24,7 @@ LEDGERS = """
         ensemble: ARRAY<STRING>>>,
     error STRING COMMENT 'why the metadata cannot be read'
 """
-"""One row a ledger. Its password is not among them."""
+"""One row for each ledger, without its password."""
 
 BOOKIES = """
     bookie STRING NOT NULL,
@@ -34,7 +34,7 @@ BOOKIES = """
     has_cookie BOOLEAN COMMENT 'it was set up, and is not decommissioned',
     cookie_ctime_ms BIGINT COMMENT 'when it was set up, last'
 """
-"""One row a bookie that is registered or has a cookie."""
+"""One row for each bookie that is registered or has a cookie."""
 
 UNDERREPLICATED = """
     ledger_id BIGINT NOT NULL,
@@ -43,7 +43,7 @@ UNDERREPLICATED = """
     ctime_ms BIGINT COMMENT 'when it was marked, or the mark was last extended',
     is_readable BOOLEAN
 """
-"""One row a mark."""
+"""One row for each mark."""
 
 ENTRIES = """
     ledger_id BIGINT NOT NULL,
@@ -56,4 +56,5 @@ ENTRIES = """
     length BIGINT COMMENT 'of the ledger up to this entry, as its header says',
     lac BIGINT COMMENT 'as its header says; copies may differ'
 """
-"""One row a copy that should be there. What is null was not given, or does not fit the digest."""
+"""One row for each copy that should exist. A column is null if the bookie did not return it, or the
+entry does not match its digest."""

@@ -1,6 +1,7 @@
-"""Spark for fsck, on this machine or on a standalone cluster; ``spark-submit`` brings its own.
+"""Opens Spark for fsck, on this machine or on a standalone cluster; ``spark-submit`` brings its
+own.
 
-Its context alone: a run asks no query, and a session would be there 1.4 s later.
+Opens a context only. A run makes no query, and a session would take 1.4 s longer.
 """
 
 import re
@@ -26,11 +27,10 @@ from auditor.fsck.spark.launch import (
 from ledgers.errors import UnavailableError
 
 LOCAL_ATTEMPTS = 4
-"""Of a task, as on a cluster: left to itself, Spark tries a task only once where it runs
-locally."""
+"""Number of attempts of a task, as on a cluster. By default Spark tries a local task only once."""
 LOOPBACK = "127.0.0.1"
 MASTER_TIMEOUT_S = 10.0
-"""How long a standalone master may take to accept a connection."""
+"""Deadline for a connection to a standalone master."""
 
 _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
@@ -47,15 +47,17 @@ def open_spark(
     suspects: Collection[str] = (),
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> SparkContext:
-    """``master``: ``local[*]``, ``local[4]``, ``spark://…``, or whatever Spark knows. To be
-    stopped.
+    """Return a new context, which the caller must stop. ``master``: ``local[*]``, ``local[4]``,
+    ``spark://…``, or another form that Spark knows.
 
-    ``settings``: Spark's own, over ours. ``python``: what executors run, by its path there; it
-    needs this project and what it needs. ``log``: the file that Spark's own messages go to, written
-    anew; None: to standard error. ``suspects``: environment variables that have a part in what
-    Spark does; an error names them. ``start_timeout_s``: from the launch of the JVM until there is
-    a context. Raises UnavailableError, at once where no standalone master takes connections: Spark
-    would try for a minute, and not say why.
+    ``settings``: Spark settings, which override ours. ``python``: the interpreter of executors, by
+    its path there; this project and its dependencies must be installed for it. ``log``: file for
+    Spark's own messages, overwritten; None for standard error. ``suspects``: environment variables
+    that influence Spark, named in an error. ``start_timeout_s``: from the launch of the JVM until
+    the context is ready.
+
+    Raises UnavailableError; at once if no standalone master accepts connections, because Spark
+    would try for a minute and give no reason.
     """
     _require_master(master)
     conf = SparkConf().setAppName("bookmender fsck").setMaster(with_attempts(master))
@@ -68,9 +70,9 @@ def open_spark(
                 _why_not_started(error, launch, log, suspects), master=master
             ) from error
     context.setLogLevel("ERROR")
-    # What its end, or an executor's, makes of a connection: tasks tell what becomes of them.
+    # Connections break when Spark or an executor ends. Their errors are hidden: tasks report it.
     vars(context)["_accumulatorServer"].handle_error = lambda request, address: None
-    context.pythonExec = python  # else PYSPARK_PYTHON says it, or it is any python3
+    context.pythonExec = python  # by default PYSPARK_PYTHON or any python3
     return context
 
 
@@ -93,13 +95,14 @@ def _why_not_started(
 
 
 def _require_master(master: str) -> None:
-    """Of several, which stand in for each other, one is enough."""
+    """Raise UnavailableError if no standalone master accepts a connection. One of several is
+    enough: they stand in for each other."""
     found = re.fullmatch(r"spark://([^/]+)", master)
     refusals = []
     for address in found[1].split(",") if found else ():
         host, _, port = address.rpartition(":")
         if not (host and port.isdecimal()):
-            return  # Spark says what is wrong with it
+            return  # Spark reports what is wrong with the address
         try:
             with socket.create_connection((host.strip("[]"), int(port)), MASTER_TIMEOUT_S):
                 return
@@ -113,19 +116,20 @@ def _require_master(master: str) -> None:
 
 
 def stop_spark(context: SparkContext) -> None:
-    """However much of it there still is: what ended it, or its JVM, is told by who met it first."""
+    """Stop the context, whatever still exists of it. If Spark or its JVM has ended, no error is
+    raised: the first call that failed has reported it."""
     with suppress(Py4JError, OSError), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # PySpark's, of a JVM that is gone
+        warnings.simplefilter("ignore", RuntimeWarning)  # PySpark's, if the JVM has ended
         context.stop()
 
 
 def submitted_spark() -> SparkContext:
-    """Return the context that spark-submit has set up. To be stopped.
+    """Return the context of spark-submit, which the caller must stop.
 
-    Raises UnavailableError where there is none, as where a shell still has spark-submit's
+    Raises UnavailableError if there is none, for example if a shell still has spark-submit's
     variables.
     """
-    with launching():  # for its silence: no JVM is started
+    with launching():  # to silence logs; no JVM is started
         try:
             return SparkContext.getOrCreate()
         except (PySparkException, Py4JError, OSError, KeyError, ValueError) as error:
@@ -137,22 +141,23 @@ def submitted_spark() -> SparkContext:
 
 
 def imported_pyspark() -> tuple[Path, str]:
-    """Return the folder of the PySpark that this process imports, which holds a Spark, and its
-    version."""
+    """Return the folder of the imported PySpark, which contains a Spark, and its version."""
     return Path(pyspark.__file__).parent, pyspark.__version__
 
 
 def is_here(master: str) -> bool:
-    """Whether tasks run on this machine, in processes of the driver's own."""
+    """True if tasks run on this machine, in child processes of the driver."""
     return bool(re.fullmatch(r"local(\[.*\])?", master))
 
 
 def on_this_machine(master: str) -> Mapping[str, str]:
-    """Where all executors are here, nobody else's machine is to reach the driver's ports, and
-    Python's tasks need none: over TCP each begins 40 ms later, as small packets wait for each
-    other. A JVM that shares the cores with the work, and passes bytes on, has nothing that is worth
-    being optimised at their cost. And executors run the driver's own Python, which has all that
-    they are to import."""
+    """Return settings for executors on this machine; none for another master.
+
+    The driver listens on loopback only, so other machines cannot reach its ports. Python tasks use
+    Unix sockets: over TCP each task starts 40 ms later, because small packets wait for each other.
+    The JVM only passes bytes on, and shares the cores with the work, so it does not optimise its
+    code further.
+    """
     if not is_here(master):
         return {}
     return {
@@ -164,7 +169,7 @@ def on_this_machine(master: str) -> Mapping[str, str]:
 
 
 def with_attempts(master: str) -> str:
-    """``local[4]`` as ``local[4,4]``, which says how often a task is tried."""
+    """Return ``local[4]`` as ``local[4,4]``, which sets the number of attempts."""
     if master == "local":
         return f"local[1,{LOCAL_ATTEMPTS}]"
     if master.startswith("local[") and "," not in master:

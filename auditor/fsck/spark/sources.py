@@ -1,13 +1,12 @@
-"""A BookKeeper cluster as tables of Spark's, for anyone's queries:
-``spark.read.format("bookkeeper-ledgers")``.
+"""A BookKeeper cluster as Spark tables, for any query: ``spark.read.format("bookkeeper-ledgers")``.
 
-Options of all: ``metadataServiceUri``. Of ``bookkeeper-entries`` besides:
-``readsInFlightPerBookie`` of one task (16), ``defaultPassword`` and ``defaultDigestType`` of
-ledgers whose metadata holds none. ``numPartitions``: of ledgers and entries, if not by the number
-of ledgers.
+All sources need the option ``metadataServiceUri``. ``bookkeeper-entries`` also takes
+``readsInFlightPerBookie``, the limit of one task (16), and ``defaultPassword`` and
+``defaultDigestType`` for ledgers whose metadata holds none. Ledgers and entries take
+``numPartitions``; by default the number of ledgers decides.
 
-The ids of the ledgers are listed once, when the query is planned, and are part of its plan: a task
-that is tried again reads the same ones. Conditions on ``ledger_id`` are pushed down.
+Ledger ids are listed once, when the query is planned, and are part of its plan. So a repeated task
+reads the same ledgers. Conditions on ``ledger_id`` are pushed down.
 """
 
 import asyncio
@@ -28,20 +27,20 @@ from ledgers.errors import SettingsError
 from ledgers.metadata import DigestType
 
 PARTITIONS_MIN = 16
-"""As long as there are ledgers enough to make it worth a session each."""
+"""Minimum number of partitions, if each then has enough ledgers to be worth a session."""
 
 Options = MutableMapping[str, str]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the four formats known to the session."""
+    """Register the four formats in the session."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     for source in (LedgersSource, BookiesSource, UnderreplicatedSource, EntriesSource):
         spark.dataSource.register(source)
 
 
 class LedgersSource(DataSource):
-    """One row a ledger: its metadata."""
+    """One row for each ledger: its metadata."""
 
     @classmethod
     def name(cls) -> str:
@@ -55,7 +54,7 @@ class LedgersSource(DataSource):
 
 
 class EntriesSource(DataSource):
-    """One row a copy of an entry: every one is read, and its digest checked."""
+    """One row for each copy of an entry. Every copy is read, and its digest checked."""
 
     @classmethod
     def name(cls) -> str:
@@ -69,7 +68,7 @@ class EntriesSource(DataSource):
 
 
 class BookiesSource(DataSource):
-    """One row a bookie."""
+    """One row for each bookie."""
 
     @classmethod
     def name(cls) -> str:
@@ -83,7 +82,7 @@ class BookiesSource(DataSource):
 
 
 class UnderreplicatedSource(DataSource):
-    """One row a mark in the queues of under-replicated ledgers."""
+    """One row for each mark in the queues of under-replicated ledgers."""
 
     @classmethod
     def name(cls) -> str:
@@ -125,10 +124,10 @@ class MarksReader(_Reader):
 
 
 class _OfLedgers(_Reader):
-    """In partitions of about as many ledgers each. A partition's value is packed ids."""
+    """A reader of ledgers. Its partitions have about equal numbers of them, and hold packed ids."""
 
     ledgers_max: int
-    """In a partition, unless the option says how many of these there are."""
+    """Maximum number of ledgers in a partition, unless ``numPartitions`` is given."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -145,7 +144,7 @@ class _OfLedgers(_Reader):
         count = self._partition_count or max(
             -(-len(wanted) // self.ledgers_max), min(PARTITIONS_MIN, len(wanted) // 100), 1
         )
-        parts = cut(wanted, count=count) or [[]]  # for none, Spark would make one of its own
+        parts = cut(wanted, count=count) or [[]]  # given no partition, Spark makes one of its own
         return [InputPartition(pack(part)) for part in parts]
 
 
@@ -164,8 +163,9 @@ class EntriesReader(_OfLedgers):
 
 
 def _in_steps(rows: AsyncIterator[list[Row]]) -> Iterator[list[Row]]:
-    """The loop stands still while Spark takes what it was given: nothing is under way then."""
-    with asyncio.Runner() as runner:  # at its end it closes what was not read to its end
+    """Yield the rows of an asynchronous iterator. Its event loop runs only while Spark waits for
+    rows."""
+    with asyncio.Runner() as runner:  # its end closes iterators that were not exhausted
         while True:
             step = runner.run(_next(rows))
             if step is None:
@@ -197,7 +197,7 @@ def _reach(options: Options) -> Reach:
     if reach.default_digest_type not in DigestType.__members__:
         allowed = ", ".join(DigestType.__members__)
         raise SettingsError.not_allowed("defaultDigestType", reach.default_digest_type, allowed)
-    assert reach.uri  # or it raises
+    assert reach.uri  # raises SettingsError if it is invalid
     return reach
 
 

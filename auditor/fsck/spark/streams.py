@@ -1,7 +1,7 @@
-"""Rows on their way from an executor to the driver: Arrow's streams, which are bytes to Spark.
+"""Carries rows from executors to the driver as Arrow streams, which are plain bytes to Spark.
 
-Columns it would take apart into rows of its own, and put together again, twice for each ledger; and
-it would plan a query for each task.
+Given columns, Spark would convert each ledger's row twice, to its own form and back. It would also
+plan a query for each task.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,11 +11,12 @@ import pyarrow as pa
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 Work = Callable[[int], Iterator[pa.RecordBatch]]
-"""What a task does, by its position among those that were given out with it."""
+"""The work of one task. The argument is its position among the tasks given out together."""
 
 
 def in_streams(work: Work) -> Callable[[Iterable[int]], Iterator[bytes]]:
-    """For ``mapPartitions``: in go positions, out come the rows of each."""
+    """Return a function for ``mapPartitions``: it takes positions, and yields streams of their
+    rows."""
 
     def run(positions: Iterable[int]) -> Iterator[bytes]:
         for position in positions:
@@ -26,7 +27,7 @@ def in_streams(work: Work) -> Callable[[Iterable[int]], Iterator[bytes]]:
 
 
 def out_of_streams(streams: Iterable[bytes], schema: pa.Schema) -> pa.Table:
-    """All their rows, which have that schema."""
+    """Return all rows of the streams, which have this schema."""
     return pa.concat_tables([schema.empty_table(), *map(from_stream, streams)])
 
 
