@@ -1,15 +1,14 @@
-"""When an absent bookie counts as lost: after the recovery delay, counted for each bookie by
-itself.
+"""Decides when an absent bookie counts as lost: when its recovery delay is over.
 
-While a maintenance window stands, its bookie is away on purpose, which is no absence. So the delay
-counts from the end of the window or from the bookie's going, whichever is later: an operator who
-ends a window by hand, or who forgot a bookie in it, has the same time to act as after any other
-loss.
+During a maintenance window a bookie is absent on purpose, which does not count. The delay is
+counted from the end of the window, or from the bookie's departure if that is later. So an operator
+who ends a window early, or forgot a bookie in it, has the same time to act as after any other loss.
 
-Who is found away after an outage of our own connection has time to return first (``outages``).
+A bookie that is found absent after an outage of our own connection first gets time to return
+(``outages``).
 
-A leader goes on counting where the one before it was (``records``), unless nobody looked for a
-while: then the bookie may have come back and gone again unseen, and counting begins anew.
+A new leader continues the count of the leader before it (``records``). If no leader looked for a
+while, the bookie may have returned and gone again unseen, so the count starts over.
 """
 
 import math
@@ -21,18 +20,19 @@ from ledgers.metadata import BookieId
 
 NO_OUTAGE = Outage()
 NAMING_MAX_MS = 120_000
-"""Counts that are older are of an earlier leader: whoever leads writes them twice in that time
-(``noting``)."""
+"""Maximum age of the counts. Older ones are from an earlier leader: a leader writes them twice in
+this time (``noting``)."""
 UNSEEN_MAX_MS = 600_000
-"""So long nobody may have looked, between two leaders, for an absence to go on."""
+"""Longest time without a leader's look after which a new leader still continues the absences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copyless:
-    """Ledgers that have entries whose every copy is on bookies that are away.
+    """Ledgers with entries whose every copy is on absent bookies.
 
-    ``first``: some of their ids, the least. ``enough_for``: of each of these bookies that one of
-    them names, how many of them have a copy of each entry again once it alone is back.
+    ``first``: the lowest of their ids. ``enough_for``: for each absent bookie that one of them
+    names, the number of these ledgers that have a copy of each entry again when this bookie alone
+    returns.
     """
 
     count: int
@@ -42,13 +42,13 @@ class Copyless:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAbsences:
-    """What a leader left behind. Times are wall-clock milliseconds; ``seen_ms``: when it last
-    looked.
+    """Absences as a leader recorded them. Times are wall-clock milliseconds; ``seen_ms``: when the
+    leader last looked.
 
-    ``naming``: how many ledgers name each of them, and each that is away on purpose, for people;
-    empty when an earlier release wrote it. ``are_all_named``: whether every ledger was counted.
-    ``copyless``: the ledgers with entries whose every copy is on these; None where they were not
-    counted.
+    ``naming``: by bookie absent for any reason, the number of ledgers that name it, for people;
+    empty if an earlier release wrote the record. ``are_all_named``: True if every ledger was
+    counted. ``copyless``: the ledgers with entries whose every copy is on these bookies; None if
+    they were not counted.
     """
 
     since_ms: Mapping[BookieId, int] = field(default_factory=dict)
@@ -57,16 +57,18 @@ class StoredAbsences:
     are_all_named: bool = False
     copyless: Copyless | None = None
     excused_ms: Mapping[BookieId, int] = field(default_factory=dict)
-    """Until when those are not lost that may return by themselves after an outage (``outages``)."""
+    """By bookie, until when it does not count as lost because it may return by itself after an
+    outage (``outages``)."""
 
     def named(self, *, now_ms: int) -> frozenset[BookieId]:
-        """Those that some ledger names; none where that was noted too long ago."""
+        """Return the absent bookies that ledgers name; none if the counts are too old."""
         if not self.is_fresh(now_ms=now_ms):
             return frozenset()
         return frozenset(bookie for bookie, count in self.naming.items() if count)
 
     def named_count(self, bookie: BookieId, *, now_ms: int) -> int | None:
-        """How many ledgers name it; None where not all were counted lately."""
+        """Return how many ledgers name the bookie; None if not all ledgers were counted
+        recently."""
         is_known = self.are_all_named and self.is_fresh(now_ms=now_ms)
         return self.naming.get(bookie) if is_known else None
 
@@ -98,9 +100,9 @@ class StoredAbsences:
         )
 
     def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:
-        """Since when each is away, in monotonic seconds of this process.
+        """Return since when each bookie is absent, in monotonic seconds of this process.
 
-        Of two hosts' clocks one may be behind: what begins in the future begins now.
+        The clocks of two hosts may differ: an absence that begins in the future begins now.
         """
         if wall_ms - self.seen_ms > UNSEEN_MAX_MS:
             return {}
@@ -118,9 +120,9 @@ def still_absent(
     excused: Collection[BookieId] = (),
     now_s: float,
 ) -> dict[BookieId, float]:
-    """Since when each known bookie is away: those that came back are dropped, new ones begin now.
+    """Return since when each known bookie is absent. Newly absent bookies start at ``now_s``.
 
-    ``excused``: bookies under maintenance, which are not away.
+    ``excused``: bookies under maintenance, which do not count as absent.
     """
     return {
         bookie: absent_since_s.get(bookie, now_s)
@@ -137,10 +139,11 @@ def lost_bookies(
     overruled_s: float = -math.inf,
     outage: Outage = NO_OUTAGE,
 ) -> frozenset[BookieId]:
-    """Bookies absent for at least the recovery delay, or since ``overruled_s`` or before.
+    """Return the bookies that are absent for at least the recovery delay, or since ``overruled_s``
+    or before.
 
-    Times are monotonic seconds. ``overruled_s``: when somebody last asked not to wait any longer.
-    ``outage``: the last one of our own connection.
+    Times are monotonic seconds. ``overruled_s``: when an operator last asked not to wait any
+    longer. ``outage``: the last outage of our own connection.
     """
     assert delay_s >= 0
     return frozenset(
@@ -156,8 +159,8 @@ def excused_until_s(
     overruled_s: float = -math.inf,
     outage: Outage = NO_OUTAGE,
 ) -> dict[BookieId, float]:
-    """Those whose loss the outage holds back, whatever the recovery delay, until when. Times as
-    above."""
+    """Return, by bookie, until when the outage keeps it from counting as lost, whatever the
+    recovery delay. Arguments as for ``lost_bookies``."""
     return {
         bookie: outage.excuses_until_s(since_s)
         for bookie, since_s in absent_since_s.items()
@@ -172,7 +175,7 @@ def next_loss_s(
     delay_s: float,
     outage: Outage = NO_OUTAGE,
 ) -> float | None:
-    """Seconds until the next absent bookie counts as lost; None when there is none to wait for."""
+    """Return the seconds until the next absent bookie counts as lost; None if none will."""
     losses_s = [_lost_at_s(since_s, delay_s, outage) for since_s in absent_since_s.values()]
     return min((lost_s - now_s for lost_s in losses_s if now_s < lost_s), default=None)
 

@@ -1,11 +1,11 @@
-"""The Auditor: while it leads, it sees bookies go, waits out the recovery delay, and marks.
+"""The Auditor: the leader's loop that notices lost bookies and marks their ledgers.
 
-One loop: decide from the list of bookies and from the index who is lost, and mark the ledgers of
-whoever is lost that were not marked yet. What ledgers a loss touches the index knows, so that
-nothing is read for it. Whatever fails is tried again; what was handled is remembered only while the
-leadership lasts, so that a new leader misses nothing.
+Each round decides from the registered bookies and the index which bookies are lost or reformatted.
+It marks those ledgers of theirs that are not marked yet. The index knows which ledgers a loss
+affects, so no metadata is read. A failed round is repeated. What is done is remembered for one
+leadership only, so that a new leader misses nothing.
 
-While the index is built, or read again, a loss is answered from what is known, and completed
+While the index is being built or read again, a loss is handled with what is known, and completed
 afterwards.
 """
 
@@ -42,29 +42,29 @@ from replication.queue.disable_switch import DisableSwitch
 log = structlog.get_logger()
 
 RETRY_S = 5.0
-"""After an audit that failed."""
+"""Wait after a failed audit."""
 CHANGES_PAUSE_S = 0.1
-"""Between two looks at the ledgers that changed: together they cost less."""
+"""Pause between two rounds for changed ledgers: ledgers handled together cost less."""
 STANDSTILL_MAX_S = 20.0
-"""So long a node may have stood still and have its session still, as a rule: twice the default
-time-out."""
+"""Longest pause of a process that its session usually survives: twice the default session
+timeout."""
 
 
 @dataclass(slots=True)
 class _Done:
-    """What need not be done again."""
+    """What has been done and need not be repeated."""
 
     causes: frozenset[LossCause] = frozenset()
     """Losses (``Missing.causes``) whose ledgers have been marked."""
     completed_count: int = -1
-    """Of the index, when all ledgers of missing bookies were last looked at."""
+    """``IndexKeeper.completed_count`` at the last complete audit; -1 if an audit is due."""
     seen_count: int = 0
-    """Likewise, when the marks that are remembered were seen."""
+    """``IndexKeeper.completed_count`` since which marks are remembered."""
     check_due_s: float = 0.0
 
 
 class Auditor:
-    """The leader's work. ``run`` ends only by cancellation or with the session."""
+    """The leader's audit loop. ``run`` ends only by cancellation or with the session."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class Auditor:
         outages: Outages | None = None,
         standstill_max_s: float = STANDSTILL_MAX_S,
     ) -> None:
-        """``keeper`` is run by somebody else. ``holds``: asked before anything is marked.
+        """The caller runs ``keeper``. ``holds``: consulted before anything is marked.
 
-        ``standstill_max_s``: a worker that stood still so long may be within its session, and what
-        it writes then rests on bookies as they were before.
+        ``standstill_max_s``: how long a worker may be paused and still keep its session. What such
+        a worker writes when it resumes relies on the bookies as they were before.
         """
         self._store = store
         self._ur = ur
@@ -106,32 +106,31 @@ class Auditor:
         self._copyless = CopylessCounter(keeper, clock, on_count=self._absences.note_soon)
         self._causes = CauseNotes(store, ur, clock)
         self._gone: set[int] = set()
-        """Ledgers whose marks are gone, to be made again."""
+        """Ledgers whose marks disappeared and must be written again."""
         self._done = _Done()
         self._identities: dict[BookieId, int] = {}
-        """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
+        """By bookie, the cookie (czxid) with which its ledgers were last inspected."""
         self._first_seen: dict[BookieId, int] = {}
-        """Likewise, which it had when this leader first saw it."""
+        """By bookie, the cookie (czxid) with which this leader first saw it."""
         self._standstill_max_s = standstill_max_s
         self._again: frozenset[BookieId] = frozenset()
-        """Missing bookies that were there just before, so that a worker which found them there may
-        be about to take away marks that stand: these are to be renewed."""
+        """Bookies that went missing under this leader. A worker that still saw such a bookie
+        registered may be about to delete a mark, so existing marks are renewed."""
         self._inherited: frozenset[BookieId] = frozenset()
-        """Bookies that an earlier leader has marked for, and that were not seen back since: the
-        marks are of this loss."""
+        """Bookies for which an earlier leader made marks, and which have not returned since. Those
+        marks belong to the current loss."""
         self._settling: dict[tuple[BookieId, int], float] = {}
-        """Bookies that were set up anew (with the cookie's czxid), whose ledgers are marked; until
-        when others may come to name them on the strength of copies that are gone. So long they are
-        missing."""
+        """By reformatted bookie and czxid of its cookie: until when it counts as missing, although
+        its ledgers are marked. Until then metadata may start to name it for copies that the
+        reformat deleted (``_settle``)."""
         self._switch = DisableSwitch(store, ur, clock)
         self._is_overruled = False
-        """An operator asks for an audit of every bookie that is away now."""
+        """An operator asked to treat all bookies that are absent now as lost."""
         self._has_looked = False
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Audit until cancelled. Raises SessionLostError or LeadershipLostError when that is
-        over."""
+        """Audit until cancelled. Raises SessionLostError or LeadershipLostError."""
         await until_answered(self._prepare, event="audit.delayed", clock=self._clock)
         keeper = self._keeper
         async with asyncio.TaskGroup() as tasks:
@@ -153,7 +152,8 @@ class Auditor:
 
     @property
     def is_loss_pending(self) -> bool:
-        """Whether a bookie is away whose recovery delay is not over, or nobody has looked yet."""
+        """True if the recovery delay of an absent bookie is not over, or if no round has looked
+        yet."""
         if not self._has_looked:
             return True
         return self._absences.next_loss_s(delay_s=self._delay.current.delay_s) is not None
@@ -174,11 +174,10 @@ class Auditor:
             return RETRY_S
 
     async def run_once(self) -> float:
-        """Audit if there is a reason to; returns after how many seconds to look again at the
-        latest."""
+        """Audit if there is a reason to. Return the seconds until the next round, at the latest."""
         self._wake.clear()
         view = await self._views.refresh() if self._is_overruled else self._views.current
-        self._see(view)  # first: who is seen to be away only now is meant, too
+        self._see(view)  # before ``overrule``, which covers bookies first seen absent now
         if self._is_overruled:
             self._is_overruled = False
             self._absences.overrule()
@@ -188,7 +187,7 @@ class Auditor:
             lost_since_s=self._causes.lost_since_s(),
         )
         missing = self._missing(view)
-        self._marks.see(missing)  # also after an audit that was cut short
+        self._marks.see(missing)  # also if the last audit was interrupted
         self._inherited &= missing.lost_since_s.keys()
         if gone := self._done.causes - missing.causes:
             self._done.causes -= gone
@@ -197,7 +196,7 @@ class Auditor:
         await self._settle(missing)
         return self._wait_s()
 
-    # --- Who is missing ------------------------------------------------------------------------------
+    # --- Missing bookies --------------------------------------------------------------------------
 
     def _see(self, view: ClusterView) -> None:
         keeper = self._keeper
@@ -209,7 +208,7 @@ class Auditor:
         self._has_looked = True
 
     def _missing(self, view: ClusterView) -> Missing:
-        """Whose ledgers are to be marked now: nobody's while a hold stands."""
+        """Return the bookies whose ledgers must be marked now: none during a safety hold."""
         if self._is_held:
             return Missing()
         return Missing(
@@ -223,21 +222,22 @@ class Auditor:
         )
 
     async def _note_causes(self, missing: Missing) -> None:
-        """What a hold keeps from being marked is missing still."""
+        """Record the causes, except during a safety hold: bookies that the hold protects from
+        marking are still missing."""
         if not self._is_held:
             await self._causes.note(self._records, missing)
 
     # --- Audits --------------------------------------------------------------------------------------
 
     async def _mark(self, missing: Missing) -> None:
-        """What is to be marked now: all ledgers of missing bookies, or those that changed."""
+        """Mark all ledgers of missing bookies, or only those that changed."""
         touched = self._gone.union(self._keeper.take_touched())
         self._gone.clear()
         is_due = self._is_due(missing)
         if not is_due and not (touched and missing.bookies):
             return
         if await self._switch.is_on():
-            self._done.completed_count = -1  # for what was touched, when it is enabled again
+            self._done.completed_count = -1  # audit the touched ledgers when enabled again
             return
         if is_due:
             await self._audit(missing)
@@ -245,8 +245,7 @@ class Auditor:
             await self._marks.mark_touched(touched, missing)
 
     def _is_due(self, missing: Missing) -> bool:
-        """Whether all ledgers of missing bookies are to be looked at, and not just those that
-        changed."""
+        """True if all ledgers of missing bookies must be inspected, not only the changed ones."""
         return (
             not missing.causes <= self._done.causes
             or self._keeper.completed_count != self._done.completed_count
@@ -257,16 +256,17 @@ class Auditor:
         return self._clock.now_s() >= self._done.check_due_s
 
     async def _audit(self, missing: Missing) -> None:
-        """Raises UnavailableError when it could not be completed: it is still due."""
+        """Mark all ledgers of missing bookies. Raises UnavailableError if that could not be
+        completed; the audit is still due then."""
         started_s, completed_count = self._clock.now_s(), self._keeper.completed_count
         is_complete = self._keeper.is_complete
         if self._is_check_due():
-            # Before the audit: one that is asked for while this one is under way comes after it.
+            # Set before the audit: a request during this audit then leads to another one.
             self._done.check_due_s = started_s + self._settings.bookie_check_interval_s
             self._marks.forget()
         if completed_count != self._done.seen_count:
-            # All was read again, as we were cut off perhaps: then bookies may have been back, and
-            # marks be worked off.
+            # All metadata was read again, perhaps after a lost connection. Bookies may have been
+            # back meanwhile, and workers may have deleted marks.
             if self._done.seen_count:
                 self._marks.forget()
             self._done.seen_count = completed_count
@@ -275,7 +275,7 @@ class Auditor:
         if lost := news & missing.lost_since_s.keys():
             log.info("bookies.lost", bookies=sorted(lost), is_index_complete=is_complete)
         self._again = (self._again | (news - self._inherited)) & missing.bookies
-        async with task_scope() as scope:  # the first mark waits for no note
+        async with task_scope() as scope:  # the first mark does not wait for this record
             noting = scope.start(self._note_causes(missing))
             marked = await self._marks.mark_naming(
                 missing,
@@ -284,7 +284,7 @@ class Auditor:
                 again=self._again,
             )
             await noting
-        self._wake.set()  # what happened meanwhile is next
+        self._wake.set()  # handle what happened meanwhile
         self._inherited = frozenset()
         if not marked.is_whole:
             self._done.completed_count = -1
@@ -296,10 +296,9 @@ class Auditor:
         await self._tell(marked, started_s=started_s, is_complete=is_complete)
 
     def _is_superseded(self, missing: Missing) -> bool:
-        """Whether something happened that changes who is missing: then the audit begins anew with
-        that.
+        """True if the audit must start over, because what must be marked has changed.
 
-        Another bookie that goes does so too, lost or not yet: a hold may be due.
+        Another absent bookie is a reason too, lost or not yet: a safety hold may be due.
         """
         if not self._wake.is_set():
             return False
@@ -314,12 +313,18 @@ class Auditor:
         )
 
     async def _settle(self, missing: Missing) -> None:
-        """Of those set up anew: all their ledgers are marked, and so is, for a while, what comes to
-        name them.
+        """Stop treating reformatted bookies as missing, once all their ledgers are marked and some
+        time has passed.
 
-        A worker that stands still after a bookie has acknowledged its copies, and goes on within
-        its session, names it without knowing that it was wiped meanwhile (rule S3). A leader that
-        comes in between begins anew.
+        The time defends against a paused worker (rule S3):
+
+        1. A bookie acknowledges a worker's copies, and the worker is paused.
+        2. The bookie is reformatted. The leader marks every ledger that names it.
+        3. The worker resumes within its session, and writes metadata that names the bookie. The
+           copies are gone.
+
+        Until the time is over, ledgers that start to name the bookie are therefore marked too. A
+        new leader starts the time again.
         """
         is_done = self._done.completed_count == self._keeper.completed_count
         if not (missing.reborn and is_done and self._keeper.is_complete):
@@ -337,9 +342,10 @@ class Auditor:
             self._wake.set()
 
     async def _write_identities(self, settled: dict[BookieId, int]) -> None:
-        """Taken for known once that is written: what failed is made up for by the next audit.
+        """Record the cookies of these bookies, so that they no longer count as reformatted.
 
-        Nothing is kept of bookies that are gone for good: without a cookie, and named by no ledger.
+        ``_identities`` changes only after the write, so the next audit repeats a failed one.
+        Bookies that are gone for good are dropped: they have no cookie, and no ledger names them.
         """
         kept = self._views.current.cookies.keys() | self._keeper.index.bookies
         known = (self._identities | settled).items()
@@ -370,11 +376,12 @@ class Auditor:
             )
 
     def _mark_again(self, ledger_ids: Collection[int]) -> None:
-        """Soon: an audit may be under way, which has passed them by."""
+        """Mark these ledgers in the next round. An audit in progress may have passed them
+        already."""
         self._gone.update(ledger_ids)
         self._wake.set()
 
-    # --- When to look again --------------------------------------------------------------------------
+    # --- Time of the next round -------------------------------------------------------------------
 
     def _wait_s(self) -> float:
         loss_s = self._absences.next_loss_s(delay_s=self._delay.current.delay_s)
@@ -398,7 +405,8 @@ class Auditor:
             await self._clock.sleep(CHANGES_PAUSE_S)
 
     async def _wake_on_delay(self) -> None:
-        """A new delay counts at once, and each write asks for an audit."""
+        """Start an audit after each write of the recovery delay. A new delay takes effect at
+        once."""
         async with aclosing(self._delay.changes()) as changes:
             async for before, current in changes:
                 self._done.check_due_s = self._clock.now_s()

@@ -1,9 +1,8 @@
-"""The recovery delay as it stands in ``lostBookieRecoveryDelay``: one for the whole cluster, Java's
-znode.
+"""The recovery delay of the cluster, from Java's znode ``lostBookieRecoveryDelay``.
 
-The first leader makes it, from its setting; afterwards the znode decides. A write of it counts at
-once, whatever happened to the znode before: also its deletion, which Java's auditor never recovers
-from (G29).
+The first leader creates the znode from its setting; afterwards the znode decides. Each write takes
+effect at once, even after the znode was deleted. Java's auditor never recovers from a deletion
+(G29).
 """
 
 from collections.abc import AsyncGenerator
@@ -23,24 +22,26 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """The recovery delay, and the write that it comes from (0: the znode is not there)."""
+    """The recovery delay, and the ``mzxid`` of the write that it comes from (0: the znode is
+    missing or access is denied)."""
 
     delay_s: int
     mzxid: int
     is_stored: bool
-    """False: it is the setting's, as the znode is missing or cannot be read."""
+    """False: ``delay_s`` is the setting, because the znode is missing or cannot be read."""
     refusal: str = ""
-    """Why the znode cannot be read, for people; empty where it can, or is missing."""
+    """Why the znode cannot be read, for people; empty if it can be read or is missing."""
 
     def is_asking_for_audit(self, before: "Delay") -> bool:
-        """Written unchanged it says not to wait any longer for those that are away, as with Java
-        (Auditor's LostBookieRecoveryDelayChangedCb): so an operator triggers an audit."""
+        """True if the delay was written again unchanged. As with Java (Auditor's
+        LostBookieRecoveryDelayChangedCb), this asks to treat absent bookies as lost at once.
+        Operators trigger an audit this way."""
         is_written = self.is_stored and self.mzxid != before.mzxid
         return is_written and self.delay_s == before.delay_s
 
 
 class RecoveryDelay:
-    """``current`` is the one in force, once ``prepare`` was called."""
+    """Follows the recovery delay. ``current`` is the one in force, after ``prepare``."""
 
     def __init__(self, store: MetadataStore, ur: str, *, default_s: int, clock: Clock) -> None:
         self._store, self._ur = store, ur
@@ -50,7 +51,8 @@ class RecoveryDelay:
         self.current = Delay(delay_s=default_s, mzxid=0, is_stored=False)
 
     async def prepare(self) -> None:
-        """Make the znode where it is missing, and say what is in force. Raises UnavailableError."""
+        """Create the znode if it is missing, and log the delay in force. Raises
+        UnavailableError."""
         data = payloads.recovery_delay_to_bytes(self._default_s)
         is_new = False
         with suppress(NodeExistsError):
@@ -66,10 +68,10 @@ class RecoveryDelay:
         )
 
     async def changes(self) -> AsyncGenerator[tuple[Delay, Delay], None]:
-        """Each write, and the deletion: what was in force before, and what is now. Ends with the
+        """Yield the delay before and after each write or deletion of the znode. Ends with the
         session.
 
-        Where it cannot be read the setting is in force, as for the next leader.
+        If the znode cannot be read, the setting is in force, as for the next leader.
         """
         async with aclosing(self._store.watch(self._path)) as events:
             async for _ in events:
@@ -87,7 +89,7 @@ class RecoveryDelay:
 
 
 async def read_delay(store: MetadataStore, ur: str, *, default_s: int) -> Delay:
-    """As it stands. ``default_s`` is in force where the znode is missing, or cannot be read."""
+    """Return the delay in force: ``default_s`` if the znode is missing or cannot be read."""
     mzxid, refusal = 0, ""
     try:
         data, stat = await store.get(payloads.recovery_delay_path(ur))
@@ -102,6 +104,6 @@ async def read_delay(store: MetadataStore, ur: str, *, default_s: int) -> Delay:
 
 
 def log_refusal(delay: Delay) -> None:
-    """For whoever acts on it, and goes on; a command tells it in its own words."""
+    """Log an unreadable znode, for services, which go on. A command prints ``refusal`` itself."""
     if delay.refusal:
         log.error("recovery_delay.unreadable", error=delay.refusal, used_s=delay.delay_s)

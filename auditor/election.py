@@ -1,8 +1,9 @@
-"""Who leads: the node with the smallest vote, as Java's AutoRecovery elects, in the same znodes.
+"""Leader election: the node with the smallest vote leads, as with Java's AutoRecovery, in the same
+znodes.
 
-Votes are ephemeral and sequential below ``<ur>/auditorelection``; everyone but the smallest watches
-just its predecessor, besides its own vote. Leadership is proven, not remembered (rule S9): every
-write made as leader is a multi that checks the vote and the session's znode. Source: BookKeeper's
+Votes are ephemeral and sequential below ``<ur>/auditorelection``. Each node except the leader
+watches the vote before its own, and its own. Leadership is proven, not remembered (rule S9): each
+write of the leader is a multi that checks the vote and the session's znode. Source: BookKeeper's
 ZkLedgerAuditorManager.
 """
 
@@ -32,7 +33,7 @@ VOTE_PREFIX = "V_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """Proof of a won election: what every write of the leader must check."""
+    """Proof of a won election: each write of the leader checks its ``guards``."""
 
     vote_path: str
     membership: Membership
@@ -44,7 +45,8 @@ class Leadership:
 
 
 class Election:
-    """One session's candidacy. ``candidate`` is what the vote says: a bookie id, or a host name."""
+    """The candidacy of one session. ``candidate``: content of the vote, a bookie id or a host
+    name."""
 
     def __init__(
         self,
@@ -62,11 +64,11 @@ class Election:
         self._vote = payloads.vote_to_bytes(candidate)
 
     async def win(self) -> Leadership:
-        """Stand for election and wait to be elected. Raises LeadershipLostError when our vote
-        vanishes.
+        """Create a vote, and return when it is the smallest. Raises LeadershipLostError if our vote
+        disappears.
 
-        Who waits without a vote would not be there when the leader goes: so that is noticed at
-        once, too.
+        A node without a vote could not take over when the leader goes. So the loss of its own vote
+        is noticed at once, too.
         """
         await ensure(self._store, self._election)
         vote_path = await self._store.create(
@@ -81,7 +83,8 @@ class Election:
         return leadership
 
     async def _announce(self, leadership: Leadership) -> None:
-        """As Java does, for people. A write as leader like any other (rule S9)."""
+        """Write our vote to the election znode, for people, as Java does. A leader's write like any
+        other (rule S9)."""
         write = SetData(path=self._election, data=self._vote, version=ANY_VERSION)
         try:
             await Batcher(self._store, leadership.guards).send([write])
@@ -93,7 +96,7 @@ class Election:
         await self._wait_gone(leadership.vote_path)
 
     async def _predecessor(self, vote_path: str) -> str | None:
-        """The vote right before ours; None when ours is the first."""
+        """Return the vote right before ours; None if ours is the first."""
         votes = in_order(await self._answered(lambda: self._store.children(self._election)))
         own = vote_path.rpartition("/")[2]
         if own not in votes:
@@ -114,22 +117,23 @@ class Election:
                     return
 
     async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Neither that a vote is gone follows from a reply that did not come, nor that it stands
-        (rule S8)."""
+        """Repeat ``call`` until it is answered: without a reply a vote is neither known to exist
+        nor known to be gone (rule S8)."""
         return await until_answered(call, event="election.unanswered", clock=self._clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """Who leads: what its vote says (a bookie id, or a host), and the session it is held by."""
+    """The leading node. ``candidate``: content of its vote (a bookie id, or a host).
+    ``session_id``: owner of the vote."""
 
     candidate: str | None
-    """None for a vote that cannot be read: it leads all the same."""
+    """None if the vote cannot be parsed; its node leads all the same."""
     session_id: int
 
 
 async def current_leader(store: MetadataStore, ur: str) -> Leader | None:
-    """The holder of the smallest vote; None when nobody stands for election."""
+    """Return the holder of the smallest vote; None if there is no vote."""
     election = payloads.election_path(ur)
     try:
         votes = in_order(await store.children(election))
@@ -149,6 +153,6 @@ def _candidate(data: bytes) -> str | None:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """The votes among the names, by their sequence number."""
+    """Return the votes among the names, ordered by sequence number."""
     votes = [n for n in names if n.startswith(VOTE_PREFIX) and n[len(VOTE_PREFIX) :].isdecimal()]
     return sorted(votes, key=lambda name: int(name[len(VOTE_PREFIX) :]))

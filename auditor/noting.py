@@ -1,8 +1,8 @@
-"""What a leader knows of bookies that are away, and notes for the next one: since when, and why it
-marked.
+"""Keeps what a leader knows of absent bookies, and records it for the next leader: since when each
+is absent, and why ledgers were marked.
 
-Decisions are ``absence``'s and ``causes``'; here they are kept up to date, and written where they
-change. Who merely looks on (``observer``) keeps them likewise and notes nothing.
+``absence`` and ``causes`` decide; this module keeps their input current and writes it when it
+changes. The ``observer`` uses the same classes and writes nothing.
 """
 
 import asyncio
@@ -37,17 +37,17 @@ from replication.cluster.cluster_view import ClusterView
 log = structlog.get_logger()
 
 WRITE_S = 60.0
-"""How often it is noted that absent bookies are still absent: the next leader goes on from
-there."""
+"""Interval of the writes that only confirm that bookies are still absent. The next leader continues
+from the last one."""
 COUNTS_WRITE_S = 5.0
-"""Between two writes for no other reason than that more or fewer ledgers name absent bookies."""
+"""Minimum interval between writes that only change the counts of ledgers."""
 RETRY_S = 5.0
-"""After a note that could not be written."""
+"""Wait after a failed write."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """``naming``: how many ledgers name each bookie that is away. The rest: as in
+    """``naming``: by absent bookie, the number of ledgers that name it. Other fields as in
     ``StoredAbsences``."""
 
     naming: Mapping[BookieId, int] = field(default_factory=dict)
@@ -55,30 +55,31 @@ class _Counts:
     copyless: Copyless | None = None
 
     def tell_first(self, before: Self) -> bool:
-        """Whether they answer what those before left open: that is noted at once."""
+        """True if these counts know what ``before`` left open: then they are written at once."""
         is_known = self.copyless is not None and before.copyless is None
         return is_known or (self.are_all_named and not before.are_all_named)
 
 
 class Absences:
-    """Of one leadership; ``resume`` comes first. Times are monotonic seconds."""
+    """The absent bookies, as one leadership knows them. Call ``resume`` first. Times are monotonic
+    seconds."""
 
     def __init__(
         self, store: MetadataStore, ur: str, clock: Clock, outages: Outages | None = None
     ) -> None:
-        """``outages``: of the connection that the bookies are seen through; None: there are
-        none."""
+        """``outages``: of the connection through which the bookies are watched; None: outages are
+        ignored."""
         self._store, self._ur = store, ur
         self._clock = clock
         self._outages = outages
         self.since_s: dict[BookieId, float] = {}
-        """Every bookie that is away, and not on purpose."""
+        """Since when each bookie is absent, except bookies under maintenance."""
         self._on_purpose: frozenset[BookieId] = frozenset()
-        """Those that are away under maintenance: noted with how many ledgers name them, for
+        """Bookies absent under maintenance. The number of ledgers that name them is recorded for
         people."""
         self._overruled_s = -math.inf
         self._written: frozenset[BookieId] = frozenset()
-        """Those that the record names."""
+        """Bookies that the record names."""
         self._written_counts = _Counts()
         self._written_excused_s: Mapping[BookieId, float] = {}
         self._tried_s = -math.inf
@@ -87,7 +88,7 @@ class Absences:
         self._was_seen = asyncio.Event()
 
     async def resume(self) -> None:
-        """Go on where the leader before was."""
+        """Continue from the record of the leader before."""
         stored = await read_absences(self._store, self._ur)
         now_s = self._clock.now_s()
         self.since_s = stored.resumed(now_s=now_s, wall_ms=self._clock.wall_ms())
@@ -96,8 +97,12 @@ class Absences:
             self._write_due_s = now_s
 
     def see(self, view: ClusterView, *, named: Collection[BookieId], are_all_named: bool) -> None:
-        """``named``: bookies that some ledger names; ``are_all_named``: whether every ledger is
-        known, so that no other is. One that was set up is known, too."""
+        """Update the absences from ``view``. A bookie is known if it has a cookie or a ledger names
+        it.
+
+        ``named``: bookies that some ledger names. ``are_all_named``: True if every ledger is known,
+        so that ledgers name no other bookie.
+        """
         self._are_all_named = are_all_named
         known = view.cookies.keys() | named
         if not are_all_named:
@@ -113,11 +118,11 @@ class Absences:
         self._was_seen.set()
 
     def named_since_s(self, keeper: IndexKeeper) -> Mapping[BookieId, float]:
-        """Of ``since_s`` those that ledgers name; until all ledgers were read, or where some cannot
-        be, all of them.
+        """Return the part of ``since_s`` that ledgers name; all of it until every ledger was read,
+        or if ACLs deny access to some.
 
-        A cookie that a machine left behind, which was replaced long ago, makes no hold. Monotonic
-        seconds.
+        A leftover cookie of a machine that was replaced long ago must not cause a safety hold.
+        Monotonic seconds.
         """
         if not keeper.completed_count or keeper.refusal is not None:
             return self.since_s
@@ -125,11 +130,12 @@ class Absences:
         return {bookie: since_s for bookie, since_s in self.since_s.items() if bookie in named}
 
     def overrule(self) -> None:
-        """Somebody asks not to wait any longer for those that are away."""
+        """Count all bookies that are absent now as lost: an operator asked not to wait any
+        longer."""
         self._overruled_s = self._clock.now_s()
 
     def lost_since_s(self, *, delay_s: float) -> dict[BookieId, float]:
-        """Those that are lost, and since when they are away."""
+        """Return the lost bookies, and since when each is absent."""
         lost = lost_bookies(
             self.since_s,
             now_s=self._clock.now_s(),
@@ -140,7 +146,7 @@ class Absences:
         return {bookie: self.since_s[bookie] for bookie in lost}
 
     def next_loss_s(self, *, delay_s: float) -> float | None:
-        """As in ``absence``."""
+        """Return the seconds until the next absent bookie counts as lost; None if none will."""
         return next_loss_s(
             self.since_s, now_s=self._clock.now_s(), delay_s=delay_s, outage=self._outage
         )
@@ -151,11 +157,11 @@ class Absences:
 
     @property
     def away(self) -> frozenset[BookieId]:
-        """Every bookie that is, on purpose or not."""
+        """All absent bookies, including those under maintenance."""
         return self._on_purpose.union(self.since_s)
 
     def note_soon(self) -> None:
-        """What is counted of them has changed."""
+        """Write the record soon, because the counts have changed."""
         self._was_seen.set()
 
     async def keep_noted(
@@ -164,12 +170,13 @@ class Absences:
         naming_count: Callable[[BookieId], int],
         copyless: Callable[[Collection[BookieId]], Copyless | None],
     ) -> None:
-        """When they change, and now and then that they go on: however long an audit takes
-        meanwhile.
+        """Write the record when it changes, and regularly while bookies are absent, until
+        cancelled.
 
-        ``naming_count``: how many ledgers name a bookie, as far as it is known now. ``copyless``:
-        those that have entries whose every copy is on these; None while they are counted. Until
-        cancelled. Raises SessionLostError or LeadershipLostError.
+        Runs beside the audits, however long they take. ``naming_count``: returns how many ledgers
+        are known to name a bookie. ``copyless``: returns the ledgers with entries whose every copy
+        is on these bookies; None while they are being counted. Raises SessionLostError or
+        LeadershipLostError.
         """
         while True:
             await self._wait_for_news()
@@ -216,20 +223,21 @@ class Absences:
 
 
 class CauseNotes:
-    """Why ledgers are marked, per bookie; ``resume`` comes first."""
+    """Why ledgers are marked, by bookie. Call ``resume`` first."""
 
     def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
         self._store, self._ur = store, ur
         self._clock = clock
         self._causes: Mapping[BookieId, Cause] = {}
-        """As they are stored."""
+        """The causes as they are stored."""
 
     async def resume(self) -> None:
-        """As they are stored now."""
+        """Read the stored causes."""
         self._causes = await read_causes(self._store, self._ur)
 
     def lost_since_s(self) -> dict[BookieId, float]:
-        """Since when those are away whose ledgers were marked, by this leader or an earlier one."""
+        """Return since when the lost bookies are absent whose ledgers this leader or an earlier one
+        marked."""
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         return {
             bookie: now_s - max(0, now_ms - cause.since_ms) / 1000
@@ -238,7 +246,8 @@ class CauseNotes:
         }
 
     async def note(self, records: Records, missing: Missing) -> None:
-        """While their ledgers begin to be marked, and when one is missing no more."""
+        """Record the causes of ``missing`` if they changed: a bookie's ledgers begin to be marked,
+        or a bookie is no longer missing."""
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         current = {
             bookie: Cause(why=Why.REBORN, since_ms=now_ms)

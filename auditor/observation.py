@@ -1,5 +1,4 @@
-"""What a leader of ours would do now, and how that compares with the marks that stand: values, no
-I/O."""
+"""What our leader would do now, compared with the existing marks: values, no I/O."""
 
 import enum
 from collections import Counter
@@ -18,15 +17,15 @@ class Absence(enum.Enum):
 
     LOST = "lost"
     WAITING = "waiting"
-    """Away, for less than the recovery delay."""
+    """Absent for less than the recovery delay."""
     REBORN = "reborn"
-    """There, and set up after ledgers were put on it: it may have lost them."""
+    """Registered, but reformatted after ledgers were placed on it, so it may have lost them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingBookie:
-    """``left_s``: of the recovery delay; 0 unless ``WAITING``. ``ledger_count``: of those it
-    endangers."""
+    """``left_s``: rest of the recovery delay; 0 unless ``WAITING``. ``ledger_count``: ledgers that
+    it endangers, or would endanger."""
 
     bookie: BookieId
     absence: Absence
@@ -36,12 +35,12 @@ class MissingBookie:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Between the marks that we would make and those that stand in the shared queue. Ids ascend in
+    """Difference between the marks that we would make and those in the shared queue. Ids ascend in
     ``surplus``.
 
-    ``unmarked``: ours alone, most endangered first; likewise ``partly_marked``: their marks stand,
-    and lack a lost replica. ``surplus``: standing marks that we would not make; a worker may be
-    about to take them back.
+    ``unmarked``: ledgers that we would mark and that have no mark, most endangered first.
+    ``partly_marked``: ledgers whose marks lack a lost replica, in the same order. ``surplus``:
+    marks that we would not make; a worker may be about to delete them.
     """
 
     agreed_count: int
@@ -52,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Of one moment. ``endangered``: ledgers that miss copies, most endangered first."""
+    """The state at one moment. ``endangered``: ledgers that miss copies, most endangered first."""
 
     seen_ms: int
     """Wall clock."""
@@ -64,29 +63,29 @@ class Observation:
     read_only_count: int
     recovery_delay_s: int
     missing: tuple[MissingBookie, ...]
-    """Those with most ledgers first."""
+    """Bookies with most ledgers first."""
     endangered: tuple[Endangered, ...]
     lost_bytes: int
-    """About so much their lost copies weigh."""
+    """Approximate size of the lost copies."""
     marked_count: int
-    """In the shared queue, whoever leads."""
+    """Marks in the shared queue, whichever node leads."""
     difference: Difference
     own: OwnQueue = field(default_factory=OwnQueue)
-    """What none of these counts has: marks that Java's workers do not see."""
+    """Marks that Java's workers do not see. None of the counts above includes them."""
     is_disabled: bool
     hold: HoldOrder | None
-    """The one that stands, or that we would begin; None while nothing would be held."""
+    """The hold in force, or the one that we would begin; None if there is neither."""
     is_hold_ordered: bool
-    """False of one that we would begin."""
+    """False if we would only begin the hold."""
 
     @property
     def is_kept_from_marking(self) -> bool:
-        """Nothing would be marked now, whatever is endangered."""
+        """True if nothing would be marked now, whatever is endangered."""
         return self.is_disabled or self.hold is not None
 
     @property
     def queued_count(self) -> int:
-        """Ledgers that are marked, in either queue."""
+        """Number of ledgers marked in either queue."""
         return self.marked_count + len(self.own)
 
     @property
@@ -95,16 +94,15 @@ class Observation:
 
     @property
     def by_copies_left(self) -> dict[int, int]:
-        """Endangered ledgers, by how many copies are left of their worst entry; the fewest
-        first."""
+        """Number of endangered ledgers by the copies left of their worst entry, fewest first."""
         return dict(sorted(Counter(each.copies_left for each in self.endangered).items()))
 
 
 def compare(
     endangered: Sequence[Endangered], marks: Mapping[int, Collection[BookieId]]
 ) -> Difference:
-    """``marks``: the replicas that each mark names, by ledger; of a mark that cannot be read
-    none."""
+    """Return how the marks differ from those we would make. ``marks``: by ledger, the replicas that
+    its mark names; none if the mark cannot be read."""
     unmarked = tuple(each.ledger_id for each in endangered if each.ledger_id not in marks)
     partly_marked = tuple(
         each.ledger_id
@@ -121,7 +119,8 @@ def compare(
 
 
 def lost_bytes(ledger: IndexedLedger, lost: Collection[BookieId]) -> float:
-    """About what the copies of lost bookies weigh: entries spread evenly, segments equally long."""
+    """Return about how large the lost copies are, assuming equal entries and equally long
+    segments."""
     ensemble_size = len(ledger.ensembles[0])
     lost_count = sum(bookie in lost for ensemble in ledger.ensembles for bookie in ensemble)
     share = lost_count / (ensemble_size * len(ledger.ensembles))
@@ -136,9 +135,10 @@ def missing_bookies(
     endangered: Sequence[Endangered],
     naming: Mapping[BookieId, int],
 ) -> tuple[MissingBookie, ...]:
-    """``waiting_s``: what is left of the delay. ``naming``: ledgers that name each of these.
+    """Return the missing bookies, those with most ledgers first.
 
-    One that was set up anew, and endangers nothing, is left out: it is as any other.
+    ``waiting_s``: rest of the recovery delay. ``naming``: number of ledgers that name each of
+    these. A reformatted bookie that endangers no ledger is left out, as it is like any other.
     """
     counts = Counter(bookie for each in endangered for bookie in each.lost)
     rows = [

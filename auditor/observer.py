@@ -1,10 +1,10 @@
-"""The leader's decisions without the leadership: who is lost, what would be held, what would be
-marked.
+"""Takes the leader's decisions without leading: which bookies are lost, what would be held, what
+would be marked.
 
-It reads, and writes nothing: no vote, no lock, no znode whatever. What decides is the leader's own
-code (``noting``, ``holding``, ``endangered``); what it cannot know is what a leader of ours would
-have noted before: beside Java alone absences count from when it began to look, and nobody's cookie
-was seen before.
+The observer writes nothing: no vote, no lock, no other znode. The leader's own code decides
+(``noting``, ``holding``, ``endangered``). Only the records of an earlier leader of ours may be
+missing: beside Java alone, absences count from the observer's start, and no earlier cookie is
+known.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from replication.queue import payloads
 from replication.queue.listing import marked_ledger_ids, read_marks
 
 SLICE = 500
-"""Ledgers looked up in one go: some milliseconds."""
+"""Ledgers processed in one go, which takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Danger:
-    """What ``missing`` means for the ledgers, when the index had so many changes."""
+    """The ledgers that ``missing`` endangers, computed at this ``change_count`` of the index."""
 
     missing: Missing
     change_count: int
@@ -44,7 +44,7 @@ class _Danger:
 
 
 class Observer:
-    """Of one session. ``keeper`` and ``views`` are run by somebody else."""
+    """Observes during one session. The caller runs ``keeper`` and ``views``."""
 
     def __init__(
         self,
@@ -68,20 +68,20 @@ class Observer:
         self._causes = CauseNotes(store, ur, clock)
         self._delay: Delay | None = None
         self._hold: HoldOrder | None = None
-        """As a leader would have written it."""
+        """The hold order that a leader would have written."""
         self._danger: _Danger | None = None
         self._marks: dict[int, Collection[BookieId]] = {}
-        """The shared queue as it was last read: by ledger, the replicas named."""
+        """The shared queue as last read: by ledger, the replicas that its mark names."""
         self._own = OwnQueue()
-        """Ours, likewise."""
+        """Our own queue as last read."""
 
     async def prepare(self) -> None:
-        """Go on with the absences where a leader of ours is, if there is one."""
+        """Continue the absences that a leader of ours recorded, if there is one."""
         await self._absences.resume()
 
     async def look(self) -> Observation:
-        """What would be done now. Raises UnavailableError when something could not be read
-        whole."""
+        """Return what the leader would do now. Raises UnavailableError if something could not be
+        read completely."""
         view = self._views.current
         delay_s = await self._follow_delay()
         keeper = self._keeper
@@ -118,16 +118,16 @@ class Observer:
 
     @property
     def wait_s(self) -> float:
-        """Until ``look`` may say something else though nothing was seen to happen."""
+        """Seconds until ``look`` may return something else without any event."""
         delay_s = self._delay.delay_s if self._delay else 0
         loss_s = self._absences.next_loss_s(delay_s=delay_s)
         return min(math.inf if loss_s is None else loss_s, self._judge.wait_s)
 
-    # --- Who is missing ------------------------------------------------------------------------------
+    # --- Missing bookies --------------------------------------------------------------------------
 
     async def _follow_delay(self) -> int:
-        """The recovery delay in seconds. Written anew, unchanged, it asks not to wait any
-        longer."""
+        """Return the recovery delay in seconds. If it was written again unchanged, count absent
+        bookies as lost."""
         before = self._delay
         self._delay = await read_delay(
             self._store, self._ur, default_s=self._settings.lost_bookie_recovery_delay_s
@@ -139,7 +139,8 @@ class Observer:
         return self._delay.delay_s
 
     async def _follow_hold(self, view: ClusterView) -> HoldOrder | None:
-        """The one that binds now: an order goes before what we would have ordered."""
+        """Return the hold in force; None if there is none. An existing order has priority over the
+        one that we would have written."""
         await self._causes.resume()  # a leader of ours may have changed them
         muster = self._judge.muster(
             view,
@@ -151,7 +152,8 @@ class Observer:
         return None if self._hold is None or self._hold.is_released else self._hold
 
     async def _missing(self, view: ClusterView, *, delay_s: int) -> Missing:
-        """Also while a hold stands: who would be missing without it."""
+        """Return the missing bookies, even during a hold: those that would be missing without
+        it."""
         return Missing(
             lost_since_s=self._absences.lost_since_s(delay_s=delay_s),
             reborn=reborn_bookies(
@@ -162,7 +164,7 @@ class Observer:
         )
 
     def _waiting_s(self, missing: Missing, delay_s: int) -> dict[BookieId, float]:
-        """Of those that are away and not lost yet, what is left of the delay."""
+        """Return the rest of the recovery delay for bookies that are absent and not lost yet."""
         now_s = self._clock.now_s()
         return {
             bookie: max(0.0, since_s + delay_s - now_s)
@@ -170,10 +172,10 @@ class Observer:
             if bookie not in missing.lost_since_s
         }
 
-    # --- What that means -----------------------------------------------------------------------------
+    # --- Endangered ledgers -----------------------------------------------------------------------
 
     async def _weigh(self, missing: Missing) -> _Danger:
-        """Nothing is computed again while nothing has changed."""
+        """Return the endangered ledgers. They are computed again only after a change."""
         was = self._danger
         is_same = was is not None and was.change_count == self._keeper.change_count
         if was is None or not is_same or was.missing != missing:
@@ -201,10 +203,11 @@ class Observer:
         )
 
     async def _read_marks(self, endangered: Sequence[Endangered]) -> None:
-        """All that stand. Those that were as we would make them are not read again: they only grow.
+        """Read all existing marks, except those that already named all we would name: a mark only
+        gains replicas.
 
-        When one of them goes, its ledger was repaired: then it is endangered no more, and is looked
-        at.
+        If such a mark was deleted, its ledger was repaired and is no longer endangered. A later
+        mark of it is then read again.
         """
         listed = await marked_ledger_ids(self._store, self._ur)
         agreed = {
@@ -219,7 +222,7 @@ class Observer:
         self._marks = marks
 
     async def _read_own_queue(self) -> OwnQueue:
-        """After the shared one."""
+        """Read our own queue. The shared queue must be read before."""
         self._own = await read_own_queue(
             self._store, self._ur, shared=self._marks, known_damaged=self._own.damaged
         )

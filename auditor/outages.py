@@ -1,7 +1,7 @@
-"""Outages of our own connection to ZooKeeper, after which bookies need a while to register again.
+"""Outages of our own ZooKeeper connection, after which bookies need time to register again.
 
-A bookie whose session ended in the same outage is alive and well, and comes back by itself. So
-whoever is found away right after one is not lost before the time to return is over, whatever the
+A bookie whose session ended in the same outage is healthy and returns by itself. A bookie that is
+found absent right after an outage is therefore not lost before this time is over, whatever the
 recovery delay.
 """
 
@@ -16,13 +16,14 @@ from ledgers.store import MetadataStore
 log = structlog.get_logger()
 
 JOINED_MAX_S = 300.0
-"""So long after the first of them began outages count as one; who is still away then is so for a
-reason of its own."""
+"""Outages count as one until this long after the first of them began. A bookie absent for longer
+has another reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """The last one. ``settled_s``: who has not returned by then is away for a reason of its own.
+    """The last outage. ``settled_s``: a bookie that has not returned by then is absent for another
+    reason.
 
     Times are monotonic seconds.
     """
@@ -31,13 +32,14 @@ class Outage:
     settled_s: float = -math.inf
 
     def excuses_until_s(self, since_s: float) -> float:
-        """Before then a bookie that is away since ``since_s`` is not lost; -inf: no outage explains
-        it."""
+        """Return until when a bookie absent since ``since_s`` is not lost; -inf if the outage does
+        not explain its absence."""
         return self.settled_s if self.began_s <= since_s <= self.settled_s else -math.inf
 
 
 class Outages:
-    """Kept over a half's sessions, as an outage may end one. ``return_s``: the time to return."""
+    """Tracks outages across the sessions of the auditor, because an outage may end a session.
+    ``return_s``: the time that bookies have to return."""
 
     def __init__(self, clock: Clock, *, return_s: float) -> None:
         self._clock = clock
@@ -47,11 +49,12 @@ class Outages:
 
     @property
     def last(self) -> Outage:
-        """One that is not known to be over may be over just now."""
+        """The last outage. An outage that is still going on counts as if it ended now."""
         return self._ended if self._began_s is None else self._ending(self._began_s)
 
     async def follow(self, store: MetadataStore) -> None:
-        """One session of it, from its beginning, which ends what ended the session before.
+        """Track the outages of one session. Its start ends the outage that ended the session
+        before.
 
         Raises SessionLostError.
         """
@@ -62,16 +65,19 @@ class Outages:
             await store.wait_connected()
 
     def begin(self) -> None:
-        """The connection is away. Any number of times. While some have time to return from the last
-        outage this one goes on with it, for ``JOINED_MAX_S``: it ends the sessions of those that
-        are about to."""
+        """Record that the connection is lost. May be called repeatedly.
+
+        If bookies still have time to return from the last outage, the new outage continues it, up
+        to ``JOINED_MAX_S`` from its beginning: it ends the sessions of bookies that were about to
+        return.
+        """
         if self._began_s is None:
             now_s, last = self._clock.now_s(), self._ended
             is_joined = now_s <= last.settled_s and now_s - last.began_s < JOINED_MAX_S
             self._began_s = last.began_s if is_joined else now_s
 
     def end(self) -> None:
-        """It is back. Any number of times."""
+        """Record that the connection is back. May be called repeatedly."""
         if self._began_s is not None:
             self._ended = self._ending(self._began_s)
             self._began_s = None

@@ -1,10 +1,10 @@
-"""What the leader leaves behind for the next leader, and for people: znodes of ours.
+"""What the leader records in our znodes for the next leader, and for people.
 
-``identities``: the cookie of each bookie whose ledgers were looked at since it was set up, so that
-one which comes back empty is noticed, and once only. ``absences``: since when each bookie is away,
-so that the recovery delay goes on. ``audit``: what the last audit found. ``drains``: how far the
-draining of bookies is. ``causes``, ``urgent``, ``index`` (in ``index.note``), ``activity`` (in
-``replication.cluster.activity``): see there.
+``identities``: by bookie, the cookie with which its ledgers were last inspected. A reformatted
+bookie is thus noticed, and only once. ``absences``: since when each bookie is absent, so that the
+recovery delay continues. ``audit``: result of the last audit. ``drains``: progress of each drain.
+For ``causes``, ``urgent``, ``index`` (in ``index.note``) and ``activity`` (in
+``replication.cluster.activity``) see there.
 """
 
 import json
@@ -44,7 +44,7 @@ UNREADABLE_KEPT_MAX = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """The last completed audit. ``unreadable``: at most a hundred of the ids."""
+    """The last completed audit. ``unreadable``: ids of at most a hundred unreadable ledgers."""
 
     finished_ms: int
     ledger_count: int
@@ -55,11 +55,11 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainProgress:
-    """Of one bookie. ``since_ms``: of the order that it is about. ``ledgers_most``: that were ever
-    left.
+    """The drain of one bookie. ``since_ms``: when the drain was ordered. ``ledgers_most``: the
+    largest number of ledgers left so far.
 
-    ``is_drained``: the last scan found no ledger that names it, and none that may. ``is_in_doubt``:
-    none that names it, but some whose metadata cannot be read, so that nobody can tell.
+    ``is_drained``: no ledger names the bookie or may name it. ``is_in_doubt``: no readable ledger
+    names it, but the metadata of some ledgers cannot be read and may name it.
     """
 
     since_ms: int
@@ -68,15 +68,14 @@ class DrainProgress:
     is_drained: bool
     is_in_doubt: bool = False
     unreadable_count: int = 0
-    """Ledgers that cannot be read, and whose bytes do not prove that they name others only."""
+    """Unreadable ledgers whose bytes do not prove that they name only other bookies."""
     unreadable: tuple[int, ...] = ()
     """The first twenty of their ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRecord:
-    """Of all draining bookies. ``unreadable_count``: ledgers of which the scan cannot say
-    anything."""
+    """The progress of all drains. ``unreadable_count``: ledgers whose metadata cannot be read."""
 
     scanned_ms: int
     unreadable_count: int = 0
@@ -84,8 +83,8 @@ class DrainRecord:
 
 
 class Records:
-    """Written through ``batcher``, whose guards prove the leadership (rule S9). Each is an aid:
-    where ACLs keep it from being written that is told, and everything goes on."""
+    """Writes the records through ``batcher``, whose guards prove the leadership (rule S9). No
+    record is essential: a write that ACLs deny is logged, and the leader goes on."""
 
     def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
         self._store, self._batcher, self._ur = store, batcher, ur
@@ -137,14 +136,15 @@ class Records:
         await self._put(_drains_path(self._ur), json.dumps(record).encode())
 
     async def write_urgent(self, ledger_ids: Sequence[int], *, now_ms: int) -> None:
-        """Most endangered first. Where there are none, and were none, nothing is written."""
+        """Write the ledgers, most endangered first. An empty list is written only in place of a
+        non-empty one."""
         if ledger_ids or await read_urgent(self._store, self._ur):
             data = urgent_to_bytes(ledger_ids, written_ms=now_ms)
             await self._put(urgent_path(self._ur), data)
 
 
 async def read_identities(store: MetadataStore, ur: str) -> dict[BookieId, int]:
-    """Per bookie, the czxid of the cookie that was dealt with; empty when nothing is stored."""
+    """Return, by bookie, the czxid of the cookie that was handled; empty if nothing is stored."""
     return await read_aid(store, _identities_path(ur), _cookies) or {}
 
 
@@ -154,7 +154,7 @@ def _cookies(record: Mapping[str, Any]) -> dict[BookieId, int]:
 
 
 async def read_absences(store: MetadataStore, ur: str) -> StoredAbsences:
-    """As the leader before left them; none when nothing is stored."""
+    """Return the absences that the leader before recorded; none if nothing is stored."""
     return await read_aid(store, _absences_path(ur), _absences) or StoredAbsences()
 
 
@@ -169,7 +169,7 @@ def _absences(record: Mapping[str, Any]) -> StoredAbsences:
 
 
 def _excused(record: Mapping[str, Any]) -> dict[BookieId, int]:
-    """Nobody, where an earlier release wrote the record."""
+    """Return no bookie if an earlier release wrote the record."""
     if "excused" not in record:
         return {}
     excused = part(record, "excused")
@@ -177,7 +177,7 @@ def _excused(record: Mapping[str, Any]) -> dict[BookieId, int]:
 
 
 def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing, or not all, where an earlier release wrote the record."""
+    """Return nothing, or only a part, if an earlier release wrote the record."""
     if "naming" not in record:
         return {}
     naming = part(record, "naming")
@@ -189,7 +189,7 @@ def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copyless_record(copyless: Copyless | None) -> dict[str, Any]:
-    """The number stands as an earlier release has it."""
+    """``copyless`` is the count, as in records of earlier releases."""
     if copyless is None:
         return {"copyless": None}
     return {
@@ -200,7 +200,7 @@ def _copyless_record(copyless: Copyless | None) -> dict[str, Any]:
 
 
 def _copyless(record: Mapping[str, Any]) -> Copyless | None:
-    """The number alone, where an earlier release wrote it."""
+    """Return only the count if an earlier release wrote the record."""
     if record.get("copyless") is None:
         return None
     count = whole(record, "copyless")
@@ -215,7 +215,8 @@ def _copyless(record: Mapping[str, Any]) -> Copyless | None:
 
 
 async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:
-    """None when there was none, or a later release tells of it in a way that we cannot read."""
+    """Return None if there was no audit, or a later release wrote the record in a format that we
+    cannot read."""
     return await read_record(store, _audit_path(ur), _audit)
 
 
@@ -230,7 +231,8 @@ def _audit(record: Mapping[str, Any]) -> AuditRecord:
 
 
 async def last_drains(store: MetadataStore, ur: str) -> DrainRecord | None:
-    """None when nothing was drained yet, or a later release tells of it in another way."""
+    """Return None if nothing was drained yet, or a later release wrote the record in a format that
+    we cannot read."""
     return await read_record(store, _drains_path(ur), _drains)
 
 
