@@ -5,7 +5,7 @@ what is stored.
 """
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import structs
 
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata
 from ledgers.striping import StripedEntries, entries_of
@@ -79,7 +79,7 @@ def known_fragments(ledger_id: int, metadata: LedgerMetadata, *, lac: int) -> tu
     """Return the fragments, with the open end of the last one cut to the acknowledged entries
     (``lac``)."""
     return tuple(
-        replace(fragment, last_entry_id=max(lac, fragment.first_entry_id - 1))
+        structs.replace(fragment, last_entry_id=max(lac, fragment.first_entry_id - 1))
         if fragment.last_entry_id is None
         else fragment
         for fragment in fragments(ledger_id, metadata, lac=lac)

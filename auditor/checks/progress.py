@@ -1,6 +1,6 @@
 """One run under way: how far it is, told in its record, in the metrics and in the log."""
 
-from collections import Counter
+import collections
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -40,7 +40,7 @@ class Progress:
         return self.record.running
 
     async def advance(
-        self, part: Sequence[int], counts: Counter[str], *, ledgers_left: int, took_s: float
+        self, part: Sequence[int], counts: collections.Counter[str], *, ledgers_left: int, took_s: float
     ) -> None:
         """These ledgers were looked at. Raises SessionLostError, LeadershipLostError."""
         run = self.run
@@ -51,7 +51,7 @@ class Progress:
                 ledger_count=run.ledger_count + len(part),
                 ledgers_left=ledgers_left,
                 active_ms=run.active_ms + int(took_s * 1000),
-                counts=dict(Counter(run.counts) + counts),
+                counts=dict(collections.Counter(run.counts) + counts),
             )
         )
         meters.show_running(self._check, self.run, looked_at=len(part))

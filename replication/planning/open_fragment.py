@@ -8,7 +8,7 @@ bookie shows them, and nobody will tell any more where the writer has died.
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import structs
 
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -71,7 +71,7 @@ async def survey_tail(
     if not asked:
         return ()
     shown, silent = await highest_entry_id(bookies, members, versioned.ledger_id, digest=digest)
-    tail = replace(
+    tail = structs.replace(
         fragments(versioned.ledger_id, metadata, lac=lac)[-1],
         first_entry_id=lac + 1,
         last_entry_id=max(lac, shown),
