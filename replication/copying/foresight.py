@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import Struct, structs
 
 from ledgers.fragments import Fragment
 from ledgers.striping import write_set
@@ -128,4 +127,4 @@ def made_of(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair:
         return repair
     made = array("q", (entry_id for entry_id in repair.entry_ids if entry_id not in left))
     byte_count = len(made) * repair.byte_count // len(repair.entry_ids)
-    return replace(repair, entry_ids=made, byte_count=byte_count)
+    return structs.replace(repair, entry_ids=made, byte_count=byte_count)
