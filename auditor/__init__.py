@@ -1,16 +1,12 @@
-"""The leader: it notices lost bookies and marks the ledgers that miss their copies.
+"""The leader: it notices lost bookies and marks the ledgers that they held.
 
-``election`` decides which node leads, and ``index`` holds what the leader knows of every ledger.
-``absence`` decides when a bookie is lost, after the ``delay``; ``outages`` of our own connection
-postpone that. ``holding`` decides when so many bookies disappear at once that none counts as lost;
-``holds`` orders that. ``endangered`` says what a loss means for a ledger. ``copyless`` counts
-ledgers that cannot be read while bookies are absent. ``marking`` writes marks, in the shared queue
-or our own as ``java_sight`` decides. ``losses`` marks all ledgers of a loss, and ``relisting``
-restores marks that disappeared. ``auditor`` runs these steps in order. ``causes`` and ``findings``
-say why a ledger is marked; ``own_queue`` reads the marks that Java does not see. ``draining`` marks
-the ledgers of draining bookies. ``recheck`` reads recent copies again. ``activity`` finds the
-bookies with active clients. ``checks`` are the periodic checks, and ``fsck`` proves that the data
-is there. ``records`` are the leader's znodes, and ``noting`` keeps those on absences current.
-``observer`` takes the same decisions without leading, and returns each as an ``observation``.
-``scan`` reads all metadata once, for commands. ``settings`` are the operator's.
+``election`` chooses the leader, whose loop is ``auditor``. ``absence`` decides when a bookie is lost,
+``absence_tracker`` keeps and stores what is known of absent bookies, and ``safety_hold`` pauses all
+after a mass failure. ``ledger_map`` knows which ledgers name a bookie; ``ledger_map_updater`` keeps it
+true. ``underreplication`` decides which ledgers to mark and in which order, and ``marker`` marks
+them; ``findings`` says why. ``draining`` marks the ledgers of draining bookies, ``recheck`` looks
+again at copies made lately, ``activity`` measures clients' writes, and ``scan`` reads what a new
+leader must know. ``records`` are the leader's znodes. ``observer`` and ``observation`` decide the
+same without writing. ``checks`` run from time to time; ``fsck`` audits every copy on Spark.
+``settings`` is what an operator may set.
 """

@@ -9,14 +9,107 @@ A bookie that is found absent after an outage of our own connection first gets t
 
 A new leader continues the count of the leader before it (``records``). If no leader looked for a
 while, the bookie may have returned and gone again unseen, so the count starts over.
+
+Outages of our own ZooKeeper connection, after which bookies need time to register again.
+
+A bookie whose session ended in the same outage is healthy and returns by itself. A bookie that is
+found absent right after an outage is therefore not lost before this time is over, whatever the
+recovery delay.
+
+The recovery delay of the cluster, from Java's znode ``lostBookieRecoveryDelay``.
+
+The first leader creates the znode from its setting; afterwards the znode decides. Each write takes
+effect at once, even after the znode was deleted. Java's auditor never recovers from a deletion
+(G29).
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
-from auditor.outages import Outage
-from ledgers.metadata import BookieId
+import structlog
+
+from ledgers.clock import Clock
+from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, UnauthorizedError
+from ledgers.model import BookieId
+from ledgers.store import MetadataStore
+from ledgers.tasks import until_answered
+from replication import znodes
+
+log = structlog.get_logger()
+
+JOINED_MAX_S = 300.0
+"""Outages count as one until this long after the first of them began. A bookie absent for longer
+has another reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """The last outage. ``settled_s``: a bookie that has not returned by then is absent for another
+    reason.
+
+    Times are monotonic seconds.
+    """
+
+    began_s: float = -math.inf
+    settled_s: float = -math.inf
+
+    def excuses_until_s(self, since_s: float) -> float:
+        """Return until when a bookie absent since ``since_s`` is not lost; -inf if the outage does
+        not explain its absence."""
+        return self.settled_s if self.began_s <= since_s <= self.settled_s else -math.inf
+
+
+class Outages:
+    """Tracks outages across the sessions of the auditor, because an outage may end a session.
+    ``return_s``: the time that bookies have to return."""
+
+    def __init__(self, clock: Clock, *, return_s: float) -> None:
+        self._clock = clock
+        self._return_s = return_s
+        self._began_s: float | None = None
+        self._ended = Outage()
+
+    @property
+    def last(self) -> Outage:
+        """The last outage. An outage that is still going on counts as if it ended now."""
+        return self._ended if self._began_s is None else self._ending(self._began_s)
+
+    async def follow(self, store: MetadataStore) -> None:
+        """Track the outages of one session. Its start ends the outage that ended the session
+        before.
+
+        Raises SessionLostError.
+        """
+        while True:
+            self.end()
+            await store.wait_disconnected()
+            self.begin()
+            await store.wait_connected()
+
+    def begin(self) -> None:
+        """Record that the connection is lost. May be called repeatedly.
+
+        If bookies still have time to return from the last outage, the new outage continues it, up
+        to ``JOINED_MAX_S`` from its beginning: it ends the sessions of bookies that were about to
+        return.
+        """
+        if self._began_s is None:
+            now_s, last = self._clock.now_s(), self._ended
+            is_joined = now_s <= last.settled_s and now_s - last.began_s < JOINED_MAX_S
+            self._began_s = last.began_s if is_joined else now_s
+
+    def end(self) -> None:
+        """Record that the connection is back. May be called repeatedly."""
+        if self._began_s is not None:
+            self._ended = self._ending(self._began_s)
+            self._began_s = None
+            log.info("outage.ended", return_s=self._return_s)
+
+    def _ending(self, began_s: float) -> Outage:
+        return Outage(began_s=began_s, settled_s=self._clock.now_s() + self._return_s)
+
 
 NO_OUTAGE = Outage()
 NAMING_MAX_MS = 120_000
@@ -182,3 +275,92 @@ def next_loss_s(
 
 def _lost_at_s(since_s: float, delay_s: float, outage: Outage) -> float:
     return max(since_s + delay_s, outage.excuses_until_s(since_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """The recovery delay, and the ``mzxid`` of the write that it comes from (0: the znode is
+    missing or access is denied)."""
+
+    delay_s: int
+    mzxid: int
+    is_stored: bool
+    """False: ``delay_s`` is the setting, because the znode is missing or cannot be read."""
+    refusal: str = ""
+    """Why the znode cannot be read, for people; empty if it can be read or is missing."""
+
+    def is_asking_for_audit(self, before: "Delay") -> bool:
+        """True if the delay was written again unchanged. As with Java (Auditor's
+        LostBookieRecoveryDelayChangedCb), this asks to treat absent bookies as lost at once.
+        Operators trigger an audit this way."""
+        is_written = self.is_stored and self.mzxid != before.mzxid
+        return is_written and self.delay_s == before.delay_s
+
+
+class RecoveryDelay:
+    """Follows the recovery delay. ``current`` is the one in force, after ``prepare``."""
+
+    def __init__(self, store: MetadataStore, ur: str, *, default_s: int, clock: Clock) -> None:
+        self._store, self._ur = store, ur
+        self._clock = clock
+        self._path = znodes.recovery_delay_path(ur)
+        self._default_s = default_s
+        self.current = Delay(delay_s=default_s, mzxid=0, is_stored=False)
+
+    async def prepare(self) -> None:
+        """Create the znode if it is missing, and log the delay in force. Raises
+        UnavailableError."""
+        data = znodes.recovery_delay_to_bytes(self._default_s)
+        is_new = False
+        with suppress(NodeExistsError):
+            await self._store.create(self._path, data, with_parents=True)
+            is_new = True
+        self.current = await self._read()
+        log_refusal(self.current)
+        is_znodes = self.current.is_stored and not is_new
+        log.info(
+            "recovery_delay.read",
+            delay_s=self.current.delay_s,
+            source="lostBookieRecoveryDelay" if is_znodes else "setting",
+        )
+
+    async def changes(self) -> AsyncGenerator[tuple[Delay, Delay], None]:
+        """Yield the delay before and after each write or deletion of the znode. Ends with the
+        session.
+
+        If the znode cannot be read, the setting is in force, as for the next leader.
+        """
+        async with aclosing(self._store.watch(self._path)) as events:
+            async for _ in events:
+                now = await until_answered(
+                    self._read, event="recovery_delay.unread", clock=self._clock
+                )
+                before, self.current = self.current, now
+                if self.current != before:
+                    log_refusal(now)
+                    log.info("recovery_delay.changed", delay_s=self.current.delay_s)
+                    yield before, self.current
+
+    async def _read(self) -> Delay:
+        return await read_delay(self._store, self._ur, default_s=self._default_s)
+
+
+async def read_delay(store: MetadataStore, ur: str, *, default_s: int) -> Delay:
+    """Return the delay in force: ``default_s`` if the znode is missing or cannot be read."""
+    mzxid, refusal = 0, ""
+    try:
+        data, stat = await store.get(znodes.recovery_delay_path(ur))
+        mzxid = stat.mzxid
+        delay_s = znodes.parse_recovery_delay(data)
+        return Delay(delay_s=delay_s, mzxid=mzxid, is_stored=True)
+    except NoNodeError:
+        pass
+    except (CorruptionError, UnauthorizedError) as error:
+        refusal = str(error)
+    return Delay(delay_s=default_s, mzxid=mzxid, is_stored=False, refusal=refusal)
+
+
+def log_refusal(delay: Delay) -> None:
+    """Log an unreadable znode, for services, which go on. A command prints ``refusal`` itself."""
+    if delay.refusal:
+        log.error("recovery_delay.unreadable", error=delay.refusal, used_s=delay.delay_s)

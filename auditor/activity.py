@@ -3,7 +3,7 @@
 A client that writes adds entries to an open ledger, and clients that tail it read them. While
 ledgers are copied, or may be copied soon, the leader therefore reads the last entry of open ledgers
 several times per second. It publishes the result for all workers
-(``replication.cluster.activity``).
+(``replication.client_activity``).
 
 - When a ledger grew, or was created after the watch began, the members of its last ensemble are *active* for
   ``ACTIVE_FOR_S``.
@@ -24,19 +24,18 @@ from collections.abc import Set as AbstractSet
 
 import structlog
 
-from auditor.index.keeper import IndexKeeper
+from auditor.ledger_map_updater import IndexKeeper
 from auditor.records import Records
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
-from ledgers.metadata import BookieId
-from ledgers.operations.last_entries import LastEntry, last_entry_of
+from ledgers.model import BookieId
+from ledgers.reading import LastEntry, last_entry_of
 from ledgers.store import MetadataStore
-from replication.cluster.activity import WRITTEN_EVERY_S, ClientActivity
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Half, LiveNode, live_nodes
-from replication.cluster.own_state import own_path
-from replication.queue.payloads import locks_path
+from replication.client_activity import WRITTEN_EVERY_S, ClientActivity
+from replication.cluster import ViewSource
+from replication.nodes import Half, LiveNode, live_nodes
+from replication.znodes import locks_path, own_path
 
 log = structlog.get_logger()
 

@@ -17,27 +17,22 @@ from dataclasses import dataclass
 
 import structlog
 
-from auditor.copyless import CopylessCounter
-from auditor.delay import RecoveryDelay
-from auditor.endangered import LossCause, Missing, reborn_bookies
-from auditor.holds import Holds
-from auditor.index.keeper import IndexKeeper
-from auditor.losses import LossMarks, Marked
-from auditor.marking import Marker
-from auditor.noting import Absences, CauseNotes
-from auditor.outages import Outages
+from auditor.absence import Outages, RecoveryDelay
+from auditor.absence_tracker import Absences, CauseNotes
+from auditor.ledger_map_updater import IndexKeeper
+from auditor.marker import LossMarks, Marked, Marker, Relisting
 from auditor.records import AuditRecord, Records, read_identities
-from auditor.relisting import Relisting
+from auditor.safety_hold import Holds
 from auditor.settings import AuditorSettings
-from ledgers.answers import until_answered
+from auditor.underreplication import CopylessCounter, LossCause, Missing, reborn_bookies
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
-from ledgers.metadata import BookieId
-from ledgers.operations.tasks import task_scope, wait_woken, wake_on
+from ledgers.model import BookieId
 from ledgers.registration import UNTOLD_CZXID
 from ledgers.store import MetadataStore
-from replication.cluster.cluster_view import ClusterView, ViewSource
-from replication.queue.disable_switch import DisableSwitch
+from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
+from replication.cluster import ClusterView, ViewSource
+from replication.orders import DisableSwitch
 
 log = structlog.get_logger()
 

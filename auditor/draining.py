@@ -17,22 +17,21 @@ from dataclasses import dataclass, field
 import structlog
 from prometheus_client import Gauge
 
-from auditor.endangered import Endangered, endangered, most_endangered_first
-from auditor.index.keeper import IndexKeeper
-from auditor.losses import MARKS
-from auditor.marking import Marker
+from auditor.ledger_map_updater import IndexKeeper
+from auditor.marker import MARKS, Marker
 from auditor.records import DrainProgress, DrainRecord, Records, last_drains
 from auditor.scan import may_be_named
+from auditor.underreplication import Endangered, endangered, most_endangered_first
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import MetadataStore
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.orders import DrainOrder
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.marks import marked_ledger_ids
+from replication.orders import DrainOrder
+from replication.znodes import own_path
 
 log = structlog.get_logger()
 LEFT = Gauge(
@@ -119,7 +118,7 @@ class Drainer:
             self._listed = None
             await self._tell({}, {})
             return None
-        if await self._store.exists(payloads.disable_path(self._ur)) is not None:
+        if await self._store.exists(znodes.disable_path(self._ur)) is not None:
             return RETRY_S
         listed = await self._list(orders)
         named = self._named(orders)

@@ -15,14 +15,13 @@ from typing import TypeVar
 
 import structlog
 
-from ledgers.answers import until_answered
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, LeadershipLostError, NoNodeError
-from ledgers.operations.tasks import task_scope
 from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore, MultiFailed, SetData
-from replication.cluster.membership import Membership, ensure
-from replication.queue import payloads
-from replication.queue.batching import Batcher, Guard
+from ledgers.tasks import task_scope, until_answered
+from replication import znodes
+from replication.nodes import Membership, ensure
+from replication.transactions import Batcher, Guard
 
 T = TypeVar("T")
 
@@ -59,9 +58,9 @@ class Election:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._election = payloads.election_path(ur)
+        self._election = znodes.election_path(ur)
         self._membership = membership
-        self._vote = payloads.vote_to_bytes(candidate)
+        self._vote = znodes.vote_to_bytes(candidate)
 
     async def win(self) -> Leadership:
         """Create a vote, and return when it is the smallest. Raises LeadershipLostError if our vote
@@ -134,7 +133,7 @@ class Leader:
 
 async def current_leader(store: MetadataStore, ur: str) -> Leader | None:
     """Return the holder of the smallest vote; None if there is no vote."""
-    election = payloads.election_path(ur)
+    election = znodes.election_path(ur)
     try:
         votes = in_order(await store.children(election))
         for vote in votes[:1]:
@@ -147,7 +146,7 @@ async def current_leader(store: MetadataStore, ur: str) -> Leader | None:
 
 def _candidate(data: bytes) -> str | None:
     try:
-        return payloads.parse_vote(data)
+        return znodes.parse_vote(data)
     except CorruptionError:
         return None
 

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from auditor.endangered import Endangered
-from auditor.index.ledger_index import IndexedLedger
-from auditor.own_queue import OwnQueue
-from ledgers.metadata import BookieId
-from replication.cluster.orders import HoldOrder
+from auditor.ledger_map import IndexedLedger
+from auditor.marker import OwnQueue
+from auditor.underreplication import Endangered
+from ledgers.model import BookieId
+from replication.orders import HoldOrder
 
 
 class Absence(enum.Enum):

@@ -12,22 +12,22 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from auditor.delay import Delay, log_refusal, read_delay
-from auditor.endangered import Endangered, Missing, most_endangered_first, reborn_bookies
-from auditor.holds import HoldJudge
-from auditor.index.keeper import IndexKeeper
-from auditor.noting import Absences, CauseNotes
+from auditor.absence import Delay, log_refusal, read_delay
+from auditor.absence_tracker import Absences, CauseNotes
+from auditor.ledger_map_updater import IndexKeeper
+from auditor.marker import OwnQueue, read_own_queue
 from auditor.observation import Observation, compare, lost_bytes, missing_bookies
-from auditor.own_queue import OwnQueue, read_own_queue
 from auditor.records import read_identities
+from auditor.safety_hold import HoldJudge
 from auditor.settings import AuditorSettings
+from auditor.underreplication import Endangered, Missing, most_endangered_first, reborn_bookies
 from ledgers.clock import Clock
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import MetadataStore
-from replication.cluster.cluster_view import ClusterView, ViewSource
-from replication.cluster.orders import HoldOrder
-from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids, read_marks
+from replication import znodes
+from replication.cluster import ClusterView, ViewSource
+from replication.marks import marked_ledger_ids, read_marks
+from replication.orders import HoldOrder
 
 SLICE = 500
 """Ledgers processed in one go, which takes some milliseconds."""
@@ -111,7 +111,7 @@ class Observer:
             marked_count=len(self._marks),
             difference=compare(danger.endangered, self._marks),
             own=await self._read_own_queue(),
-            is_disabled=await self._store.exists(payloads.disable_path(self._ur)) is not None,
+            is_disabled=await self._store.exists(znodes.disable_path(self._ur)) is not None,
             hold=hold,
             is_hold_ordered=hold is not None and view.orders.is_held,
         )

@@ -25,9 +25,9 @@ import structlog
 from prometheus_client import Counter as Metric
 from prometheus_client import Gauge
 
+from auditor.checks.base import Reports
 from auditor.checks.copies import CopyReader
-from auditor.checks.kinds import RECENT_COPIES
-from auditor.checks.reports import Reports
+from auditor.checks.records import RECENT_COPIES
 from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
@@ -35,19 +35,19 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.metadata import BookieId
-from ledgers.operations.tasks import wait_woken
+from ledgers.model import BookieId
 from ledgers.store import Delete, MetadataStore, children_if_any
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.own_state import names_in, nodes_path, read_record, recent_copies_path
-from replication.queue.batching import Batcher
-from replication.queue.queue import Queue
+from ledgers.tasks import wait_woken
+from replication.cluster import ViewSource
 from replication.recent_copies import (
     CopiesToRead,
     CopyRecord,
     RecentCopies,
     session_of,
 )
+from replication.transactions import Batcher
+from replication.work_queue import Queue
+from replication.znodes import names_in, nodes_path, read_record, recent_copies_path
 
 log = structlog.get_logger()
 RECHECKED = Metric(

@@ -4,7 +4,7 @@
 bookie is thus noticed, and only once. ``absences``: since when each bookie is absent, so that the
 recovery delay continues. ``audit``: result of the last audit. ``drains``: progress of each drain.
 For ``causes``, ``urgent``, ``index`` (in ``index.note``) and ``activity`` (in
-``replication.cluster.activity``) see there.
+``replication.client_activity``) see there.
 """
 
 import json
@@ -15,13 +15,15 @@ from typing import Any
 import structlog
 
 from auditor.absence import Copyless, StoredAbsences
-from auditor.causes import Cause, causes_path, causes_to_bytes
-from auditor.index.note import IndexNote, index_note_path
+from auditor.findings import Cause, causes_path, causes_to_bytes
+from auditor.ledger_map_updater import IndexNote, index_note_path
 from ledgers.errors import UnauthorizedError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import MetadataStore
-from replication.cluster.activity import ClientActivity, activity_path
-from replication.cluster.own_state import (
+from replication.client_activity import ClientActivity, activity_path
+from replication.marks import read_urgent, urgent_to_bytes
+from replication.transactions import Batcher
+from replication.znodes import (
     OPEN_UP,
     as_text,
     own_path,
@@ -34,8 +36,6 @@ from replication.cluster.own_state import (
     whole,
     wholes,
 )
-from replication.queue.batching import Batcher
-from replication.queue.urgent import read_urgent, urgent_to_bytes
 
 log = structlog.get_logger()
 

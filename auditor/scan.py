@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from auditor.endangered import Endangered, endangered
-from auditor.index.ledger_index import IndexedLedger
+from auditor.ledger_map import IndexedLedger
+from auditor.underreplication import Endangered, endangered
+from ledgers.codec.metadata import may_name
 from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError, UnauthorizedError
-from ledgers.formats.named_bookies import may_name
 from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId
-from ledgers.operations.tasks import gather_in_parts
+from ledgers.model import BookieId
 from ledgers.store import MetadataStore
+from ledgers.tasks import gather_in_parts
 
 log = structlog.get_logger()
 

@@ -24,7 +24,7 @@ from daemon.local.spec import port_of
 from daemon.settings import Settings
 from daemon.visit import Visit, visit
 from ledgers.errors import UnavailableError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION
 from tests.java.messages import Verdict
 from tests.java.tool import JavaTool, Report

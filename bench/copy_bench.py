@@ -26,11 +26,11 @@ from rich.table import Table
 
 from bench.loading import store_entries
 from daemon.local.cluster import LocalCluster
-from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, READS_IN_FLIGHT_DEFAULT, Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Transfer
-from ledgers.entry import EntryDigest
-from ledgers.metadata import BookieId, DigestType
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING, READS_IN_FLIGHT_DEFAULT, Budgets
+from ledgers.digest import EntryDigest
+from ledgers.model import BookieId, DigestType
 
 DIGEST = EntryDigest(DigestType.CRC32C, b"")
 SMALL_LEDGER_ENTRIES = 10

@@ -26,10 +26,10 @@ from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.verdicts import Grade
 from bench.loading import store_entries
 from daemon.local.cluster import LocalCluster
-from ledgers.entry import EntryDigest
-from ledgers.formats.layout import MetadataUri
+from ledgers.codec.layout import MetadataUri
+from ledgers.digest import EntryDigest
 from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 from ledgers.zookeeper.store import ZooKeeperStore
 
 DIGEST = EntryDigest(DigestType.CRC32C, b"")

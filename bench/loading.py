@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ledgers.errors import UnavailableError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 WINDOW_ENTRIES, WINDOW_BYTES = 1_000, 4 << 20
 CONNECT_ATTEMPTS, CONNECT_WAIT_S = 20, 0.1

@@ -6,9 +6,8 @@ Ensembles go round the bookies in turn, so that each contender loses exactly as 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ledgers.entry import HEADER_BYTES, EntryDigest
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata, Segment
-from ledgers.striping import entries_of
+from ledgers.digest import HEADER_BYTES, EntryDigest
+from ledgers.model import BookieId, DigestType, LedgerMetadata, Segment, entries_of
 
 DIGEST = EntryDigest(DigestType.CRC32C, b"")
 OVERHEAD_BYTES = HEADER_BYTES + DIGEST.size

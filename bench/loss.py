@@ -16,7 +16,7 @@ from bench.loads import BenchLedger, stake
 from bench.usage import Cpu, cpu_of, cpu_of_machine, forget_rss_max, rss_bytes_max
 from daemon.local.processes import Child
 from ledgers.errors import UnavailableError
-from replication.queue.payloads import mark_path
+from replication.znodes import mark_path
 
 POLL_S, POLL_SHARE = 0.005, 0.01
 """How often the queue is looked at: every hundredth of the time it has taken so far, as looking

@@ -12,12 +12,12 @@ REPOSITORY = Path(__file__).parents[1]
 
 GROUPS: Mapping[str, str] = {
     "ledgers/bookie/bulk/": "bulk path",
-    "ledgers/entry.py": "bulk path",
+    "ledgers/digest.py": "bulk path",
     "ledgers/bookie/": "bookie client",
     "ledgers/zookeeper/": "ZooKeeper client",
     "kazoo/": "ZooKeeper client",
-    "ledgers/formats/": "metadata codec",
-    "ledgers/metadata.py": "metadata codec",
+    "ledgers/codec/": "metadata codec",
+    "ledgers/model.py": "metadata codec",
     "google/protobuf/": "metadata codec",
     "auditor/": "auditor",
     "replication/queue/": "queue",

@@ -21,20 +21,20 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from auditor.endangered import Endangered
-from auditor.marking import Marker
+from auditor.marker import Marker
+from auditor.underreplication import Endangered
 from bench.queue_nodes import NodesResult, NodesTask, run_nodes
 from daemon.local.zookeeper import monitor
 from ledgers.clock import SystemClock
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.queue import payloads
-from replication.queue.batching import Batcher
-from replication.queue.tree import prepare_tree
+from replication import znodes
+from replication.marks import prepare_tree
+from replication.transactions import Batcher
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
 
 ROOT = "/ledgers"
-UR = payloads.underreplication_path(ROOT)
+UR = znodes.underreplication_path(ROOT)
 PROCESSES_MAX = 4
 POLL_S = 0.1
 SETTLE_S = 3.0
@@ -125,7 +125,7 @@ async def _fill(hosts: str, ledger_count: int) -> None:
         await store.create(f"{ROOT}/available/bookie:3181")
         await store.create(f"{ROOT}/cookies")
         await prepare_tree(store, UR)
-        await store.create(payloads.disable_path(UR))
+        await store.create(znodes.disable_path(UR))
         batcher = Batcher(store, ())
         sender = asyncio.create_task(batcher.run())
         endangered = [
@@ -180,12 +180,12 @@ def _receive(connection: Connection) -> object:
 
 async def _drain(server: ZooKeeperServer, ledger_count: int) -> tuple[float, int]:
     """Open the switch and wait until nothing is marked; seconds, and packets of the nodes."""
-    directory = payloads.mark_path(UR, 0).rsplit("/", 2)[0]
+    directory = znodes.mark_path(UR, 0).rsplit("/", 2)[0]
     store = await ZooKeeperStore.open(server.address)
     try:
         before, own = _packets(server), store.request_count
         began_s = time.monotonic()
-        await store.delete(payloads.disable_path(UR))
+        await store.delete(znodes.disable_path(UR))
         while (stat := await store.exists(directory)) is not None and stat.child_count:
             if time.monotonic() - began_s > TIMEOUT_S:
                 raise click.ClickException(f"{stat.child_count} of {ledger_count} are left")

@@ -15,20 +15,19 @@ from typing import cast
 import structlog
 
 from ledgers.clock import SystemClock
-from ledgers.formats.layout import Layout
+from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Half, Membership, NodeInfo
+from replication.cluster import ViewSource
+from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
+from replication.locks import Take
+from replication.nodes import Half, Membership, NodeInfo
 from replication.outcome import DONE, MARKED_AGAIN, Outcome
-from replication.queue.batching import Batcher
-from replication.queue.queue import Queue
-from replication.queue.take import Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
-from replication.waiting.notes import WaitingNotesWriter
-from replication.waiting.unproven_ends import UnprovenEnds
+from replication.transactions import Batcher
+from replication.work_queue import Queue
 from replication.worker import TAKES, ReplicationWorker
 
 SESSION_TIMEOUT_S = 60.0

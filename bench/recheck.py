@@ -20,7 +20,7 @@ from bench.turns import warm_daemon
 from bench.usage import Cpu, cpu_of
 from daemon.local.processes import Child
 from ledgers.errors import UnavailableError
-from replication.cluster.own_state import recent_copies_path
+from replication.znodes import recent_copies_path
 from tests.java.tool import JavaTool
 
 AFTER_S = 30

@@ -80,7 +80,7 @@ def main() -> None:
     sampler = Sampler()
     sampler.start()
     try:
-        from daemon.cli import main as bookmender  # what importing costs is seen, too
+        from daemon.cli.main import main as bookmender  # what importing costs is seen, too
 
         bookmender()
     finally:

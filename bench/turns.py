@@ -14,7 +14,7 @@ from bench.runs import Key, Run
 from bench.writer import Disturbance, PacedWriter
 from daemon.local.processes import Child
 from ledgers.errors import NoNodeError, UnavailableError
-from replication.queue.payloads import election_path
+from replication.znodes import election_path
 
 ELECTION_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0

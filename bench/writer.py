@@ -12,7 +12,7 @@ import msgspec
 
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from ledgers.errors import UnavailableError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.java import messages
 from tests.java.tool import LongCommand
 

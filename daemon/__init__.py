@@ -1,17 +1,11 @@
 """The process: settings, threads, signals, logs, commands, and a local cluster for trials.
 
-The command line starts in ``start`` and ``cli``.
+``start`` is the entry point, and ``cli`` the command line. A ``node`` runs two services, the two
+``roles``: auditor (with ``checking``) and worker. Each has one of the ``threads`` and a ``session``
+of its own. Both use ``limits``, ``placement`` and ``local_bookie``. Shared by all: ``settings``,
+``state`` on the local disk, and ``logs``.
 
-A node: ``daemon_command`` runs a ``node``, which runs two services, ``auditor_half`` (with
-``checking``) and ``worker_half``. Each service has one of the ``threads`` and a ``session`` of its
-own. Both use ``limits``, ``placing`` with its ``rack_sources``, ``returns`` (bookies that register
-again) and ``local_bookie``.
-
-Shared: ``settings``, which ignore the ``service_variables`` of Kubernetes; ``zookeeper`` opens a
-store by the settings; ``state`` on the local disk; ``logs`` and ``tracebacks``.
-
-Commands: ``visit`` is the session of a command. ``ledger_command``, ``queue_command``,
-``plan_command`` (with ``planning``) and ``restore_command`` are small ones. ``status/``,
-``observe/`` and ``fsck/`` are larger. ``operating/`` holds the commands that change a cluster, with
-their ``option_types``. ``local/`` runs a real cluster on loopback, and ``demo/`` is ``make demo``.
+A command opens a short session, a ``visit``; ``previews`` plans repairs for a command. ``status``,
+``observe`` and ``fsck`` are the larger commands. ``local`` runs a real cluster on loopback, and
+``demo`` is ``make demo``.
 """

@@ -9,32 +9,26 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from auditor.checks.all_ledgers import AllLedgersCheck
-from auditor.checks.check import Check
-from auditor.checks.copies import CopyReader
-from auditor.checks.idle_open import IdleOpenCheck
-from auditor.checks.idle_sightings import Sightings
+from auditor.checks.base import Check, Reports
+from auditor.checks.copies import AllLedgersCheck, CopyReader, ReplicasCheck
+from auditor.checks.idle import IdleOpenCheck, Sightings
 from auditor.checks.overdue import OverdueMarks
 from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRecords
-from auditor.checks.replicas import ReplicasCheck
-from auditor.checks.reports import Reports
 from auditor.checks.runner import CheckRunner
 from auditor.findings import Findings
-from auditor.index.keeper import IndexKeeper
-from auditor.marking import BothQueues
+from auditor.ledger_map_updater import IndexKeeper
+from auditor.marker import BothQueues
 from daemon.limits import keep_to_our_share
-from daemon.placing import Placing
-from daemon.returns import tell_of_returns
-from daemon.session import Session
+from daemon.placement import Placing
+from daemon.session import Session, tell_of_returns
 from daemon.settings import Settings
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.quarantine import Quarantine
-from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import Bookies
-from replication.queue.batching import Batcher
-from replication.queue.mark_tree import MarkTree
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.limiters import Budgets
+from ledgers.health import Quarantine, QuarantiningBookies
+from replication.marks import MarkTree
+from replication.transactions import Batcher
 
 READS_IN_FLIGHT_MAX = 16
 """Reads in flight at one bookie. The worker's reads count separately."""

@@ -12,17 +12,17 @@ from typing import Any
 from prometheus_client import Gauge
 
 from daemon.settings import Settings
-from ledgers.answers import until_answered
-from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, Budgets, reads_in_flight_max
-from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING, Budgets, reads_in_flight_max
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
+from ledgers.tasks import until_answered
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.cluster.activity import ActivitySource, ClientActivity
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Membership
-from replication.cluster.orders import LimitsOrder
-from replication.queue.batching import LINGER_S, Batcher
+from replication.client_activity import ActivitySource, ClientActivity
+from replication.cluster import ViewSource
+from replication.nodes import Membership
+from replication.orders import LimitsOrder
+from replication.transactions import LINGER_S, Batcher
 
 YIELDING = Gauge(
     "bookmender_copying_yields",

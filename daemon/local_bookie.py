@@ -4,9 +4,9 @@ address."""
 import socket
 from collections.abc import Collection
 
-from ledgers.formats.bookie_info import parse_address
-from ledgers.metadata import BookieId
-from replication.cluster.cluster_view import ClusterView
+from ledgers.codec.registration import parse_address
+from ledgers.model import BookieId
+from replication.cluster import ClusterView
 
 
 def local_bookie(configured: str, view: ClusterView) -> BookieId | None:

@@ -13,19 +13,18 @@ from functools import partial
 import structlog
 import uvloop
 
-from auditor.index.own_writes import OwnWrites
-from daemon.auditor_half import new_outages, run_auditor_session
+from auditor.ledger_map_updater import OwnWrites
 from daemon.observe.node import ReportFile, run_observer_session
 from daemon.observe.observing import open_observing
-from daemon.rack_sources import check_rack_sources
+from daemon.placement import check_rack_sources
+from daemon.roles import new_outages, run_auditor_session, run_worker_session
 from daemon.session import open_session
 from daemon.settings import Settings
 from daemon.state import open_journal, state_dir
 from daemon.threads import HalfThread, own_cause
-from daemon.worker_half import run_worker_session
 from ledgers.errors import SettingsError
-from replication.cluster.membership import Half
 from replication.journal import MetadataJournal
+from replication.nodes import Half
 
 log = structlog.get_logger()
 

@@ -2,6 +2,10 @@
 
 Each service has its own session, so the end of one session releases only that service's locks or
 vote. Everything opened here is closed here, in reverse order.
+
+The settings' way to ZooKeeper: the same for a node and for a command.
+
+Tells the bookie clients about bookies that register again.
 """
 
 import asyncio
@@ -17,25 +21,41 @@ import structlog
 from daemon.limits import keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
 from daemon.settings import Settings
-from daemon.zookeeper import open_store
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.limiters import Budgets
+from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.clock import SystemClock
-from ledgers.errors import SessionLostError
-from ledgers.instance_id import read_instance_id
+from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId
-from ledgers.registration import Registration
+from ledgers.model import BookieId
+from ledgers.registration import Registration, read_instance_id
 from ledgers.store import MetadataStore
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Half, Membership, NodeInfo
-from replication.cluster.order_book import OrderBook
-from replication.cluster.shared_clock import SharedClock
+from replication.cluster import ViewSource
 from replication.journal import ClusterJournal, MetadataJournal
-from replication.queue.payloads import underreplication_path
-from replication.queue.tree import prepare_tree
+from replication.marks import prepare_tree
+from replication.nodes import Half, Membership, NodeInfo, SharedClock
+from replication.orders import OrderBook
+from replication.znodes import underreplication_path
+
+
+async def open_store(settings: Settings, *, ends_with_loop: bool = False) -> ZooKeeperStore:
+    """A new session. ``ends_with_loop``: as ``ZooKeeperStore.open`` has it. Raises UnavailableError
+    that names the servers asked and the setting with them."""
+    try:
+        return await ZooKeeperStore.open(
+            settings.uri.hosts,
+            session_timeout_s=settings.zookeeper.session_timeout_s,
+            connect_timeout_s=settings.zookeeper.connect_timeout_s,
+            ends_with_loop=ends_with_loop,
+            request_bytes_max=settings.zookeeper.request_bytes_max,
+        )
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{error.args[0]}: do the servers run, and is metadata_service_uri right?",
+            **error.context,
+        ) from error
+
 
 log = structlog.get_logger()
 
@@ -141,3 +161,15 @@ async def end_with_session(store: MetadataStore) -> None:
     """Wait for the end of the session, then raise SessionLostError."""
     await store.wait_lost()
     raise SessionLostError("the ZooKeeper session is over")
+
+
+async def tell_of_returns(views: ViewSource, bookies: BookieClient, bulk: BulkTransfers) -> None:
+    """When a bookie registers again, drop what the clients know of its failures. Runs until
+    cancelled."""
+    while True:
+        seen, before = views.change_count, views.current
+        await views.wait_change(seen)
+        for bookie in views.current.available:
+            if views.current.czxid(bookie) != before.czxid(bookie):
+                bookies.bookie_returned(bookie)
+                bulk.bookie_returned(bookie)

@@ -4,11 +4,20 @@ together.
 Setting ``x`` of section ``s`` may also be given as ``BOOKMENDER_S_X``, a top-level setting as
 ``BOOKMENDER_X``. The environment wins. Variables that Kubernetes sets for Services are ignored.
 Settings are parsed once; each part of the node receives only its own section.
+
+Environment variables that Kubernetes sets for the Services of a pod's namespace.
+
+A Service named ``bookmender``, or ``bookmender-…``, shares the prefix of our settings. The kubelet
+writes these variables (``pkg/kubelet/envvars`` of Kubernetes) into every pod that keeps
+``enableServiceLinks``. Both the name and the value must have the shape that the kubelet writes, so
+that a mistyped setting is still refused.
 """
 
 import difflib
+import ipaddress
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
@@ -16,11 +25,77 @@ from typing import Any, TypeVar, cast, get_type_hints
 import msgspec
 
 from auditor.settings import AuditorSettings, ChecksSettings, HoldSettings
-from daemon.service_variables import is_of_service
+from ledgers.codec.layout import MetadataUri
+from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import CorruptionError, SettingsError
-from ledgers.formats.bookie_info import parse_bookie_id
-from ledgers.formats.layout import MetadataUri
 from replication.settings import PlacementSettings, ReplicationSettings
+
+PORT_MAX = 65_535
+
+
+def service_variables(environment: Mapping[str, str], *, prefix: str) -> tuple[str, ...]:
+    """Return the names below ``prefix`` that Kubernetes set, sorted."""
+    return tuple(
+        sorted(
+            name
+            for name, value in environment.items()
+            if name.startswith(prefix) and is_of_service(name, value)
+        )
+    )
+
+
+def is_of_service(name: str, value: str, *, is_setting: bool = False) -> bool:
+    """Return whether Kubernetes writes such a variable, with such a value, for a Service.
+
+    ``is_setting``: a setting has this name, too. A port's number or an address may then be what the
+    operator gave, but no setting takes the URL of a Service.
+    """
+    return any(
+        name_shape.fullmatch(name) and is_value(value)
+        for name_shape, is_value in _SHAPES
+        if is_value is _is_url or not is_setting
+    )
+
+
+def _is_url(value: str) -> bool:
+    """``tcp://10.96.0.7:8080``, ``udp://[fd00::7]:53``."""
+    found = re.fullmatch(r"(?:tcp|udp|sctp)://(?:\[([^\]]+)\]|([^:\[\]]+)):([0-9]+)", value)
+    return bool(found and _is_address(found[1] or found[2]) and _is_port(found[3]))
+
+
+def _is_address(value: str) -> bool:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_port(value: str) -> bool:
+    return bool(re.fullmatch("[0-9]{1,5}", value)) and 0 < int(value) <= PORT_MAX
+
+
+def _is_protocol(value: str) -> bool:
+    return value in ("tcp", "udp", "sctp")
+
+
+_OF_PORT = "_PORT_[0-9]{1,5}_(?:TCP|UDP|SCTP)"
+_SHAPES: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = tuple(
+    (re.compile(f"[A-Z0-9_]+{ending}"), is_value)
+    for ending, is_value in (
+        # A name may fit two shapes: BOOKMENDER_SERVICE_PORT is a number for the Service
+        # ``bookmender``, and a URL for the Service ``bookmender-service``.
+        ("_SERVICE_HOST", _is_address),
+        ("_SERVICE_PORT(?:_[A-Z0-9_]+)?", _is_port),
+        (_OF_PORT, _is_url),
+        (f"{_OF_PORT}_PROTO", _is_protocol),
+        (f"{_OF_PORT}_PORT", _is_port),
+        (f"{_OF_PORT}_ADDR", _is_address),
+        ("_PORT", _is_url),
+    )
+)
+"""Names, by their ending, and the shape of their values."""
+
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import sys
 
 def main() -> None:
     try:
-        from daemon.cli import main as run
+        from daemon.cli.main import main as run
     except KeyboardInterrupt:
-        sys.exit(130)  # the same exit code as in ``daemon.cli``
+        sys.exit(130)  # the same exit code as in ``daemon.cli.main``
     run()

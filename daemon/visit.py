@@ -1,26 +1,31 @@
 """A short session for a command that looks, or leaves an order, and goes: it joins nothing of
-itself."""
+itself.
+
+A visit that writes a ledger's metadata by hand: each write is recorded on this host, and proves
+its session.
+"""
 
 import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TypeVar
 
 from daemon.logs import set_up_logs
+from daemon.session import open_store
 from daemon.settings import Settings, load_settings
-from daemon.zookeeper import open_store
+from daemon.state import open_journal
 from ledgers.clock import SystemClock
 from ledgers.errors import UnauthorizedError
 from ledgers.manager import LedgerManager
-from ledgers.registration import Registration
-from ledgers.store import MetadataStore
-from replication.cluster.membership import Half, Membership, NodeInfo
-from replication.cluster.shared_clock import SharedClock
-from replication.queue.payloads import underreplication_path
+from ledgers.registration import Registration, read_instance_id
+from ledgers.store import Check, MetadataStore
+from replication.journal import ClusterJournal
+from replication.nodes import Half, Membership, NodeInfo, SharedClock
+from replication.znodes import underreplication_path
 
 T = TypeVar("T")
 
@@ -97,3 +102,37 @@ def by_hand() -> NodeInfo:
         bookie_id=None,
         started_ms=SystemClock().wall_ms(),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritingVisit:
+    """``manager``: journals what it writes. ``session``: proves that it is still ours (rule S3).
+
+    ``cluster_id``: whose ledgers these are, None where nobody has said. ``holder``: what its locks
+    say.
+    """
+
+    cluster: Visit
+    manager: LedgerManager
+    cluster_id: str | None
+    session: Check
+    holder: str
+
+
+@asynccontextmanager
+async def writing_visit(settings: Settings) -> AsyncIterator[WritingVisit]:
+    """Errors are those of ``visit``; SettingsError also where nothing can be recorded."""
+    with closing(open_journal(settings)) as journal:
+        async with visit(settings, ends_with_loop=True) as cluster:
+            cluster_id = await read_instance_id(cluster.store, settings.uri.root)
+            manager = await LedgerManager.open(
+                cluster.store, settings.uri, journal=ClusterJournal(journal, cluster_id).record
+            )
+            membership = await Membership.join(cluster.store, cluster.ur, by_hand())
+            yield WritingVisit(
+                cluster=cluster,
+                manager=manager,
+                cluster_id=cluster_id,
+                session=membership.guard.check,
+                holder=socket.gethostname(),
+            )

@@ -1,16 +1,13 @@
-"""A small asyncio client library for Apache BookKeeper. It knows nothing of queues, leaders or
-audits.
+"""A small asyncio client library for Apache BookKeeper. It knows nothing of queues, leaders or audits.
 
-Values and decisions: ``metadata``, ``entry``, ``fingerprints``, ``striping``, ``fragments``,
-``placement``, ``errors``.
-
-Interfaces between decisions and I/O: ``store``, ``bookies``, ``clock``. On the store: ``manager``
-reads and writes ledger metadata, ``registration`` reads the registered bookies, ``instance_id``
-identifies the cluster, and ``read_only`` is a store that refuses writes.
-
-Helpers: ``changing`` notifies waiting tasks, ``answers`` retries a call until it succeeds,
-``shared_reads`` merges equal reads, ``sizes`` formats byte counts.
-
-``operations`` reads, writes and recovers ledgers. ``bookie``, ``zookeeper`` and ``memory``
-implement the interfaces. ``formats`` converts values to bytes and back.
+In reading order: ``model`` has ledgers, segments, fragments and striping as values, ``digest`` the
+bytes of an entry, ``errors`` all errors, ``clock`` the time, ``sizes`` byte counts as text and
+``tasks`` helpers for concurrent calls. ``store`` is the interface of the metadata store, and
+``bookies`` that of bookies: ``zookeeper``, ``client`` and ``connection`` implement them, ``memory``
+does so for tests. ``codec`` converts metadata, ``wire`` the bookies' protocols. ``manager`` reads
+and writes ledgers' metadata, ``registration`` lists the bookies, ``placement`` chooses among them,
+``health`` spares those that do not answer, and ``host_names`` looks up their addresses. ``bulk``
+reads and copies entries by the thousand. ``quorum`` asks the bookies of an ensemble and judges
+their answers; with it, ``reading`` opens and reads a ledger, ``writing`` and ``appending`` write
+one, and ``fencing`` and ``recovery`` close one whose writer is gone.
 """

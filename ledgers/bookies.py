@@ -12,10 +12,9 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest, Fingerprints
 from ledgers.errors import BookmenderError
-from ledgers.fingerprints import Fingerprints
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 LAST_ENTRY = -1
 """Entry id in a read request: asks for the last entry that the bookie stores of the ledger (V2 and

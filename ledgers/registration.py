@@ -2,6 +2,9 @@
 
 A bookie that changes between writable and read-only during a read is still in the result. An empty
 or missing list is an error, never a mass loss (rule S8).
+
+The instance id of a cluster: a UUID that BookKeeper creates when it formats the cluster. Cookies
+contain it.
 """
 
 import asyncio
@@ -12,15 +15,15 @@ from functools import cached_property
 
 import structlog
 
-from ledgers.errors import CorruptionError, NoNodeError, UnauthorizedError, UnavailableError
-from ledgers.formats.bookie_info import (
+from ledgers.codec.registration import (
     Address,
     parse_address,
     parse_bookie_id,
     registered_address,
     spelled_address,
 )
-from ledgers.metadata import BookieId
+from ledgers.errors import CorruptionError, NoNodeError, UnauthorizedError, UnavailableError
+from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION, Check, Event, MetadataStore, Stat, children_if_any
 
 log = structlog.get_logger()
@@ -362,3 +365,12 @@ def _address(bookie: BookieId, data: bytes) -> Address | None:
         return registered_address(bookie, data)
     except CorruptionError:
         return parse_address(bookie)
+
+
+async def read_instance_id(store: MetadataStore, root: str) -> str | None:
+    """Return the instance id; None if the cluster has none, which Java allows."""
+    try:
+        data, _ = await store.get(f"{root}/INSTANCEID")
+    except NoNodeError:
+        return None
+    return data.decode(errors="replace").strip() or None

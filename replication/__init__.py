@@ -1,12 +1,17 @@
 """The queue of under-replicated ledgers, and the worker that repairs them.
 
-The way of a ledger: the ``worker`` locks it in the ``queue``. ``repair`` runs in rounds:
-``planning`` finds missing copies and chooses targets, ``copying`` copies, and one transaction
-writes the metadata. The ``outcome`` has one of the ``reasons`` if the ledger is blocked; then
-``waiting`` defers it.
+A repair, in reading order: ``worker`` leases ledgers and runs their ``repair``s, at most as many as
+``slots`` allow. ``inspection`` finds what a ledger lacks, with ``copy_checks`` and ``entry_runs``;
+``open_ledgers`` decides about ledgers that are not closed; ``plan`` decides what is copied where,
+among the ``targets``; ``copier`` and ``copying`` copy; ``commit`` decides which metadata may be
+written. ``outcome`` and ``reasons`` say how it ended, and ``preview`` shows all that in advance.
 
-Around it: ``recent_copies`` records new copies, which are read again later. ``slots`` limits
-concurrent repairs. ``summary`` logs progress. ``cluster`` knows the nodes, the bookies and the
-operators' orders. ``given_up`` records entries that an operator gave up. ``restoring`` undoes a
-metadata write from the ``journal``. ``settings`` are the settings.
+The queue: ``work_queue`` on the tree of ``marks``, ``locks`` and ``lock_by_hand``, ``ledger_picker``
+for what comes next, ``backoff`` and ``ledger_record`` for ledgers that cannot be repaired now,
+``recent_copies`` for copies to be read again. ``transactions`` batches writes; ``znodes`` has the
+paths and contents of znodes.
+
+The cluster: its bookies (``cluster``, ``racks``, ``disk_space``), our ``nodes``, the ``orders`` of
+operators and ``client_activity``. ``journal`` records every write of metadata, and ``restore`` takes
+one back. ``settings`` is what an operator may set.
 """

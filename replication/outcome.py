@@ -4,8 +4,8 @@ import enum
 
 from msgspec import Struct
 
-from ledgers.metadata import BookieId
-from replication.planning.open_ledger import WriterSighting
+from ledgers.model import BookieId
+from replication.open_ledgers import WriterSighting
 from replication.reasons import Blocked, Reason
 
 

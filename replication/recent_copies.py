@@ -33,12 +33,12 @@ from ledgers.errors import (
     RejectedError,
     SessionLostError,
 )
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import Check, Create, MetadataStore, MultiFailed
-from replication.cluster.membership import ensure
-from replication.cluster.own_state import OPEN_UP, part, recent_copies_path, wholes
-from replication.queue.batching import Batcher
-from replication.queue.locks import guarded_multi
+from replication.locks import guarded_multi
+from replication.nodes import ensure
+from replication.transactions import Batcher
+from replication.znodes import OPEN_UP, part, recent_copies_path, wholes
 
 log = structlog.get_logger()
 

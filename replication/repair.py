@@ -34,29 +34,28 @@ from ledgers.errors import (
     UnprovenEndError,
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.metadata import BookieId, LedgerState
-from ledgers.operations.recovery_verdicts import RecoveredEnd
+from ledgers.model import BookieId, LedgerState
+from ledgers.quorum import RecoveredEnd
 from ledgers.store import Check, OperationResult, SetData, Stat
-from replication.cluster.cluster_view import ClusterView, ViewSource
-from replication.copying.copier import BadSources, Copier, Memory
-from replication.copying.results import CopyResults
-from replication.outcome import DONE, MARKED_AGAIN, Outcome, OutcomeKind, waiting
-from replication.planning.open_ledger import (
+from replication.cluster import ClusterView, ViewSource
+from replication.commit import CopyResults
+from replication.copier import BadSources, Copier, Memory
+from replication.copy_checks import NOTHING_ASKED, Questions
+from replication.inspection import OpenEnd, Survey, Surveyor
+from replication.locks import Take
+from replication.open_ledgers import (
     OpenLedgers,
     WriterSighting,
     held_back,
     is_to_be_ended,
     wanted_for_coverage,
 )
-from replication.planning.plan import Plan, plan_repair
-from replication.planning.questions import NOTHING_ASKED, Questions
-from replication.planning.survey import OpenEnd, Survey, Surveyor
-from replication.queue.queue import Queue
-from replication.queue.take import Take
-from replication.reasons import Blocked, Reason, give_up_hint, gravest
+from replication.outcome import DONE, MARKED_AGAIN, Outcome, OutcomeKind, waiting
+from replication.plan import Plan, plan_repair
+from replication.reasons import Blocked, Reason, give_up_hint, gravest, not_believed, whereabouts
 from replication.recent_copies import CopyRecorder
 from replication.slots import Slots
-from replication.waiting.whereabouts import not_believed, whereabouts
+from replication.work_queue import Queue
 
 ROUNDS_MAX = 10
 """Rounds of one repair before the ledger is deferred. Each further round means a conflict or a

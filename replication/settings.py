@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import SettingsError
-from ledgers.metadata import DigestType
+from ledgers.model import DigestType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

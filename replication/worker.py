@@ -4,36 +4,74 @@ The ``lookout`` selects ledgers, the most endangered first, and ``repair`` does 
 that waits for its open-ledger grace keeps its lock but lends its slot. A ledger that cannot be
 repaired now is deferred with a reason. Any node retries it after a growing backoff, or as soon as a
 bookie registers or an order changes. Nothing is retried in a hot loop.
+
+What a worker did, as a log can bear it: one line every few seconds while it does something.
 """
 
 import asyncio
 import random
+from dataclasses import dataclass
 
 import structlog
 from prometheus_client import Counter
 
 from ledgers.clock import Clock
 from ledgers.errors import LockLostError, RejectedError, SessionLostError, UnavailableError
-from ledgers.metadata import BookieId
-from ledgers.operations.tasks import wait_woken, wake_on
-from replication.cluster.cluster_view import ViewSource
+from ledgers.model import BookieId
+from ledgers.tasks import wait_woken, wake_on
+from replication.backoff import Holding, RetryPace, WaitingList
+from replication.cluster import ViewSource
+from replication.ledger_picker import DueLedger, IdleWaits, Lookout
+from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
+from replication.locks import QueuedLedger, Take
+from replication.open_ledgers import WriterSighting, is_overtaken
 from replication.outcome import Outcome, OutcomeKind
-from replication.planning.open_ledger import WriterSighting, is_overtaken
-from replication.queue.choice import DueLedger
-from replication.queue.idle_waits import IdleWaits
-from replication.queue.lookout import Lookout
-from replication.queue.queue import Queue
-from replication.queue.take import QueuedLedger, Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.slots import Slots, kept_for_losses
-from replication.summary import SUMMARY_INTERVAL_S, Summary
-from replication.waiting.deferrals import RetryPace
-from replication.waiting.notes import WaitingNotesWriter
-from replication.waiting.unproven_ends import UnprovenEnds
-from replication.waiting.waiting_list import Holding, WaitingList
+from replication.work_queue import Queue
 
 log = structlog.get_logger()
+
+SUMMARY_INTERVAL_S = 5.0
+
+
+@dataclass(slots=True)
+class Summary:
+    """Counts since the last line."""
+
+    repaired_count: int = 0
+    waiting_count: int = 0
+    entry_count: int = 0
+    entry_bytes: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        self.repaired_count += outcome.kind is OutcomeKind.DONE
+        self.waiting_count += outcome.kind is OutcomeKind.WAITING
+        self.entry_count += outcome.entry_count
+        self.entry_bytes += outcome.entry_bytes
+
+    def tell(self, *, at_work_count: int) -> None:
+        """Log, unless nothing has happened, and begin anew."""
+        if not self.repaired_count and not self.waiting_count:
+            return
+        log.info(
+            "ledgers.repaired",
+            ledger_count=self.repaired_count,
+            entry_count=self.entry_count,
+            entry_bytes=self.entry_bytes,
+            put_aside_count=self.waiting_count,
+            at_work_count=at_work_count,
+        )
+        self.repaired_count = self.waiting_count = self.entry_count = self.entry_bytes = 0
+
+    def tell_if_done(self) -> None:
+        """Nothing is at hand: say so at once where anything was repaired. Tries that were in vain
+        can wait."""
+        if self.repaired_count:
+            self.tell(at_work_count=0)
+
+
 TAKES = Counter(
     "bookmender_takes_total",
     "Locks of ledgers that a worker asked for, by outcome: taken, or lost to another's quicker hand.",

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 
-from ledgers.entry import EntryDigest
-from ledgers.metadata import BookieId
+from ledgers.digest import EntryDigest
+from ledgers.model import BookieId
 
 ADD, READ, READ_BATCH = 1, 2, 7
 EOK, ENOLEDGER, ENOENTRY = 0, 1, 2

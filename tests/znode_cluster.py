@@ -12,22 +12,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ledgers.codec.layout import Layout, serialize_layout
+from ledgers.codec.metadata import serialize_metadata
 from ledgers.errors import NodeExistsError
-from ledgers.formats.layout import Layout, serialize_layout
-from ledgers.formats.metadata_codec import serialize_metadata
 from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.registration import READ_ONLY
 from ledgers.store import Create, Delete, MetadataStore, Operation
-from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids, read_marks
-from replication.queue.payloads import Audit
-from replication.queue.tree import prepare_tree
+from replication import znodes
+from replication.marks import marked_ledger_ids, prepare_tree, read_marks
+from replication.znodes import Audit
 
 T = TypeVar("T")
 ROOT = "/ledgers"
 LAYOUT = Layout.HIERARCHICAL
-UR = payloads.underreplication_path(ROOT)
+UR = znodes.underreplication_path(ROOT)
 OPERATIONS_PER_MULTI = 500
 MULTIS_AT_ONCE = 8
 READS_AT_ONCE = 1_000
@@ -71,8 +70,8 @@ class ZnodeCluster:
         await store.create(f"{ROOT}/available/readonly", with_parents=True)
         await store.create(f"{ROOT}/cookies")
         await prepare_tree(store, UR)
-        now = payloads.audit_time_to_bytes(round(time.time() * 1000))
-        await store.create(payloads.audit_time_path(UR, Audit.ALL_LEDGERS), now)
+        now = znodes.audit_time_to_bytes(round(time.time() * 1000))
+        await store.create(znodes.audit_time_path(UR, Audit.ALL_LEDGERS), now)
         await store.create(f"{ROOT}/INSTANCEID", b"00000000-0000-0000-0000-000000000001")
 
     async def add_bookies(self, bookies: Iterable[BookieId]) -> None:
@@ -118,7 +117,7 @@ class ZnodeCluster:
     async def delete_marks(self) -> None:
         """With the directories that are theirs alone."""
         ledger_ids = await marked_ledger_ids(self.store, UR)
-        paths = (payloads.mark_path(UR, ledger_id) for ledger_id in ledger_ids)
+        paths = (znodes.mark_path(UR, ledger_id) for ledger_id in ledger_ids)
         await self.send(Delete(path=each) for path in paths for each in (path, _above(path)))
 
     async def marks(self) -> dict[int, frozenset[BookieId]]:

@@ -5,29 +5,44 @@ What comes of it is certain enough to be acted on: an entry is bad on a bookie o
 twice, a while apart, and the metadata then still was what it had been asked by. That a bookie said
 nothing is unknown, never bad (rule S5); one that is not registered is not asked. Open fragments are
 left out: their entries may be on their way still.
+
+Counts the copies of every entry of every closed ledger; the worst entry decides what is said of
+it.
+
+Java's AuditorReplicasCheckTask asks for lists of entries, which bookies with DbLedgerStorage never
+answer, counts, and leaves it at that. Ours reads every entry, unless lists are switched on, and
+marks what it finds.
+
+Reads entries of every copy of every ledger, and marks the ledgers that lack some.
+
+Java's AuditorCheckAllLedgersTask takes a time-out for a missing copy, ends with the first ledger
+that it cannot open, and does not look at what it reads: ours verifies digests, and marks only what
+was said twice.
 """
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from heapq import merge
 
-from auditor.java_sight import Damage, Sight, java_sight
+from auditor.checks.base import Check, Reports, look_at_each
+from auditor.checks.records import ALL_LEDGERS, REPLICAS
+from auditor.underreplication import Damage, Sight, java_sight
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import NoSuchLedgerError
-from ledgers.fragments import Fragment, fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.operations.opening import ledger_digest
-from replication.cluster.cluster_view import ViewSource
-from replication.planning.entry_lists import EntryLists
-from replication.planning.entry_runs import EntryRuns, merged
-from replication.planning.questions import Questions, Refused, put_questions, questions
-from replication.planning.survey import entry_bytes_guess
+from ledgers.model import BookieId, Fragment, LedgerMetadata, fragments
+from ledgers.reading import ledger_digest
+from replication.cluster import ViewSource
+from replication.copy_checks import EntryLists, Questions, Refused, put_questions, questions
+from replication.entry_runs import EntryRuns, merged
+from replication.inspection import entry_bytes_guess
+from replication.marks import MarkTree
 
 SECOND_LOOK_S = 2.0
 """After the first one, fsck's too: what is a matter of a moment is over by then."""
@@ -290,3 +305,98 @@ def _gave_nothing(asked: Questions, refusals: Mapping[BookieId, Refused]) -> boo
         == sum(map(len, (refused.absent, refused.mismatched, refused.unreadable, refused.unknown)))
         for bookie, refused in refusals.items()
     )
+
+
+NO_COPY, BELOW_ACK_QUORUM, BELOW_WRITE_QUORUM = "no_copy", "below_ack_quorum", "below_write_quorum"
+_TOLD = {
+    NO_COPY: "an entry has no copy left",
+    BELOW_ACK_QUORUM: "an entry has fewer copies than the ack quorum",
+    BELOW_WRITE_QUORUM: "an entry has fewer copies than the write quorum",
+}
+
+
+class ReplicasCheck(Check):
+    """``marks``: the shared queue. What is in it is known to lack copies, and is passed over."""
+
+    kind = REPLICAS
+    part_size = 20
+    """Every entry is read: a part of as many ledgers as for a sample would take for ever."""
+    look_size = 1
+
+    def __init__(self, reader: CopyReader, reports: Reports, marks: MarkTree) -> None:
+        self._reader = reader
+        self._reports = reports
+        self._marks = marks
+
+    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+        """Counts ledgers by ``worst_entry``; ``found``, ``marked``, ``unknown`` and ``unopened`` as
+        ``AllLedgersCheck`` does; ``skipped``: open or empty ones, and those that are marked."""
+        return await look_at_each(self.kind, ledger_ids, self._look_at_one)
+
+    async def _look_at_one(self, ledger_id: int) -> Counter[str]:
+        versioned = await self._reader.metadata(ledger_id)
+        if versioned is None:
+            return Counter(gone=1)
+        if not _has_entries_for_good(versioned.metadata) or await self._marks.holds(ledger_id):
+            return Counter(skipped=1)
+        copies = await self._reader.all(versioned)
+        if copies is None:
+            return Counter(gone=1)
+        if copies.is_key_suspect:
+            return Counter(unopened=1)
+        counts = Counter(unknown=int(bool(copies.unknown)))
+        if (worst := worst_entry(copies)) is not None:
+            counts[worst] += 1
+            detail = f"{_TOLD[worst]}: {copies.detail}"
+            counts += await self._reports.report(self.kind, ledger_id, copies.sight, detail)
+        return counts
+
+
+def worst_entry(copies: Copies) -> str | None:
+    """What the entry with the fewest copies has; None where none lacks any.
+
+    Copies that nobody knows of count as there: a bookie that cannot be reached has lost nothing
+    yet.
+    """
+    lacking = most_bad(copies)
+    left = copies.metadata.write_quorum - lacking
+    if lacking == 0:
+        return None
+    if left <= 0:
+        return NO_COPY
+    return BELOW_ACK_QUORUM if left < copies.metadata.ack_quorum else BELOW_WRITE_QUORUM
+
+
+def _has_entries_for_good(metadata: LedgerMetadata) -> bool:
+    return metadata.is_closed and metadata.last_entry_id >= 0
+
+
+class AllLedgersCheck(Check):
+    """``share``: of a copy's entries how many are read besides the first and the last, 0 to 1."""
+
+    kind = ALL_LEDGERS
+    part_size = 100
+    """At a pace of 1,000 reads a second, and with two reads of a copy, half a second."""
+    look_size = 1
+
+    def __init__(self, reader: CopyReader, reports: Reports, *, share: float) -> None:
+        self._reader = reader
+        self._reports = reports
+        self._share = share
+
+    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+        """Counts ledgers: ``found`` and ``marked``; ``unknown``, of which some copy was not told;
+        ``unopened``, of which none was."""
+        return await look_at_each(self.kind, ledger_ids, self._look_at_one)
+
+    async def _look_at_one(self, ledger_id: int) -> Counter[str]:
+        versioned = await self._reader.metadata(ledger_id)
+        copies = None if versioned is None else await self._reader.sample(versioned, self._share)
+        if copies is None:
+            return Counter(gone=1)
+        if copies.is_key_suspect:
+            return Counter(unopened=1)
+        counts = Counter(unknown=int(bool(copies.unknown)))
+        if copies.bad:
+            counts += await self._reports.report(self.kind, ledger_id, copies.sight, copies.detail)
+        return counts

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import structlog
 from prometheus_client import Gauge
 
-from auditor.checks import meters
-from auditor.checks.kinds import OVERDUE
-from auditor.checks.records import CheckRecord, CheckRecords, CheckRun
-from auditor.own_queue import read_own_queue
+from auditor.checks import runner
+from auditor.checks.records import OVERDUE, CheckRecord, CheckRecords, CheckRun
+from auditor.marker import read_own_queue
 from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
@@ -23,11 +22,11 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.operations.tasks import gather_in_parts
 from ledgers.store import MetadataStore
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
-from replication.queue.listing import READS_AT_ONCE, marked_ledger_ids
+from ledgers.tasks import gather_in_parts
+from replication import znodes
+from replication.marks import READS_AT_ONCE, marked_ledger_ids
+from replication.znodes import own_path
 
 log = structlog.get_logger()
 MARKS = Gauge(
@@ -106,8 +105,8 @@ class OverdueMarks:
         """``queue``: its root. None for a ledger that is not marked any more; the error where ACLs
         shut us out."""
         try:
-            data, stat = await self._store.get(payloads.mark_path(queue, ledger_id))
-            mark = payloads.parse_mark(data)
+            data, stat = await self._store.get(znodes.mark_path(queue, ledger_id))
+            mark = znodes.parse_mark(data)
         except NoNodeError:
             return None
         except UnauthorizedError as error:
@@ -135,7 +134,7 @@ class OverdueMarks:
             active_ms=now_ms - started_ms,
             counts={"overdue": len(overdue), "unopened": len(unopened)},
         )
-        meters.show_finished(OVERDUE, run)
+        runner.show_finished(OVERDUE, run)
         await self._records.write(OVERDUE, CheckRecord(last=run))
 
     def _log(self, overdue: Sequence[int]) -> None:

@@ -18,17 +18,15 @@ from collections.abc import Collection, Iterator, Sequence
 
 import structlog
 
-from auditor.checks.check import Check
-from auditor.checks.kinds import PLACEMENT
-from auditor.checks.records import CheckRun
-from auditor.checks.reports import Reports
-from auditor.index.ledger_index import IndexedLedger, LedgerIndex
-from auditor.java_sight import Sight
+from auditor.checks.base import Check, Reports
+from auditor.checks.records import PLACEMENT, CheckRun
+from auditor.ledger_map import IndexedLedger, LedgerIndex
+from auditor.underreplication import Sight
 from ledgers.errors import NotEnoughBookiesError
-from ledgers.metadata import BookieId, LedgerState
-from ledgers.operations.tasks import task_scope
+from ledgers.model import BookieId, LedgerState
 from ledgers.placement import Adherence, Candidate, Locate, PlacementPolicy
-from replication.cluster.cluster_view import ViewSource
+from ledgers.tasks import task_scope
+from replication.cluster import ViewSource
 
 log = structlog.get_logger()
 

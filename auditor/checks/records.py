@@ -2,16 +2,22 @@
 
 A leader goes on from here where the one before it stopped. The time at which Java's auditor, too,
 looks stands in a znode of its own (``last_run_ms``).
+
+Which periodic checks there are, for who runs them and for who asks about them.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+from auditor.settings import ChecksSettings
 from ledgers.errors import CorruptionError, NoNodeError
 from ledgers.store import ANY_VERSION, Create, MetadataStore, SetData
-from replication.cluster.own_state import (
+from replication import znodes
+from replication.transactions import Batcher
+from replication.znodes import (
+    Audit,
     as_text,
     as_whole,
     own_path,
@@ -21,9 +27,6 @@ from replication.cluster.own_state import (
     time_ms,
     whole,
 )
-from replication.queue import payloads
-from replication.queue.batching import Batcher
-from replication.queue.payloads import Audit
 
 VERSION = 1
 
@@ -135,8 +138,8 @@ async def last_run_ms(store: MetadataStore, ur: str, name: str, audit: Audit | N
     if audit is None:
         return (await read_check(store, ur, name)).last_ms
     try:
-        data, _ = await store.get(payloads.audit_time_path(ur, audit))
-        return payloads.parse_audit_time(data)
+        data, _ = await store.get(znodes.audit_time_path(ur, audit))
+        return znodes.parse_audit_time(data)
     except (NoNodeError, CorruptionError):
         return None
 
@@ -161,8 +164,8 @@ class CheckRecords:
         assert record.last_ms is not None, record
         written = {check_path(self._ur, name): record.to_json()}
         if audit is not None:
-            time_data = payloads.audit_time_to_bytes(record.last_ms)
-            written[payloads.audit_time_path(self._ur, audit)] = time_data
+            time_data = znodes.audit_time_to_bytes(record.last_ms)
+            written[znodes.audit_time_path(self._ur, audit)] = time_data
         await self._commit(written)
 
     async def _commit(self, written: Mapping[str, bytes]) -> None:
@@ -179,3 +182,52 @@ class CheckRecords:
                 else Create(path=path, data=data)
             )
         await self._batcher.apply(*operations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckKind:
+    """``name``: as people and our znodes call it. ``about``: what it does, for people."""
+
+    name: str
+    about: str
+    audit: Audit | None = None
+    """Whose znode keeps the time of the last run, as Java's auditor does; None: our record
+    alone."""
+    interval_of: Callable[[ChecksSettings], float]
+    """Seconds from the end of a run to the beginning of the next. 0: only when somebody asks for
+    it."""
+
+
+ALL_LEDGERS = CheckKind(
+    name="all-ledgers",
+    about="reads entries of every copy of every ledger, and marks what lacks some",
+    audit=Audit.ALL_LEDGERS,
+    interval_of=lambda settings: settings.all_ledgers_interval_s,
+)
+REPLICAS = CheckKind(
+    name="replicas",
+    about="counts the copies of every entry of every closed ledger, and marks where some lack",
+    audit=Audit.REPLICAS,
+    interval_of=lambda settings: settings.replicas_interval_s,
+)
+PLACEMENT = CheckKind(
+    name="placement",
+    about="compares where copies are with the placement policy",
+    audit=Audit.PLACEMENT_POLICY,
+    interval_of=lambda settings: settings.placement_interval_s,
+)
+IDLE_OPEN = CheckKind(
+    name="idle-open",
+    about="looks for open ledgers that nobody writes any more",
+    interval_of=lambda settings: settings.idle_open_after_s,
+)
+RECENT_COPIES = CheckKind(
+    name="recent-copies",
+    about="reads copies again that a repair made, once the bookies have flushed",
+    interval_of=lambda settings: 0,
+)
+"""Looks at what repairs recorded instead of all ledgers, beside the others, and needs no asking."""
+OVERDUE = "overdue"
+"""Looks at marks instead of ledgers, beside the others, and needs no asking."""
+
+KINDS = (ALL_LEDGERS, REPLICAS, PLACEMENT, IDLE_OPEN)

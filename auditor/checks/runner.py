@@ -5,35 +5,260 @@ and its counts are kept, so that another leader goes on from there. It waits whi
 (``pause_of``). The time of the last run is written when every ledger was looked at, and not before:
 Java's auditor writes it also when it was disabled in between, and never after a ledger that it
 could not open.
+
+When a check is due: from the time of its last run, which a znode keeps, for Java's auditor as
+well.
+
+No clock, no store: values in, values out. Times that end in ``_ms`` are wall-clock milliseconds, as
+they stand in the znodes, which outlive leaders; those in ``_s`` are elapsed time. Source:
+BookKeeper's Auditor, scheduleCheckAllLedgersTask and its siblings.
+
+The metrics of the periodic checks: of the leader alone, nothing on any other node.
+
+One run under way: how far it is, told in its record, in the metrics and in the log.
 """
 
 import asyncio
+import collections
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 from typing import TypeVar
 
 import structlog
+from prometheus_client import Counter, Gauge
 
-from auditor.checks import meters
-from auditor.checks.check import Check
-from auditor.checks.looks import Looks
-from auditor.checks.progress import Progress
-from auditor.checks.records import CheckRecords, CheckRun, check_path
-from auditor.checks.schedule import Timetable
-from auditor.index.ledger_index import LedgerIndex
+from auditor.checks.base import Check, Looks
+from auditor.checks.records import CheckRecord, CheckRecords, CheckRun, check_path
+from auditor.ledger_map import LedgerIndex
 from auditor.settings import ChecksSettings
-from ledgers.answers import until_answered
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
-from ledgers.operations.tasks import task_scope, wait_woken, wake_on
 from ledgers.store import MetadataStore
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.orders import Orders
-from replication.queue import payloads
+from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.orders import Orders
+
+FORCED_MS = 0
+"""Written as the time of the last run: somebody wants the check now. To Java it is a run long
+ago."""
+
+
+def due_in_s(last_ms: int | None, *, interval_s: float, now_ms: int) -> float | None:
+    """Seconds until a check is due; negative: for so long it has been. None: never.
+
+    ``last_ms``: None where it never ran. ``interval_s`` of 0: only when it is asked for. A last run
+    in the future (the clock was set back) counts as one of this moment.
+    """
+    if last_ms == FORCED_MS:
+        return -inf
+    if interval_s == 0:
+        return None
+    if last_ms is None:
+        return -inf
+    age_s = max(0, now_ms - last_ms) / 1000
+    return interval_s - age_s
+
+
+def is_taken_back(before_ms: int | None, last_ms: int | None) -> bool:
+    """Whether the time of the last run went backwards: somebody wants the check now.
+
+    As ``bookkeeper shell forceauditchecks`` does, by 21 days; Java's auditor itself looks at these
+    times when it starts, and never again.
+    """
+    return before_ms is not None and (last_ms is None or last_ms < before_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """``due_s``: elapsed time, perhaps of the past; None: never. ``last_ms``: what it follows
+    from."""
+
+    last_ms: int | None
+    due_s: float | None
+
+
+class Timetable:
+    """What one leader knows of when its checks are due.
+
+    The wall clock is looked at once for each run that became known: from then on elapsed time
+    decides, so that a clock which is set back later puts nothing off.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[str, Due] = {}
+
+    def note(
+        self,
+        name: str,
+        last_ms: int | None,
+        *,
+        interval_s: float,
+        now_s: float,
+        now_ms: int,
+        is_unfinished: bool = False,
+    ) -> None:
+        """What the znode says now. ``is_unfinished``: an earlier leader left a run that goes on at
+        once."""
+        known = self._due.get(name)
+        if known is not None and known.last_ms == last_ms:
+            return
+        wait_s = due_in_s(last_ms, interval_s=interval_s, now_ms=now_ms)
+        is_resumed = known is None and is_unfinished and interval_s > 0
+        if is_resumed or (known is not None and is_taken_back(known.last_ms, last_ms)):
+            wait_s = -inf
+        self._due[name] = Due(last_ms=last_ms, due_s=None if wait_s is None else now_s + wait_s)
+
+    def forget(self, name: str) -> None:
+        """It was run: the time that is written then is no wish, even if it is an earlier one."""
+        self._due.pop(name, None)
+
+    def next(self) -> tuple[str, float] | None:
+        """The check that is due first, and when; of equals the one noted first. None: none ever
+        is."""
+        dues = [(name, due.due_s) for name, due in self._due.items() if due.due_s is not None]
+        return min(dues, key=lambda each: each[1], default=None)
+
+
+LEDGERS = Counter("bookmender_check_ledgers_total", "Ledgers a check has looked at.", ["check"])
+RUNNING = Gauge("bookmender_check_running", "1 while a run of the check is not over.", ["check"])
+PAUSED = Gauge("bookmender_check_paused", "1 while a run of the check must not go on.", ["check"])
+LEFT = Gauge(
+    "bookmender_check_ledgers_left", "Ledgers that the run has not looked at yet.", ["check"]
+)
+REMAINING = Gauge(
+    "bookmender_check_remaining_seconds",
+    "Until the run is over, by its speed so far; pauses come on top.",
+    ["check"],
+)
+COUNTED = Gauge(
+    "bookmender_check_counted",
+    "What came of the last completed run that this leader knows of, by kind.",
+    ["check", "kind"],
+)
+FINISHED = Gauge(
+    "bookmender_check_finished_timestamp_seconds",
+    "When the last completed run that this leader knows of ended.",
+    ["check"],
+)
+_ALL = (RUNNING, PAUSED, LEFT, REMAINING, COUNTED, FINISHED)
+
+
+def show_running(check: str, run: CheckRun, *, looked_at: int = 0) -> None:
+    """``looked_at``: ledgers since it was shown last."""
+    LEDGERS.labels(check).inc(looked_at)
+    RUNNING.labels(check).set(1)
+    PAUSED.labels(check).set(bool(run.pause))
+    LEFT.labels(check).set(run.ledgers_left)
+    REMAINING.labels(check).set(run.remaining_s or 0)
+
+
+def show_finished(check: str, run: CheckRun) -> None:
+    """Also of a run that an earlier leader completed."""
+    assert run.finished_ms is not None, run
+    for gauge in (RUNNING, PAUSED, LEFT, REMAINING):
+        gauge.labels(check).set(0)
+    FINISHED.labels(check).set(run.finished_ms / 1000)
+    for kind, count in run.counts.items():
+        COUNTED.labels(check, kind).set(count)
+
+
+def clear() -> None:
+    """This node leads no more."""
+    for gauge in _ALL:
+        gauge.clear()
+
+
+log = structlog.get_logger()
+
+WRITE_INTERVAL_S = 5.0
+"""Between two writes of how far a run is. A new leader goes over what was done since once more."""
+LOG_INTERVAL_S = 60.0
+
+
+class Progress:
+    """Of one run. ``record`` is what is told; it is written now and then, and whenever a pause
+    changes."""
+
+    def __init__(
+        self, check: str, record: CheckRecord, *, records: CheckRecords, clock: Clock
+    ) -> None:
+        assert record.running is not None, record
+        self._check = check
+        self._records = records
+        self._clock = clock
+        self.record = record
+        self._written_s = -inf
+        self._logged_s = clock.now_s()
+
+    @property
+    def run(self) -> CheckRun:
+        assert self.record.running is not None
+        return self.record.running
+
+    async def advance(
+        self,
+        part: Sequence[int],
+        counts: collections.Counter[str],
+        *,
+        ledgers_left: int,
+        took_s: float,
+    ) -> None:
+        """These ledgers were looked at. Raises SessionLostError, LeadershipLostError."""
+        run = self.run
+        self._change(
+            replace(
+                run,
+                cursor=part[-1] + 1,
+                ledger_count=run.ledger_count + len(part),
+                ledgers_left=ledgers_left,
+                active_ms=run.active_ms + int(took_s * 1000),
+                counts=dict(collections.Counter(run.counts) + counts),
+            )
+        )
+        show_running(self._check, self.run, looked_at=len(part))
+        now_s = self._clock.now_s()
+        if now_s - self._written_s >= WRITE_INTERVAL_S:
+            await self._write()
+        if now_s - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = now_s
+            self._log("check.progressed")
+
+    async def note_pause(self, pause: str) -> None:
+        """Empty: it goes on. Raises as ``advance`` does."""
+        if pause == self.run.pause:
+            return
+        self._change(replace(self.run, pause=pause))
+        show_running(self._check, self.run)
+        log.info("check.paused" if pause else "check.resumed", check=self._check, why=pause)
+        await self._write()
+
+    def _change(self, run: CheckRun) -> None:
+        self.record = replace(self.record, running=run)
+
+    async def _write(self) -> None:
+        self._written_s = self._clock.now_s()
+        try:
+            await self._records.write(self._check, self.record)
+        except UnavailableError as error:  # it is a help, no more: the next write tells all of it
+            log.warning("check.progress_unwritten", check=self._check, error=str(error))
+
+    def _log(self, event: str) -> None:
+        run = self.run
+        log.info(
+            event,
+            check=self._check,
+            ledger_count=run.ledger_count,
+            ledgers_left=run.ledgers_left,
+            ledgers_per_s=round(run.ledgers_per_s or 0.0, 1),
+            remaining_s=round(run.remaining_s or 0.0),
+            counts=dict(run.counts),
+        )
+
 
 T = TypeVar("T")
 
-log = structlog.get_logger()
 
 RETRY_S = 5.0
 """After ZooKeeper was not to be had."""
@@ -105,13 +330,13 @@ class CheckRunner:
         watched = [self._time_path(check) for check in self._checks.values()]
         try:
             async with asyncio.TaskGroup() as tasks:
-                for path in (*watched, payloads.disable_path(self._ur)):
+                for path in (*watched, znodes.disable_path(self._ur)):
                     tasks.create_task(wake_on(self._store.watch(path), self._wake))
                 tasks.create_task(wake_on(self._views.changes(), self._wake))
                 while True:
                     await wait_woken(self._wake, timeout_s=await self._try_run_once())
         finally:
-            meters.clear()
+            clear()
 
     async def _try_run_once(self) -> float | None:
         try:
@@ -161,7 +386,7 @@ class CheckRunner:
                 is_unfinished=record.unfinished(last_ms) is not None,
             )
             if record.last is not None and name not in self._shown:
-                meters.show_finished(name, record.last)
+                show_finished(name, record.last)
             self._shown.add(name)
 
     def _put_off(self, name: str, error: UnauthorizedError) -> None:
@@ -175,7 +400,7 @@ class CheckRunner:
         """Where it stands when the check last ran, for everybody to take back."""
         if check.kind.audit is None:
             return check_path(self._ur, check.kind.name)
-        return payloads.audit_time_path(self._ur, check.kind.audit)
+        return znodes.audit_time_path(self._ur, check.kind.audit)
 
     # --- One run -----------------------------------------------------------------------------------
 
@@ -229,7 +454,7 @@ class CheckRunner:
         self._timetable.forget(name)
         run = record.last
         assert run is not None
-        meters.show_finished(name, run)
+        show_finished(name, run)
         log.info(
             "check.finished",
             check=name,
@@ -265,6 +490,6 @@ class CheckRunner:
         self._wake.clear()  # what happens from here on is looked at the next time
         return pause_of(
             self._views.current.orders,
-            is_disabled=await self._store.exists(payloads.disable_path(self._ur)) is not None,
+            is_disabled=await self._store.exists(znodes.disable_path(self._ur)) is not None,
             is_audit_pending=self._is_audit_pending(),
         )

@@ -15,14 +15,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from auditor.fsck.judging import SummingUp
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.look import LedgerLook
-from auditor.fsck.reads import LedgerReads
-from auditor.fsck.summing_up import SummingUp
+from auditor.fsck.look import LedgerLook, LedgerReads
 from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import (
     BookmenderError,
     CorruptionError,
@@ -30,20 +29,16 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.fragments import known_fragments
+from ledgers.fencing import first_entry_of, latecomers
 from ledgers.manager import VersionedMetadata
-from ledgers.metadata import BookieId, DigestType, LedgerState
-from ledgers.operations.ahead import read_ahead
-from ledgers.operations.last_entries import highest_entry_id
-from ledgers.operations.latecomers import first_entry_of, latecomers
-from ledgers.operations.opening import find_end, ledger_digest
-from ledgers.operations.reader import LedgerReader
+from ledgers.model import BookieId, DigestType, LedgerState, known_fragments
 from ledgers.placement import Adherence, RuledPlacement
-from replication.cluster.cluster_view import ViewSource
-from replication.planning.entry_lists import EntryLists
-from replication.planning.open_fragment import ON_THEIR_WAY_S
-from replication.planning.open_ledger import wiped_from_end
-from replication.planning.survey import entry_bytes_guess
+from ledgers.reading import LedgerReader, find_end, highest_entry_id, ledger_digest
+from ledgers.tasks import read_ahead
+from replication.cluster import ViewSource
+from replication.copy_checks import EntryLists
+from replication.inspection import ON_THEIR_WAY_S, entry_bytes_guess
+from replication.open_ledgers import wiped_from_end
 
 
 class CopyInspector:

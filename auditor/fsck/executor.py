@@ -1,6 +1,8 @@
 """The resources of one executor: a session, a view of the bookies, and connections to them.
 
 Only the pace writes through the session. Everything else gets a read-only store.
+
+ZooKeeper sessions: an executor's, and short read-only ones.
 """
 
 import asyncio
@@ -9,26 +11,44 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from auditor.fsck.budget import BeginPace, ReadShare
 from auditor.fsck.copies import CopyInspector
-from auditor.fsck.levels import FsckOptions
-from auditor.fsck.pace import BeginPace, ReadShare
-from auditor.fsck.read_session import open_session
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
-from ledgers.bookie.quarantine import Quarantine
-from ledgers.bookie.quarantining import QuarantiningBookies
+from auditor.fsck.levels import DEFAULT_TIMEOUTS, FsckOptions, SessionTimeouts
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.limiters import Budgets
+from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.clock import Clock, SystemClock
+from ledgers.codec.layout import MetadataUri
 from ledgers.errors import SessionLostError
-from ledgers.formats.layout import MetadataUri
+from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.manager import LedgerManager
-from ledgers.operations.tasks import task_scope
-from ledgers.read_only import ReadOnlyStore
 from ledgers.registration import Registration
-from ledgers.store import MetadataStore
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.order_book import OrderBook
-from replication.queue.payloads import underreplication_path
+from ledgers.store import MetadataStore, ReadOnlyStore
+from ledgers.tasks import task_scope
+from ledgers.zookeeper.store import ZooKeeperStore
+from replication.cluster import ViewSource
+from replication.orders import OrderBook
+from replication.znodes import underreplication_path
+
+
+async def open_session(uri: MetadataUri, timeouts: SessionTimeouts) -> ZooKeeperStore:
+    """Return a new session, which the caller must close. Raises UnavailableError."""
+    return await ZooKeeperStore.open(
+        uri.hosts, session_timeout_s=timeouts.session_s, connect_timeout_s=timeouts.connect_s
+    )
+
+
+@asynccontextmanager
+async def read_session(
+    metadata_service_uri: str, timeouts: SessionTimeouts = DEFAULT_TIMEOUTS
+) -> AsyncIterator[tuple[MetadataStore, MetadataUri]]:
+    """Yield a read-only store and the parsed URI. Raises UnavailableError, SettingsError."""
+    uri = MetadataUri.parse(metadata_service_uri)
+    store = ReadOnlyStore(await open_session(uri, timeouts))
+    try:
+        yield store, uri
+    finally:
+        await store.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

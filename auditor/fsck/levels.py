@@ -1,11 +1,15 @@
-"""The levels of a run, and the options that its executors need. All values can be pickled."""
+"""The levels of a run, and the options that its executors need. All values can be pickled.
+
+A run: what its command orders from the Spark job, and the progress that the job reports.
+"""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ledgers.errors import SettingsError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import Rule
 
 
@@ -51,7 +55,7 @@ class FsckOptions:
     """Seed of the sample. The same seed reads the same entries."""
     entry_lists: bool = False
     """True to ask bookies for lists of their entries first (see
-    ``replication.planning.entry_lists``)."""
+    ``replication.copy_checks``)."""
     reads_per_s: int = 0
     """Entries that all executors together may read per second. 0: no limit."""
     bytes_per_s: int = 0
@@ -80,3 +84,49 @@ class FsckOptions:
             )
         if not 1 <= self.ledgers_at_once <= 1_000:
             raise SettingsError.not_allowed("ledgers_at_once", self.ledgers_at_once, "1 to 1000")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsckJob:
+    """The options that only the driver needs; ``FsckOptions`` has those of executors."""
+
+    run: str
+    """Name of the run: its time in UTC, such as ``20261121T193500Z``, so that names sort by time.
+    It is part of paths."""
+    output: Path
+    """Folder of the results. It exists, and no other run writes to it meanwhile."""
+    checked_within_s: float = 0.0
+    """Skip closed ledgers that were found whole within this time, at this level or closer, if their
+    metadata is unchanged. 0: skip none."""
+    time_budget_s: float = 0.0
+    """Begin no further part after this time. The least recently checked ledgers come first, by
+    looks at this level or closer. 0: no limit."""
+    partition_count: int = 0
+    """Number of parts, or of ledgers if these are fewer, whatever a part then weighs. 0: chosen by
+    the amount to read and the number of cores."""
+
+    def __post_init__(self) -> None:
+        for name in ("checked_within_s", "time_budget_s", "partition_count"):
+            if getattr(self, name) < 0:
+                raise SettingsError.not_allowed(name, getattr(self, name), "0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsckProgress:
+    """The progress of a run, over all its executors."""
+
+    phase: str
+    """For people: ``listing``, ``weighing``, ``looking``, ``looking again`` or ``writing``."""
+    ledgers_done: int = 0
+    ledgers_expected: int = 0
+    """0: not known yet."""
+    work_done: int = 0
+    work_expected: int = 0
+    """The work that takes the time: copies to read, or ledgers where these are much alike. 0: not
+    known yet."""
+    entries_read: int = 0
+    bytes_read: int = 0
+
+
+OnProgress = Callable[[FsckProgress], None]
+"""Called in the driver, from any thread, at most a few times per second."""

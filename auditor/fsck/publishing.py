@@ -17,14 +17,13 @@ from itertools import islice
 from auditor.findings import Findings
 from auditor.fsck.results.advice import entries_text
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
-from auditor.java_sight import Damage, Sight, java_sight
-from auditor.marking import BothQueues
+from auditor.marker import BothQueues
+from auditor.underreplication import Damage, Sight, java_sight
 from ledgers.errors import CorruptionError, UnauthorizedError
-from ledgers.fragments import known_fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.metadata import BookieId
-from replication.cluster.cluster_view import ClusterView, ViewSource
-from replication.planning.entry_runs import EntryRuns
+from ledgers.model import BookieId, known_fragments
+from replication.cluster import ClusterView, ViewSource
+from replication.entry_runs import EntryRuns
 
 CHECK_NAME = "fsck"
 """The reason of the mark, as the queue listing shows it."""

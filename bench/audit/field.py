@@ -17,10 +17,10 @@ from daemon.local.servers import Servers
 from daemon.local.spec import ClusterSpec
 from daemon.local.zookeeper import monitor
 from ledgers.errors import NodeExistsError
-from ledgers.metadata import BookieId, LedgerMetadata, Segment
+from ledgers.model import BookieId, LedgerMetadata, Segment
 from ledgers.store import ANY_VERSION, Create, SetData, Stat
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.queue import payloads
+from replication import znodes
 from tests.znode_cluster import UR, ZnodeCluster, bookie, closed
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
 
@@ -112,7 +112,7 @@ class Field:
         self._victims.append(victim)
         await self.cluster.add_bookies([victim.bookie])
         await self.cluster.create_ledgers(drawn_ledgers(self._rng, new, victim))
-        locks = (payloads.lock_path(UR, ledger_id) for ledger_id in victim.ledger_ids)
+        locks = (znodes.lock_path(UR, ledger_id) for ledger_id in victim.ledger_ids)
         await self.cluster.send(Create(path=path) for path in locks)
         self.size = size
         return victim

@@ -14,7 +14,7 @@ from bench.audit.records import Loss
 from bench.usage import cpu_of, rss_bytes, rss_bytes_max
 from daemon.local.processes import Child
 from ledgers.errors import NoNodeError, UnavailableError
-from replication.queue.payloads import mark_path
+from replication.znodes import mark_path
 from tests.znode_cluster import UR
 
 POLL_S = 0.02

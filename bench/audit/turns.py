@@ -16,7 +16,7 @@ from bench.contenders import Contender
 from bench.usage import cpu_of, rss_bytes
 from daemon.local.processes import Child
 from ledgers.errors import UnavailableError
-from replication.queue.payloads import election_path
+from replication.znodes import election_path
 from tests.znode_cluster import UR
 
 JAVA = JAVA_DEFAULT

@@ -10,7 +10,7 @@ import os
 import random
 from multiprocessing.connection import Connection
 
-from auditor.index.ledger_index import LedgerIndex
+from auditor.ledger_map import LedgerIndex
 from bench.audit.field import SEED, Victim, drawn_ledgers
 from bench.audit.records import Weight
 from bench.usage import rss_bytes

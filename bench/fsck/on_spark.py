@@ -13,9 +13,8 @@ from tempfile import TemporaryDirectory
 
 from pyspark import SparkContext
 
-from auditor.fsck.levels import FsckOptions
+from auditor.fsck.levels import FsckJob, FsckOptions
 from auditor.fsck.results.summary import Counts
-from auditor.fsck.running import FsckJob
 from auditor.fsck.spark.job import run_fsck
 from auditor.fsck.spark.session import open_spark, stop_spark
 from bench.fsck.processes import SparkCpu, on_cores

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from daemon.demo.workload import Written
 from ledgers.bookies import Bookies, Transfer
 from ledgers.clock import Clock
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import BookmenderError
-from ledgers.fragments import Fragment, fragments
 from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.operations.opening import OpenedLedger, find_end
-from ledgers.operations.reader import LedgerReader, replicas_in
-from replication.planning.questions import transfer_slices
+from ledgers.model import BookieId, Fragment, LedgerMetadata, fragments
+from ledgers.reading import LedgerReader, OpenedLedger, find_end, replicas_in
+from replication.copy_checks import transfer_slices
 
 LEDGERS_AT_ONCE = 20
 

@@ -1,25 +1,115 @@
-"""One run: a fresh cluster, written full, a bookie killed, everything mended, everything read."""
+"""One run: a fresh cluster, written full, a bookie killed, everything mended, everything read.
+
+What happens while the daemons work, as it is seen from outside: ZooKeeper, and their logs.
+
+Ledgers to try things on, as ``bookmender local write`` writes them, and what is said of them.
+
+Whatever ends the writing, what was written by then stays: a ledger that was begun is left as by a
+writer that died.
+"""
 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from auditor.scan import scan_ledgers
-from daemon.demo.nodes import Nodes
+from daemon.cli.progress import counted
+from daemon.demo.nodes import Node, Nodes
 from daemon.demo.proof import LedgerProof, Prover
-from daemon.demo.shapes import shapes
-from daemon.demo.watching import Say, Timeline, line, stuck_ledgers
-from daemon.demo.workload import Workload, open_workload
+from daemon.demo.workload import Workload, Written, open_workload, shapes, shapes_to_try
 from daemon.local.cluster import LocalCluster
 from daemon.settings import Settings
 from daemon.status.gathering import gather_status
 from daemon.status.state import Status
 from daemon.visit import Visit, visit
-from ledgers.errors import UnavailableError
-from ledgers.metadata import BookieId
+from ledgers.errors import (
+    NotEnoughBookiesError,
+    SessionLostError,
+    UnavailableError,
+)
+from ledgers.model import BookieId
+from replication.ledger_record import WaitingNote
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Times in seconds since the bookie was killed; None until it has happened."""
+
+    bookie_gone_s: float | None = None
+    """Its znode ended: ZooKeeper's session time-out."""
+    first_mark_s: float | None = None
+    whole_s: float | None = None
+    leader: str | None = None
+    marked_max: int = 0
+    mended_ledgers: int = 0
+    mended_entries: int = 0
+    mended_bytes: int = 0
+    zookeeper_requests: int = 0
+    """Of the sessions that were closed in good order; a multi counts as one."""
+    errors: list[str] = field(default_factory=list)
+    """Errors that a daemon logged: there should be none."""
+
+    def hear(self, nodes: Sequence[Node]) -> None:
+        """Read on in the daemons' logs."""
+        for node in nodes:
+            for event in node.events():
+                self._note(node, event)
+
+    def see(self, status: Status, *, bookie: str, now_s: float) -> None:
+        """Take in the state of the cluster."""
+        self.leader = status.leader
+        self.marked_max = max(self.marked_max, status.marked_count)
+        if self.bookie_gone_s is None and bookie not in (*status.writable, *status.read_only):
+            self.bookie_gone_s = now_s
+        if self.first_mark_s is None and status.marked_count:
+            self.first_mark_s = now_s
+
+    def _note(self, node: Node, event: dict[str, Any]) -> None:
+        match event.get("event"):
+            case "ledger.repaired":
+                self.mended_ledgers += 1
+                self.mended_entries += event.get("entry_count", 0)
+                self.mended_bytes += event.get("entry_bytes", 0)
+            case "session.closed":
+                self.zookeeper_requests += event.get("request_count", 0)
+            case "unreadable":
+                self.errors.append(f"{node.name}: {event['line']}")
+            case name if event.get("level") == "error":
+                self.errors.append(f"{node.name}: {name} {event.get('error', '')}".rstrip())
+
+
+def line(timeline: Timeline, status: Status, *, now_s: float) -> str:
+    """One line of progress."""
+    waiting = waiting_in_words(status.waiting)
+    return (
+        f"{now_s:6.1f} s  leader {status.leader or 'none':<18} marked {status.marked_count:>4}  "
+        f"under repair {status.under_repair:>3}  mended {timeline.mended_ledgers:>4} ledgers, "
+        f"{timeline.mended_bytes / 1e6:.1f} MB" + (f"  waiting: {waiting}" if waiting else "")
+    )
+
+
+def waiting_in_words(notes: Sequence[WaitingNote]) -> str:
+    counts: dict[str, int] = {}
+    for note in notes:
+        counts[note.reason.value] = counts.get(note.reason.value, 0) + 1
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+
+
+def stuck_ledgers(status: Status) -> frozenset[int] | None:
+    """The marked ledgers, if all of them wait for help from outside; None while some are worked
+    on."""
+    stuck = [note.ledger_id for note in status.waiting if note.reason.needs_help]
+    is_all = status.marked_count == len(stuck) == status.waiting_count
+    return frozenset(stuck) if is_all else None
+
+
+Say = Callable[[str], None]
+
 
 SEED = 1
 SESSION_TIMEOUT_S = 4.0
@@ -210,3 +300,65 @@ def _kill_leader(status: Status, nodes: Nodes, say: Say) -> bool:
 
 def _spent(before: Mapping[str, float], after: Mapping[str, float]) -> float:
     return sum(cpu_s - before[name] for name, cpu_s in after.items())
+
+
+LOOK_TIMEOUT_S = 3.0
+"""How long whoever presses Ctrl-C waits for what is said of the ledgers that were begun."""
+LEFT_SHOWN_MAX = 10
+CLOSE_HINT = "`bookmender ledger close ID --force --yes` closes one where it ends"
+NEED = "ledgers that survive the loss of a bookie need three writable ones"
+
+
+def write_ledgers(
+    uri: str, ledger_count: int, *, written: list[Written], open_count: int = 0
+) -> None:
+    """Write so many ledgers that survive the loss of a bookie, and close all but ``open_count``,
+    the last ones.
+
+    ``written``: gets each as it is begun, and so tells how far it came whatever ends it. Raises
+    NotEnoughBookiesError, also with fewer than three writable bookies; UnavailableError.
+    """
+
+    async def write() -> None:
+        settings, rng = Settings(metadata_service_uri=uri), random.Random()
+        async with visit(settings) as seen, open_workload(seen, rng) as workload:
+            workload.written = written
+            bookie_count = len((await seen.registration.read()).writable)
+            wanted = shapes_to_try(ledger_count, open_count=open_count, bookie_count=bookie_count)
+            if not wanted:
+                raise NotEnoughBookiesError(NEED)
+            try:
+                await workload.write(wanted)
+            except BaseException:  # Ctrl-C, too
+                await _look_again(workload)
+                raise
+
+    asyncio.run(write())
+
+
+async def _look_again(workload: Workload) -> None:
+    """What is not known any more when the bookies or ZooKeeper fail stays as it was last known."""
+    with suppress(UnavailableError, SessionLostError, TimeoutError):
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            await workload.look_again()
+
+
+def what_was_written(written: Sequence[Written], *, ledger_count: int) -> list[str]:
+    """For people, in lines. ``ledger_count``: so many there were to be."""
+    done = [each for each in written if each.is_done]
+    entries = counted(sum(each.acknowledged for each in done), "entry")
+    of = "" if len(done) == ledger_count else f"{len(done):,} of "
+    lines = [f"wrote {of}{counted(ledger_count, 'ledger')}, {entries}"]
+    if left := sorted(each.ledger_id for each in written if not each.is_closed):
+        shown = ", ".join(map(str, left[:LEFT_SHOWN_MAX]))
+        more = f" and {len(left) - LEFT_SHOWN_MAX:,} more" if len(left) > LEFT_SHOWN_MAX else ""
+        lines.append(f"left open, as by a writer that died: ledger {shown}{more}")
+    return lines
+
+
+def so_far(written: Sequence[Written], *, ledger_count: int, ended: str) -> list[str]:
+    """Likewise where it ended early, and how to go on. ``ended``: in a word."""
+    if not written:
+        return [f"{ended}; nothing was written"]
+    first, *left = what_was_written(written, ledger_count=ledger_count)
+    return [f"{ended}; {first}: they stay", *(f"{line}; {CLOSE_HINT}" for line in left)]

@@ -1,7 +1,4 @@
-"""``bookmender fsck``: ``command`` with its ``options`` and ``texts``, and ``failing`` for runs
-that end early.
+"""``bookmender fsck``: the ``command``, the ``texts`` it prints, and its ``running`` on Spark.
 
-``running`` is what a run on Spark has around it: ``environment`` decides which variables Spark
-starts with, ``interrupting`` keeps it quiet at Ctrl-C, ``forking`` makes its Python processes on
-this machine.
+``forking`` starts Spark's Python processes on this machine.
 """

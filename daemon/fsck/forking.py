@@ -28,7 +28,7 @@ from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 
 WORKER = "pyspark.worker"
-LOOKS = "auditor.fsck.spark.looks"
+LOOKS = "auditor.fsck.spark.dispatch"
 AHEAD = "BOOKMENDER_FSCK_AHEAD"
 """Of Spark's process: the socket on which the one that was started ahead waits for it."""
 MESSAGE_MAX = 1 << 20
@@ -81,7 +81,7 @@ def _import_all() -> None:
     gc.disable()  # what is imported is no garbage
     importlib.import_module(WORKER)
     importlib.import_module(LOOKS)
-    importlib.import_module("auditor.fsck.spark.process").set_up()
+    importlib.import_module("auditor.fsck.spark.dispatch").set_up()
     gc.enable()
 
 

@@ -3,62 +3,310 @@ is told after.
 
 The cluster is asked for what executors cannot know of the settings: where bookies are, and by which
 rule.
+
+Decide which environment variables Spark starts with, and which of them make a start impossible.
+
+A storage host may have the variables of another Spark. A run on this machine uses none of them:
+PySpark brings all that the run needs. On a cluster the variables may be what it takes to reach that
+cluster, so they stay; a variable with which no start can succeed is named before anything starts.
+
+Keep Spark quiet when a run is interrupted.
+
+How a run of fsck that does not come to its end is told.
 """
 
 import errno
 import fcntl
 import importlib
+import importlib.util
 import json
+import logging
 import os
 import random
+import re
+import shlex
+import shutil
+import signal
 import socket
 import sys
+import threading
 import time
+import traceback
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import click
 import structlog
 
 from auditor.findings import Findings
-from auditor.fsck.levels import FsckOptions
+from auditor.fsck.levels import FsckJob, FsckOptions, OnProgress
 from auditor.fsck.publishing import Fault, Foreseen, Published, Publisher, Show, foresee
 from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster
-from auditor.fsck.results.last import note_marked, write_last
-from auditor.fsck.results.replacing import replace_file
-from auditor.fsck.results.summary import Summary
-from auditor.fsck.running import FsckJob, OnProgress
-from auditor.marking import BothQueues
-from daemon.fsck.environment import (
-    EXECUTORS_PYTHON,
-    LaunchEnvironment,
-    PySpark,
-    applied,
-    check_import,
-    launch_environment,
-)
+from auditor.fsck.results.files import replace_file
+from auditor.fsck.results.summary import Summary, note_marked, write_last
+from auditor.marker import BothQueues
+from daemon.cli.main import EXIT_UNKNOWN
+from daemon.cli.progress import printable, tell
 from daemon.fsck.forking import started_ahead
-from daemon.fsck.interrupting import quiet_when_interrupted
-from daemon.local.java import Java
-from daemon.operating.progress import printable
-from daemon.placing import begin_placing, rule_of
+from daemon.local.java import OPTION_VARIABLES, Java
+from daemon.placement import begin_placing, rule_of
 from daemon.settings import Settings
 from daemon.visit import Visit, by_hand, visit
 from ledgers.clock import SystemClock
-from ledgers.errors import BookmenderError, CorruptionError, RejectedError, SettingsError
-from ledgers.instance_id import read_instance_id
-from ledgers.metadata import BookieId
-from ledgers.operations.tasks import task_scope
+from ledgers.errors import (
+    BookmenderError,
+    CorruptionError,
+    RejectedError,
+    SessionLostError,
+    SettingsError,
+    UnavailableError,
+)
+from ledgers.model import BookieId
 from ledgers.placement import Rule
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Half, Membership
-from replication.cluster.own_state import parse_record, text
-from replication.queue import payloads
-from replication.queue.batching import Batcher
-from replication.queue.tree import prepare_tree
+from ledgers.registration import read_instance_id
+from ledgers.tasks import task_scope
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.marks import prepare_tree
+from replication.nodes import Half, Membership
+from replication.transactions import Batcher
+from replication.znodes import parse_record, text
+
+LOOPBACK = "127.0.0.1"
+EXECUTORS_PYTHON = "spark.pyspark.python"
+_OF_ANOTHER_SPARK = re.compile(r"SPARK_.*|PYSPARK_.*|(HADOOP|YARN)_CONF_DIR|MASTER")
+_KEPT = {"SPARK_LOCAL_DIRS"}
+"""Where this host has room for temporary files does not depend on the Spark that uses it."""
+_CHANGES_SPARK = (
+    "SPARK_HOME",
+    "SPARK_CONF_DIR",
+    "SPARK_LOCAL_DIRS",
+    "SPARK_LOCAL_IP",
+    "SPARK_LOCAL_HOSTNAME",
+    "SPARK_SUBMIT_OPTS",
+    "SPARK_DIST_CLASSPATH",
+    "PYSPARK_SUBMIT_ARGS",
+    "HADOOP_CONF_DIR",
+    "YARN_CONF_DIR",
+    *OPTION_VARIABLES,
+)
+"""Variables that may be the reason of a failed start, where Spark gets them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PySpark:
+    """The PySpark that this process imports. ``home``: its folder, with ``bin/spark-submit`` and
+    ``jars``."""
+
+    home: Path
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEnvironment:
+    """What Spark starts with. ``variables``: all that it gets. ``ignored``: names that this process
+    has and Spark does not get, sorted. ``suspects``: names that Spark gets and that may be the
+    reason of a failed start."""
+
+    variables: Mapping[str, str]
+    ignored: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+
+
+# --- The decision ---------------------------------------------------------------------------------
+
+
+def launch_environment(
+    master: str,
+    environment: Mapping[str, str],
+    *,
+    is_here: bool,
+    pyspark: PySpark,
+    spark_settings: Mapping[str, str],
+) -> LaunchEnvironment:
+    """Decide from the environment of this process.
+
+    ``is_here``: whether all of Spark runs on this machine. Raises SettingsError, which names the
+    variable or option with which Spark cannot start.
+    """
+    if is_here:
+        python = spark_settings.get(EXECUTORS_PYTHON)
+        if python and shutil.which(python, path=environment.get("PATH")) is None:
+            raise SettingsError(
+                f"--spark-conf {EXECUTORS_PYTHON} is {python}, and there is no such program on this machine: "
+                "leave the option out, or correct the path"
+            )
+        variables = _without_another_spark(environment, pyspark)
+    else:
+        check_for_cluster(master, environment, version=pyspark.version)
+        variables = dict(environment)
+    return LaunchEnvironment(
+        variables=variables,
+        ignored=tuple(
+            sorted(name for name, value in environment.items() if value != variables.get(name, ""))
+        ),
+        suspects=tuple(
+            name
+            for name in _CHANGES_SPARK
+            if environment.get(name) and environment[name] == variables.get(name)
+        ),
+    )
+
+
+def _without_another_spark(environment: Mapping[str, str], pyspark: PySpark) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name in _KEPT or not _OF_ANOTHER_SPARK.fullmatch(name)
+    }
+    return {
+        **kept,
+        # Without it PySpark looks for a Spark in the parent of the current folder first.
+        "SPARK_HOME": str(pyspark.home),
+        # Without it Spark looks up the name of this host, which may not resolve.
+        "SPARK_LOCAL_IP": LOOPBACK,
+    }
+
+
+def check_for_cluster(master: str, environment: Mapping[str, str], *, version: str) -> None:
+    """Check the variables for a start on a cluster. ``version``: PySpark's, as in 4.1.0. Raises
+    SettingsError."""
+    if "SPARK_REMOTE" in environment:
+        raise SettingsError(
+            "SPARK_REMOTE is set, for Spark Connect, which fsck cannot use: unset it, and name the cluster's master "
+            "with --master"
+        )
+    arguments = environment.get("PYSPARK_SUBMIT_ARGS", "")
+    try:
+        options = shlex.split(arguments)
+    except ValueError as error:
+        raise SettingsError(
+            f"PYSPARK_SUBMIT_ARGS cannot be parsed ({error}): unset it, or correct {arguments!r}"
+        ) from error
+    for option in options:
+        if option.partition("=")[0] in {"--master", "--remote"}:
+            raise SettingsError(
+                f"PYSPARK_SUBMIT_ARGS has {option}, which goes against --master {master}: unset it, and say with "
+                "--spark-conf what else it has"
+            )
+    if options and options[-1] != "pyspark-shell":
+        raise SettingsError(
+            "PYSPARK_SUBMIT_ARGS does not end with pyspark-shell, so that Spark would start nothing: unset it, and "
+            "say with --spark-conf what it has"
+        )
+    if home := environment.get("SPARK_HOME"):
+        _check_home(Path(home), version)
+
+
+def _check_home(home: Path, version: str) -> None:
+    remedy = f"unset SPARK_HOME, so that PySpark {version} runs its own, or set it to a Spark of that version"
+    if not (home / "bin/spark-submit").is_file():
+        raise SettingsError(f"SPARK_HOME is {home}, which has no bin/spark-submit: {remedy}")
+    there = [
+        found[1]
+        for jar in home.glob("jars/spark-core_*.jar")
+        if (found := re.search(r"_[\d.]+-(.+)\.jar$", jar.name))
+    ]
+    if not any(
+        each == version or each.startswith((f"{version}-", f"{version}.")) for each in there
+    ):
+        which = f"Spark {there[0]}" if there else "no Spark (jars/spark-core_*.jar)"
+        raise SettingsError(f"SPARK_HOME is {home}, which has {which}: {remedy}")
+
+
+def check_origin(folder: Path, installed: Path | None, environment: Mapping[str, str]) -> None:
+    """Check that the PySpark in ``folder``, which Python imports, is the ``installed`` one.
+
+    The profile of a host with another Spark often sets PYTHONPATH to that Spark's Python files:
+    they come first, and are of another release. ``installed``: None where no package tells its
+    folder. Raises SettingsError.
+    """
+    if installed is None or folder == installed:
+        return
+    places = environment.get("PYTHONPATH", "").split(os.pathsep)
+    if any(place and Path(place) in (folder, *folder.parents) for place in places):
+        remedy = "unset PYTHONPATH, which names it"
+    else:
+        remedy = "take it out of Python's path"
+    raise SettingsError(f"PySpark would be imported from {folder}, not from {installed}: {remedy}")
+
+
+# --- Its surroundings -----------------------------------------------------------------------------
+
+
+def check_import(environment: Mapping[str, str]) -> None:
+    """Check that Python imports the PySpark that is installed for bookmender. Raises
+    SettingsError."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return  # the import says what to install
+    check_origin(Path(spec.origin).resolve().parent, _installed_folder(), environment)
+
+
+def _installed_folder() -> Path | None:
+    try:
+        found = metadata.distribution("pyspark").locate_file("pyspark")
+    except metadata.PackageNotFoundError:
+        return None
+    folder = Path(str(found)).resolve()
+    return folder if folder.is_dir() else None
+
+
+@contextmanager
+def applied(launch: LaunchEnvironment) -> Iterator[None]:
+    """Give this process the variables that Spark is to start with: PySpark hands on its own."""
+    before = dict(os.environ)
+    _set_environment(launch.variables)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(environment: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+HUSH_S = 1.0
+"""How long a JVM may take to be told to say no more."""
+
+
+@contextmanager
+def quiet_when_interrupted(
+    set_log_level: Callable[[str], None] = lambda level: None,
+) -> Iterator[None]:
+    """What Spark's tasks say when they are cut short, or a call to the JVM, is no news to whoever
+    pressed Ctrl-C.
+
+    Spark's own handler ends them before anybody hears of it as an exception. The level is set on a
+    thread of its own: this one may be in the midst of such a call.
+    """
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        hushing = threading.Thread(target=set_log_level, args=("OFF",), daemon=True)
+        hushing.start()
+        hushing.join(HUSH_S)
+        logging.disable()  # py4j's
+        assert callable(before)
+        before(number, frame)
+
+    if callable(before):
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:  # Spark puts one of its own in its place
+            signal.signal(signal.SIGINT, before)
+
 
 log = structlog.get_logger()
 
@@ -347,7 +595,7 @@ async def publish(
 
 async def publish_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> Marked:
     store, ur, clock = cluster.store, cluster.ur, SystemClock()
-    if await store.exists(payloads.disable_path(ur)) is not None:
+    if await store.exists(znodes.disable_path(ur)) is not None:
         raise RejectedError(
             "auto-recovery is switched off, so nothing is marked: bookmender enable"
         )
@@ -384,3 +632,46 @@ def read_racks(folder: Path) -> dict[BookieId, str]:
         return {BookieId(bookie): text(record, bookie) for bookie in record}
     except (OSError, CorruptionError):
         return {}
+
+
+GOES_ON = "what was looked at is kept: the same command{} goes on from there"
+BEGINS_AGAIN = "no part of it was finished: the same command begins at the first"
+
+
+@contextmanager
+def failing_as_unknown(advice: Callable[[], str]) -> Iterator[None]:
+    """Neither a slip of ours, or of Spark's, nor what cannot be read is to look like damage: they
+    would exit 1.
+
+    ``advice``: on what stands then; whoever presses Ctrl-C is told it, too.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell([f"interrupted; {advice()}"])
+        raise
+    except (
+        SettingsError,
+        UnavailableError,
+        SessionLostError,
+        OSError,
+        click.ClickException,
+        click.exceptions.Exit,
+    ):
+        raise
+    except BookmenderError as error:
+        raise UnavailableError(f"could not tell: {error}") from error
+    except Exception as error:
+        traceback.print_exc()
+        tell([f"could not tell; {advice()}"])
+        raise click.exceptions.Exit(EXIT_UNKNOWN) from error
+
+
+def what_stays(wanted: Wanted) -> str:
+    """Of a run that did not come to its end."""
+    from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+
+    output = wanted.output
+    if not any(RunFolder(output, run).has_results for run in unfinished_runs(output)):
+        return BEGINS_AGAIN
+    return GOES_ON.format(", without --anew," if wanted.is_anew else "")

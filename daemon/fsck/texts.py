@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from auditor.fsck.levels import FsckProgress, OnProgress
 from auditor.fsck.publishing import Fault, Foreseen
 from auditor.fsck.results.advice import (
     advice_for,
@@ -18,14 +19,12 @@ from auditor.fsck.results.advice import (
     headline,
     tails_text,
 )
-from auditor.fsck.results.changes import Change, Changes, Said
-from auditor.fsck.results.past import PastVerdict
+from auditor.fsck.results.reading import Change, Changes, PastVerdict, Said
 from auditor.fsck.results.rows import to_record
 from auditor.fsck.results.summary import Summary
-from auditor.fsck.running import FsckProgress, OnProgress
 from auditor.fsck.verdicts import Evidence, Grade, LedgerVerdict
+from daemon.cli.progress import Eta, counted, duration_text, printable
 from daemon.fsck.running import Marked
-from daemon.operating.progress import Eta, counted, duration_text, printable
 from ledgers.sizes import size_text
 
 SHOWN_MAX = 20

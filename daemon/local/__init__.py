@@ -8,7 +8,7 @@ Real ZooKeeper and real Java bookies on loopback, small enough for a laptop. In 
 - ``zookeeper``, ``bookie``: the two kinds of server: their settings, folders and readiness.
 - ``znodes``: formatting a new cluster, and the few znodes that are read or deleted here.
 - ``processes``, ``launcher``: child processes that never outlive us.
-- ``servers``: the command line and the folder of each; ``archive``: what makes them start quickly.
+- ``servers``: the command line and the folder of each.
 - ``java``, ``jars``: the Java to run them with; the jars, from pyspark and fetched once.
 - ``ports``: free ports, and whether somebody answers on one.
 - ``supervisor``, ``control``: the process behind ``local up``, and how the commands speak to it.

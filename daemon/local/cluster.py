@@ -20,9 +20,9 @@ from daemon.local.java import Java
 from daemon.local.processes import Child, stop_all, wait_until
 from daemon.local.servers import Servers
 from daemon.local.spec import ClusterSpec, Storage, bookie_id, port_of, settle
+from ledgers.codec.layout import Layout
 from ledgers.errors import SettingsError
-from ledgers.formats.layout import Layout
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 READY_TIMEOUT_S = 60.0
 TERMINATE_TIMEOUT_S = 30.0

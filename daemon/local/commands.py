@@ -13,7 +13,8 @@ from typing import Any
 import click
 import msgspec
 
-from daemon.cli import output_option
+from daemon.cli.main import output_option
+from daemon.cli.progress import printable, tell
 from daemon.local import control, folder, views
 from daemon.local.control import NotRunningError, Question, Verb
 from daemon.local.jars import BOOKKEEPER_DEFAULT
@@ -27,13 +28,12 @@ from daemon.local.spec import (
 )
 from daemon.local.status import ClusterStatus, at_rest
 from daemon.local.supervisor import Listener, Wish, start_detached, supervise
-from daemon.operating.progress import printable, tell
 from ledgers.errors import (
     SessionLostError,
     SettingsError,
     UnavailableError,
 )
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 LEFT_SHOWN_MAX = 10
 
@@ -264,7 +264,7 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     if left_open > ledgers:
         raise click.UsageError(f"--open {left_open}: there are to be {ledgers} --ledgers in all")
     # Here, because the demonstration is built upon this package.
-    from daemon.demo.trying import so_far, what_was_written, write_ledgers
+    from daemon.demo.scenario import so_far, what_was_written, write_ledgers
     from daemon.demo.workload import Written
 
     found = _status(data)

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.local import archive, bookie, jars, zookeeper
+from daemon.local import bookie, jars, zookeeper
+from daemon.local import jars as archive
 from daemon.local.java import Java
 from daemon.local.processes import Child
 from daemon.local.spec import ClusterSpec, port_of
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 LOG4J_SETTINGS = """\
 status = error

@@ -13,9 +13,9 @@ import msgspec
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.ports import LOOPBACK, free_ports
 from daemon.local.zookeeper import SESSION_TIMEOUT_MIN_S
+from ledgers.codec.layout import Layout
 from ledgers.errors import SettingsError
-from ledgers.formats.layout import Layout
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 FILE_NAME = "cluster.json"
 FILE_VERSION = 1

@@ -7,7 +7,7 @@ from daemon.local import znodes, zookeeper
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import rss_bytes
 from daemon.local.spec import ClusterSpec
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 
 class BookieState(enum.Enum):

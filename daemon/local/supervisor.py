@@ -23,7 +23,7 @@ from daemon.local.jars import OnProgress
 from daemon.local.spec import Storage, find_bookie
 from daemon.local.status import ClusterStatus, observe
 from ledgers.errors import BookmenderError, SettingsError, UnavailableError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 END_TIMEOUT_S = 30.0
 LOG_NAME = "supervisor.log"

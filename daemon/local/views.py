@@ -15,8 +15,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from daemon.cli.progress import counted
 from daemon.local.status import BookieState, ClusterStatus, ServerStatus
-from daemon.operating.progress import counted
 
 COLOURS = {
     "up": "green",
@@ -150,7 +150,7 @@ def way_on(status: ClusterStatus, *, data_option: str) -> str:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Left to ``daemon.cli``, as of all that is printed; rich itself would exit with 1."""
+        """Left to ``daemon.cli.main``, as of all that is printed; rich itself would exit with 1."""
         raise BrokenPipeError
 
 

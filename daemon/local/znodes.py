@@ -14,9 +14,9 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from daemon.local.ports import LOOPBACK
 from daemon.local.spec import LEDGERS_ROOT
+from ledgers.codec.layout import Layout, serialize_layout
 from ledgers.errors import UnavailableError
-from ledgers.formats.layout import Layout, serialize_layout
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 CONNECT_TIMEOUT_S = 10.0
 AVAILABLE = f"{LEDGERS_ROOT}/available"

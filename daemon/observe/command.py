@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from auditor.index.keeper import IndexKeeper
-from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, json_option, output_option
+from auditor.ledger_map_updater import IndexKeeper
+from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, json_option, output_option
+from daemon.cli.progress import CountLine
 from daemon.observe.observing import PLANNED_MAX, Sight, open_observing
 from daemon.observe.report import to_record, to_text
-from daemon.operating.progress import CountLine
 from daemon.settings import Settings, load_settings
 from daemon.threads import own_cause
 from daemon.visit import log_errors_only

@@ -12,7 +12,7 @@ from prometheus_client import Gauge
 from auditor.observation import Absence, Observation
 from daemon.observe.observing import PLANNED_MAX, Sight, open_observing
 from daemon.observe.report import SHOWN_MAX, to_record
-from daemon.planning import Previews
+from daemon.previews import Previews
 from daemon.settings import Settings
 from ledgers.errors import SettingsError
 

@@ -13,26 +13,25 @@ from functools import partial
 
 import structlog
 
-from auditor.holds import HoldJudge
-from auditor.index.keeper import IndexKeeper
+from auditor.ledger_map_updater import IndexKeeper
 from auditor.observation import Observation
 from auditor.observer import Observer
+from auditor.safety_hold import HoldJudge
 from daemon.limits import keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
-from daemon.placing import Placing, begin_placing
-from daemon.planning import Previews, preview_all
-from daemon.session import end_with_session
+from daemon.placement import Placing, begin_placing
+from daemon.previews import Previews, preview_all
+from daemon.session import end_with_session, open_store
 from daemon.settings import Settings
 from daemon.visit import Visit
-from daemon.zookeeper import open_store
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import UnauthorizedError, UnavailableError
-from ledgers.operations.tasks import task_scope
-from ledgers.placement.racks import Racks
-from ledgers.read_only import ReadOnlyStore
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.order_book import OrderBook
-from replication.planning.preview import Preview
+from ledgers.placement.topology import Racks
+from ledgers.store import ReadOnlyStore
+from ledgers.tasks import task_scope
+from replication.cluster import ViewSource
+from replication.orders import OrderBook
+from replication.preview import Preview
 
 log = structlog.get_logger()
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from auditor.observation import Absence, MissingBookie, Observation
+from daemon.cli.hold import hold_record, hold_text
+from daemon.cli.plan import to_json as plan_record
+from daemon.cli.progress import counted, duration_text, printable
 from daemon.observe.observing import Sight
-from daemon.operating.hold import hold_record, hold_text
-from daemon.operating.progress import counted, duration_text, printable
-from daemon.plan_command import to_json as plan_record
-from daemon.planning import Previews
+from daemon.previews import Previews
 from ledgers.sizes import size_text
 
 SHOWN_MAX = 20

@@ -13,11 +13,10 @@ from auditor.fsck.levels import Level
 from auditor.fsck.results.advice import counts_text
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
-from daemon.cli import config_option, output_option
-from daemon.operating.hold import hold_text
-from daemon.operating.java_leader import disregards
-from daemon.operating.progress import counted, duration_text, printable
-from daemon.operating.unreadable_orders import unreadable_texts
+from daemon.cli.hold import hold_text
+from daemon.cli.main import config_option, output_option
+from daemon.cli.orders import disregards, unreadable_texts
+from daemon.cli.progress import counted, duration_text, printable
 from daemon.status.gathering import gather_status
 from daemon.status.leader import (
     away_text,
@@ -30,12 +29,12 @@ from daemon.status.pace import pace_text
 from daemon.status.state import VERDICTS, Status
 from daemon.status.verdict import verdict_text
 from daemon.visit import run_visit
-from ledgers.metadata import BookieId
-from replication.cluster.membership import Half
-from replication.cluster.orders import HoldOrder
-from replication.queue.listing import LockedLedger
+from ledgers.model import BookieId
+from replication.ledger_record import WaitingNote
+from replication.marks import LockedLedger
+from replication.nodes import Half
+from replication.orders import HoldOrder
 from replication.reasons import Reason, gravity
-from replication.waiting.notes import WaitingNote
 
 LEDGERS_SHOWN_MAX = 8
 BOOKIES_SHOWN_MAX = 20

@@ -6,27 +6,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from auditor.election import current_leader
-from auditor.fsck.results.last import read_closer, read_last
-from auditor.own_queue import read_own_queue
+from auditor.fsck.results.summary import read_closer, read_last
+from auditor.marker import read_own_queue
 from auditor.records import AuditRecord, last_audit
+from daemon.cli.bookies import BookieState, bookie_rows, missed, registered_bookies, with_losses
+from daemon.cli.hold import current_hold
+from daemon.cli.stuck import current_notes
 from daemon.limits import limits_in_force
-from daemon.operating.bookie_ids import registered_bookies
-from daemon.operating.bookies import BookieState, bookie_rows, missed, with_losses
-from daemon.operating.hold import current_hold
-from daemon.operating.marks import current_notes
 from daemon.status.leader import gather_leader
 from daemon.status.pace import copying_pace
 from daemon.status.state import LOCKS_READ_MAX, UNREADABLE_VOTE, Status
 from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
-from replication.cluster.activity import read_activity
-from replication.cluster.cluster_view import ClusterView
-from replication.cluster.membership import live_nodes
-from replication.cluster.order_book import OrderBook
-from replication.cluster.orders import Orders
-from replication.queue import payloads
-from replication.queue.listing import (
+from replication import znodes
+from replication.client_activity import read_activity
+from replication.cluster import ClusterView
+from replication.ledger_record import WaitingNote, WaitingNotes, World, unproven_ledger_ids
+from replication.marks import (
     LockedLedger,
     MarkedLedger,
     locked_ledger_ids,
@@ -34,10 +31,9 @@ from replication.queue.listing import (
     read_locks,
     read_marks,
 )
+from replication.nodes import live_nodes
+from replication.orders import OrderBook, Orders
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote, WaitingNotes
-from replication.waiting.unproven_ends import unproven_ledger_ids
-from replication.waiting.world import World
 
 
 async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status:
@@ -80,7 +76,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
         lost=tuple(bookie for bookie in away if bookie not in not_lost),
         away=tuple(bookie for bookie in away if bookie in not_lost),
         wiped=tuple(row.bookie for row in bookies if row.is_wiped and leader_node is not None),
-        is_disabled=await store.exists(payloads.disable_path(ur)) is not None,
+        is_disabled=await store.exists(znodes.disable_path(ur)) is not None,
         marked_count=len(marked),
         by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
         by_bookie=tuple(sorted(_bookie_counts(marked).items())),

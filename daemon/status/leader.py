@@ -6,21 +6,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from auditor.absence import Copyless, StoredAbsences
-from auditor.causes import MarkReasons
-from auditor.delay import read_delay
+from auditor.absence import Copyless, StoredAbsences, read_delay
 from auditor.election import current_leader
-from auditor.index.note import IndexNote, read_index_note
+from auditor.findings import MarkReasons
+from auditor.ledger_map_updater import IndexNote, read_index_note
 from auditor.records import read_absences
-from daemon.operating.bookies import loss_due_text
-from daemon.operating.check_rows import CheckRow, run_record, run_text
-from daemon.operating.checks import read_checks
-from daemon.operating.progress import counted, duration_text, printable
+from daemon.cli.bookies import loss_due_text
+from daemon.cli.check import CheckRow, read_checks, run_record, run_text
+from daemon.cli.progress import counted, duration_text, printable
 from daemon.visit import Visit
 from ledgers.clock import Clock
-from ledgers.metadata import BookieId
-from replication.cluster.membership import live_nodes
-from replication.queue.listing import MarkedLedger
+from ledgers.model import BookieId
+from replication.marks import MarkedLedger
+from replication.nodes import live_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from daemon.cli.progress import counted
 from daemon.limits import Limits
-from daemon.operating.progress import counted
-from ledgers.bookie.bulk.flow import Activity
-from ledgers.metadata import BookieId
-from replication.cluster.activity import ClientActivity
+from ledgers.bulk.flow_control import Activity
+from ledgers.model import BookieId
+from replication.client_activity import ClientActivity
 
 BOOKIES_SHOWN_MAX = 8
 

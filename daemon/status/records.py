@@ -3,11 +3,11 @@
 from typing import Any
 
 from auditor.records import AuditRecord
-from daemon.operating.progress import printable
-from replication.cluster.membership import NodeInfo
-from replication.queue.listing import LockedLedger
+from daemon.cli.progress import printable
+from replication.ledger_record import WaitingNote
+from replication.marks import LockedLedger
+from replication.nodes import NodeInfo
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote
 
 
 def node_record(node: NodeInfo) -> dict[str, Any]:

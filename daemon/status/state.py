@@ -5,17 +5,17 @@ from typing import Any
 
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
-from daemon.operating.bookies import BookieRow
-from daemon.operating.hold import hold_record
+from daemon.cli.bookies import BookieRow
+from daemon.cli.hold import hold_record
 from daemon.status.leader import LeaderState
 from daemon.status.pace import CopyingPace
 from daemon.status.records import audit_record, lock_record, node_record, note_record
-from ledgers.metadata import BookieId
-from replication.cluster.membership import Half, NodeInfo
-from replication.cluster.orders import HoldOrder
-from replication.queue.listing import LockedLedger
+from ledgers.model import BookieId
+from replication.ledger_record import WaitingNote
+from replication.marks import LockedLedger
+from replication.nodes import Half, NodeInfo
+from replication.orders import HoldOrder
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote
 
 WAITING_SHOWN_MAX = 1_000
 LOCKS_READ_MAX = 1_000

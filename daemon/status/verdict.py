@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from auditor.absence import Copyless
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
-from daemon.operating.progress import counted, duration_text
+from daemon.cli.progress import counted, duration_text
 from daemon.status.state import VERDICTS, Status
-from replication.cluster.membership import Half
+from replication.nodes import Half
 
 LEDGERS_SHOWN_MAX = 5
 BOOKIES_SHOWN_MAX = 5

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 DEFAULT_RACK = "/default-rack"
 """The location that BookKeeper's policies assume for a bookie whose location is unknown."""

@@ -3,14 +3,31 @@
 The rules are BookKeeper's (RackawareEnsemblePlacementPolicy, RegionAwareEnsemblePlacementPolicy,
 ZoneawareEnsemblePlacementPolicy). Each judges one write set at a time. A write set is a sequence of
 locations. ``None`` is a bookie that is not chosen yet; it counts as the best possible location.
+
+The racks of an ensemble in order: how a rule judges them, and the search for good ones.
+
+An arrangement is a sequence of racks, one for each bookie index. ``None`` is an index without a
+bookie yet. Bookies of the same rack are equivalent here.
+
+Judgements of a rule: which racks suit a replacement, and whether an existing ensemble is good.
+
+All functions are pure and cached, because most of thousands of ledgers are alike, and each is
+judged more than once.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, permutations
+from math import comb, perm
+from random import Random
 from typing import ClassVar, Protocol
 
-from ledgers.placement.policy import DEFAULT_RACK
+from msgspec import Struct
+
+from ledgers.model import write_set
+from ledgers.placement.policy import DEFAULT_RACK, Adherence
 
 DEFAULT_REGION = "/default-region"
 """The region of a location that is not of the form ``/region/rack``."""
@@ -212,3 +229,282 @@ def _upper(location: str) -> str | None:
     """Return ``/a`` for ``/a/b``; None for a location of any other form."""
     parts = location.split("/")
     return f"/{parts[1]}" if len(parts) == 3 and not parts[0] and all(parts[1:]) else None
+
+
+Arrangement = Sequence[str | None]
+
+STEPS_MAX = 2_000
+"""Racks tried before a search is given up. A successful search rarely takes more than one for each
+index."""
+
+
+class Shape(Struct, frozen=True, kw_only=True):
+    """Ensemble size (E), write quorum (W) and ack quorum (A) of a ledger.
+
+    ``1 <= ack_quorum <= write_quorum <= size``."""
+
+    size: int
+    write_quorum: int
+    ack_quorum: int
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.ack_quorum <= self.write_quorum <= self.size, self
+
+    def write_sets(self) -> dict[int, tuple[int, ...]]:
+        """Return every distinct write set, by its first bookie index."""
+        starts = range(1 if self.write_quorum == self.size else self.size)
+        return {start: self._write_set(start) for start in starts}
+
+    def write_sets_with(self, index: int) -> dict[int, tuple[int, ...]]:
+        """Return the write sets that contain ``index``, by their first bookie index."""
+        return {start: members for start, members in self.write_sets().items() if index in members}
+
+    def _write_set(self, start: int) -> tuple[int, ...]:
+        return write_set(start, ensemble_size=self.size, write_quorum=self.write_quorum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stock:
+    """The number of bookies of a rack that may be chosen, and their total weight."""
+
+    count: int
+    weight: float
+
+    def less_one(self) -> "Stock":
+        return Stock(count=self.count - 1, weight=self.weight * (self.count - 1) / self.count)
+
+
+class Arrangements:
+    """Judges and finds arrangements of one shape by one rule."""
+
+    def __init__(self, rule: Rule, shape: Shape) -> None:
+        self._rule, self._shape = rule, shape
+
+    # --- Judging by the rule -------------------------------------------------------------------
+
+    def offences(self, arrangement: Arrangement) -> int:
+        """Return the number of write sets that break the rule. If the rule is enforced, add the
+        number of places in a rack that it does not admit."""
+        broken = sum(
+            not self._keeps(arrangement, each) for each in self._shape.write_sets().values()
+        )
+        if not self._rule.is_enforced:
+            return broken
+        return broken + sum(
+            rack is not None and not self._rule.admits(rack) for rack in arrangement
+        )
+
+    def is_ideal(self, arrangement: Arrangement) -> bool:
+        return all(
+            self._rule.is_ideal([arrangement[index] for index in members])
+            for members in self._shape.write_sets().values()
+        )
+
+    def broken(self, arrangement: Arrangement, index: int) -> frozenset[int]:
+        """Return the write sets that contain ``index`` and break the rule, as first indexes."""
+        return frozenset(
+            start
+            for start, members in self._shape.write_sets_with(index).items()
+            if not self._keeps(arrangement, members)
+        )
+
+    def crowding(self, arrangement: Arrangement, index: int) -> tuple[int, ...]:
+        """Return how many pairs of bookies may fail together in the write sets with ``index``.
+
+        There is one number for each width of failure domain, the widest first: the pairs of bookies
+        that share a domain. Lower is better.
+        """
+        rows: list[tuple[int, ...]] = []
+        for members in self._shape.write_sets_with(index).values():
+            racks = [rack for at in members if (rack := arrangement[at]) is not None]
+            widths = zip(*map(self._rule.domains, racks), strict=True)
+            rows.append(tuple(map(_pairs, widths)))
+        return tuple(map(sum, zip(*rows, strict=True)))
+
+    def _keeps(self, arrangement: Arrangement, members: Sequence[int]) -> bool:
+        racks = [arrangement[index] for index in members]
+        return self._rule.keeps(racks, ack_quorum=self._shape.ack_quorum)
+
+    # --- Searching -----------------------------------------------------------------------------
+
+    def search(self, stocks: Mapping[str, Stock], rng: Random) -> list[str] | None:
+        """Return an arrangement that keeps the rule; None if there is none, or none was found in
+        ``STEPS_MAX`` steps."""
+        left = dict(stocks)
+        places: list[str | None] = [None] * self._shape.size
+        steps = iter(range(STEPS_MAX))
+
+        def fill(index: int) -> bool:
+            if index == len(places):
+                return True
+            for broken_count, rack in self._tries(places, index, left, rng):
+                if broken_count or next(steps, None) is None:
+                    return False
+                before = left[rack]
+                places[index], left[rack] = rack, before.less_one()
+                if fill(index + 1):
+                    return True
+                places[index], left[rack] = None, before
+            return False
+
+        return [rack for rack in places if rack is not None] if fill(0) else None
+
+    def makeshift(self, stocks: Mapping[str, Stock], rng: Random) -> list[str]:
+        """Return an arrangement that gives each index in turn the rack that breaks the rule least.
+
+        The stocks must hold at least as many bookies as the ensemble.
+        """
+        left = dict(stocks)
+        places: list[str | None] = [None] * self._shape.size
+        chosen: list[str] = []
+        for index in range(len(places)):
+            _, rack = self._tries(places, index, left, rng)[0]
+            places[index], left[rack] = rack, left[rack].less_one()
+            chosen.append(rack)
+        return chosen
+
+    def _tries(
+        self, places: Arrangement, index: int, left: Mapping[str, Stock], rng: Random
+    ) -> list[tuple[int, str]]:
+        """Return the racks for ``index``, best first, each with the number of write sets that
+        would break the rule.
+
+        Equally good racks are in random order, weighted by the weight of their bookies.
+        """
+        tries = []
+        for rack in sorted(rack for rack, stock in left.items() if stock.count):
+            arrangement = replaced(places, index, rack)
+            merit = (
+                not self._rule.admits(rack),
+                len(self.broken(arrangement, index)),
+                self.crowding(arrangement, index),
+                rng.expovariate(left[rack].weight),
+            )
+            tries.append((merit, rack))
+        return [(merit[1], rack) for merit, rack in sorted(tries)]
+
+
+def replaced(arrangement: Arrangement, index: int, rack: str | None) -> Arrangement:
+    return [*arrangement[:index], rack, *arrangement[index + 1 :]]
+
+
+def _pairs(domains: Sequence[str]) -> int:
+    return sum(count * (count - 1) // 2 for count in Counter(domains).values())
+
+
+MOVES_MAX = 2
+"""Number of copies that may move together if no single move improves the ensemble, as for
+"/a /a /b /b" with W = 2."""
+MOVES_TRIED_MAX = 5_000
+"""Limit on the arrangements tried for several moves. They are only needed if racks are few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """The best racks for one bookie index. ``spreading`` is a subset of ``keeping``."""
+
+    keeping: tuple[str, ...]
+    """Racks that break the rule for the fewest write sets."""
+    spreading: tuple[str, ...]
+    """The racks in ``keeping`` that spread the copies most evenly."""
+    is_broken: bool
+    """True if even the racks in ``keeping`` break the rule."""
+
+
+@lru_cache(maxsize=8_192)
+def rank_racks(
+    rule: Rule,
+    shape: Shape,
+    others: tuple[str | None, ...],
+    index: int,
+    racks: tuple[str, ...],
+) -> Ranking:
+    """Return the best racks for a replacement at ``index``.
+
+    ``others``: the racks of the ensemble, None at ``index``. ``racks``: the racks of the
+    candidates. Write sets that break the rule with any replacement are not counted.
+    """
+    arrangements = Arrangements(rule, shape)
+    admitted = tuple(filter(rule.admits, racks))
+    hopeless = arrangements.broken(others, index)
+    broken_counts = {
+        rack: len(arrangements.broken(replaced(others, index, rack), index) - hopeless)
+        for rack in admitted or racks
+    }
+    fewest = min(broken_counts.values())
+    keeping = tuple(rack for rack, count in broken_counts.items() if count == fewest)
+    crowding = {
+        rack: arrangements.crowding(replaced(others, index, rack), index) for rack in keeping
+    }
+    least = min(crowding.values())
+    return Ranking(
+        keeping=keeping,
+        spreading=tuple(rack for rack in keeping if crowding[rack] == least),
+        is_broken=fewest > 0 or not admitted,
+    )
+
+
+@lru_cache(maxsize=8_192)
+def better_arrangements(
+    rule: Rule, shape: Shape, arrangement: tuple[str, ...], racks: tuple[str, ...]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the best arrangements that the fewest moves can make of a failing one.
+
+    The results are equally good: they have the fewest offences and, among these, the most even
+    spread. Empty if no moves improve the arrangement. ``racks``: the racks of the candidates; a
+    rack occurs once per candidate, ``MOVES_MAX`` times at most.
+    """
+    arrangements = Arrangements(rule, shape)
+    least = arrangements.offences(arrangement)
+    admitted = tuple(filter(rule.admits, racks))
+    for count in range(1, MOVES_MAX + 1):
+        tries = comb(shape.size, count) * perm(len(admitted), count)
+        if count > 1 and tries > MOVES_TRIED_MAX:
+            break
+        found: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
+        for indexes, moved in _moved(arrangement, admitted, count):
+            if (offences := arrangements.offences(moved)) < least:
+                crowding = tuple(arrangements.crowding(moved, index) for index in indexes)
+                found.setdefault((offences, crowding), []).append(moved)
+        if found:
+            return tuple(found[min(found)])
+    return ()
+
+
+def _moved(
+    arrangement: tuple[str, ...], racks: tuple[str, ...], count: int
+) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Yield each arrangement that ``count`` moves into these racks can make, with the indexes that
+    were moved."""
+    for indexes in combinations(range(len(arrangement)), count):
+        for chosen in dict.fromkeys(permutations(racks, count)):
+            moves = dict(zip(indexes, chosen, strict=True))
+            yield indexes, tuple(moves.get(index, rack) for index, rack in enumerate(arrangement))
+
+
+@lru_cache(maxsize=8_192)
+def judge_racks(rule: Rule, shape: Shape, racks: tuple[str | None, ...]) -> Adherence:
+    """Return how well an ensemble in these racks follows the rule. None is an unknown rack.
+
+    The result is UNKNOWN only if it depends on the unknown racks. At best, each unknown rack is
+    ideal. At worst, all of them are the rack of another bookie, or one that the rule does not admit
+    (the default rack).
+    """
+    best = _judge(rule, shape, racks)
+    if None not in racks or best is Adherence.FAIL:
+        return best
+    guesses = {DEFAULT_RACK, *(rack for rack in racks if rack is not None)}
+    verdicts = {
+        _judge(rule, shape, [guess if rack is None else rack for rack in racks])
+        for guess in guesses
+    }
+    return best if verdicts == {best} else Adherence.UNKNOWN
+
+
+def _judge(rule: Rule, shape: Shape, racks: Arrangement) -> Adherence:
+    """Return the adherence, where each unknown rack counts as the best possible one."""
+    arrangements = Arrangements(rule, shape)
+    fits = rule.fits(size=shape.size, write_quorum=shape.write_quorum)
+    if not fits or arrangements.offences(racks):
+        return Adherence.FAIL
+    return Adherence.STRICT if arrangements.is_ideal(racks) else Adherence.SOFT

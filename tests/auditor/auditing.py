@@ -5,24 +5,24 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from auditor.absence import Outages
 from auditor.auditor import Auditor
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
-from auditor.holds import Holds
-from auditor.index.keeper import IndexKeeper
-from auditor.marking import Marker
-from auditor.outages import Outages
+from auditor.ledger_map_updater import IndexKeeper
+from auditor.marker import Marker
 from auditor.records import Records
+from auditor.safety_hold import Holds
 from auditor.settings import AuditorSettings, HoldSettings
-from ledgers.formats.layout import Layout
+from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Half, Membership
-from replication.cluster.order_book import OrderBook
-from replication.cluster.own_state import own_path
-from replication.queue.batching import Batcher
+from replication.cluster import ViewSource
+from replication.nodes import Half, Membership
+from replication.orders import OrderBook
+from replication.transactions import Batcher
+from replication.znodes import own_path
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import ROOT, UR, node_info
 

@@ -7,35 +7,40 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from auditor.checks.all_ledgers import AllLedgersCheck
-from auditor.checks.check import Check
-from auditor.checks.copies import CopyReader
-from auditor.checks.kinds import ALL_LEDGERS, PLACEMENT, REPLICAS, CheckKind
-from auditor.checks.records import CheckRecord, CheckRecords, CheckRun, last_run_ms, read_check
-from auditor.checks.replicas import ReplicasCheck
-from auditor.checks.reports import Reports
+from auditor.checks.base import Check, Reports
+from auditor.checks.copies import AllLedgersCheck, CopyReader, ReplicasCheck
+from auditor.checks.records import (
+    ALL_LEDGERS,
+    PLACEMENT,
+    REPLICAS,
+    CheckKind,
+    CheckRecord,
+    CheckRecords,
+    CheckRun,
+    last_run_ms,
+    read_check,
+)
 from auditor.checks.runner import CheckRunner
 from auditor.election import Election
 from auditor.findings import Findings
-from auditor.index.ledger_index import LedgerIndex
-from auditor.marking import BothQueues
+from auditor.ledger_map import LedgerIndex
+from auditor.marker import BothQueues
 from auditor.settings import ChecksSettings
-from ledgers.bookie.quarantine import Quarantine
-from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import Bookies
+from ledgers.codec.layout import Layout
 from ledgers.errors import CorruptionError
-from ledgers.formats.layout import Layout
+from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Half, Membership
-from replication.cluster.order_book import OrderBook
-from replication.queue import payloads
-from replication.queue.batching import Batcher
-from replication.queue.mark_tree import MarkTree
-from replication.queue.payloads import Audit
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.marks import MarkTree
+from replication.nodes import Half, Membership
+from replication.orders import OrderBook
+from replication.transactions import Batcher
+from replication.znodes import Audit
 from tests.auditor.scenes import with_ledgers
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3
@@ -213,7 +218,7 @@ async def checked_at_ms(cluster: Cluster, kind: CheckKind = HOURLY) -> int | Non
 
 
 async def store_time(cluster: Cluster, time_ms: int, audit: Audit = Audit.ALL_LEDGERS) -> None:
-    path, data = payloads.audit_time_path(UR, audit), payloads.audit_time_to_bytes(time_ms)
+    path, data = znodes.audit_time_path(UR, audit), znodes.audit_time_to_bytes(time_ms)
     if await cluster.store.exists(path) is None:
         await cluster.store.create(path, data)
     else:

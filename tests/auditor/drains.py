@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ledgers.metadata import BookieId
-from replication.cluster.order_book import OrderBook, drain_place
-from replication.cluster.orders import DrainOrder
-from replication.cluster.own_state import own_path
-from replication.queue.listing import marked_ledger_ids
+from ledgers.model import BookieId
+from replication.marks import marked_ledger_ids
+from replication.orders import DrainOrder, OrderBook, drain_place
+from replication.znodes import own_path
 from tests.auditor.auditing import Leader, draining
 from tests.auditor.scenes import SOON_S
 from tests.replication.cluster import Cluster

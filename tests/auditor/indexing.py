@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from auditor.index.keeper import IndexKeeper
-from auditor.index.ledger_index import IndexedLedger
-from auditor.index.own_writes import OwnWrites
-from ledgers.formats.layout import Layout
+from auditor.ledger_map import IndexedLedger
+from auditor.ledger_map_updater import IndexKeeper, OwnWrites
+from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore, MemoryTree
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT, UR
 from tests.virtual_time import LoopClock

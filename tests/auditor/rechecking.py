@@ -3,10 +3,10 @@ memory."""
 
 import random
 
+from auditor.checks.base import Reports
 from auditor.checks.copies import CopyReader
-from auditor.checks.reports import Reports
 from auditor.findings import Findings
-from auditor.marking import BothQueues
+from auditor.marker import BothQueues
 from auditor.recheck import CopyRecheck
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.nodes import UR, Node

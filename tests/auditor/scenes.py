@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from auditor.records import AuditRecord
 from auditor.settings import AuditorSettings
-from ledgers.metadata import BookieId
-from replication.queue import payloads
+from ledgers.model import BookieId
+from replication import znodes
 from tests.auditor.auditing import Leader
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import UR
 
-DELAY = payloads.recovery_delay_path(UR)
+DELAY = znodes.recovery_delay_path(UR)
 SOON_S = 0.5
 """Within so long the auditor does what it does at once."""
 
@@ -29,7 +29,7 @@ def delayed(delay_s: int) -> AuditorSettings:
 
 
 async def set_delay(cluster: Cluster, delay_s: int) -> None:
-    data = payloads.recovery_delay_to_bytes(delay_s)
+    data = znodes.recovery_delay_to_bytes(delay_s)
     await cluster.store.set(DELAY, data, version=-1)
 
 
@@ -40,8 +40,8 @@ async def marked_soon(cluster: Cluster) -> list[int]:
 
 async def replicas(cluster: Cluster, ledger_id: int, ur: str = UR) -> tuple[BookieId, ...]:
     """``ur``: below which the mark stands."""
-    data, _ = await cluster.store.get(payloads.mark_path(ur, ledger_id))
-    return payloads.parse_mark(data).replicas
+    data, _ = await cluster.store.get(znodes.mark_path(ur, ledger_id))
+    return znodes.parse_mark(data).replicas
 
 
 def count_audits(leader: Leader) -> list[float]:

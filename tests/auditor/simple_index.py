@@ -1,7 +1,7 @@
 """The index as it would be if memory were free: what the real one is compared with."""
 
-from auditor.index.ledger_index import IndexedLedger
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
+from auditor.ledger_map import IndexedLedger
+from ledgers.model import BookieId, LedgerMetadata, LedgerState
 from ledgers.store import Stat
 
 

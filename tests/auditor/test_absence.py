@@ -9,7 +9,7 @@ from auditor.absence import (
     next_loss_s,
     still_absent,
 )
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 A, B, C = (BookieId(f"bookie-{name}:3181") for name in "abc")
 

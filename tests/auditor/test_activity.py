@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from auditor.activity import ACTIVE_FOR_S, READS_PER_LOOK, GrowthOfLedgers
-from ledgers.bookie.bulk.flow import Activity
-from ledgers.metadata import BookieId
+from ledgers.bulk.flow_control import Activity
+from ledgers.model import BookieId
 
 A, B, C, D = (BookieId(f"{name}:3181") for name in "abcd")
 ALL = frozenset({A, B, C, D})

@@ -9,13 +9,13 @@ from unittest.mock import patch
 import pytest
 
 from auditor.activity import ACTIVE_FOR_S, GO_ON_S, IDLE_INTERVAL_S, LOOK_INTERVAL_S, ActivityWatch
-from ledgers.bookie.bulk.flow import Activity
+from ledgers.bulk.flow_control import Activity
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
-from ledgers.metadata import BookieId, LedgerState
-from replication.cluster.activity import STALE_AFTER_S, read_activity
-from replication.cluster.membership import Half, Membership
-from replication.queue.payloads import lock_path
+from ledgers.model import BookieId, LedgerState
+from replication.client_activity import STALE_AFTER_S, read_activity
+from replication.nodes import Half, Membership
+from replication.znodes import lock_path
 from tests.auditor.auditing import leading
 from tests.replication.cluster import ENTRY_BYTES, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4

@@ -6,12 +6,12 @@ import asyncio
 import pytest
 from prometheus_client import REGISTRY
 
-from auditor import marking
+from auditor import marker
 from auditor.records import last_audit
 from auditor.settings import AuditorSettings
-from ledgers.metadata import BookieId
-from replication.queue import payloads
-from replication.queue.urgent import read_urgent
+from ledgers.model import BookieId
+from replication import znodes
+from replication.marks import read_urgent
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
     SOON_S,
@@ -116,14 +116,14 @@ async def test_a_bookie_that_turns_read_only_is_not_lost_until_it_goes() -> None
 async def test_the_most_endangered_ledgers_are_marked_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(marking, "MARKS_PER_MULTI", 1)
+    monkeypatch.setattr(marker, "MARKS_PER_MULTI", 1)
     cluster = await with_ledgers((B1, B3), (B1, B2), (B3, B4))
     await cluster.kill(B1, B2)
 
     async with auditing(cluster):
         assert await marked_soon(cluster) == [0, 1]
 
-    graver, other = [await cluster.store.exists(payloads.mark_path(UR, i)) for i in (1, 0)]
+    graver, other = [await cluster.store.exists(znodes.mark_path(UR, i)) for i in (1, 0)]
     assert graver is not None
     assert other is not None
     assert graver.czxid < other.czxid
@@ -152,7 +152,7 @@ async def test_a_lost_bookie_that_comes_back_and_goes_again_is_audited_again() -
         assert await marked_soon(cluster) == [0]
         await cluster.revive(B1)
         await asyncio.sleep(SOON_S)
-        await cluster.store.delete(payloads.mark_path(UR, 0))  # a worker found it whole
+        await cluster.store.delete(znodes.mark_path(UR, 0))  # a worker found it whole
 
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0]

@@ -6,14 +6,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from auditor.absence import UNSEEN_MAX_MS, Copyless, StoredAbsences
-from auditor.marking import MarkSource
-from auditor.noting import COUNTS_WRITE_S, RETRY_S, WRITE_S
+from auditor.absence_tracker import COUNTS_WRITE_S, RETRY_S, WRITE_S
+from auditor.marker import MarkSource
 from auditor.records import read_absences
 from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault
 from ledgers.store import Delete
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
+from replication import znodes
+from replication.znodes import own_path
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
     DELAY,
@@ -347,7 +347,7 @@ async def test_rule_s8_a_list_that_is_empty_for_a_while_leaves_nobody_lost() -> 
 
 async def mark_version(cluster: Cluster) -> int:
     """Of ledger 0's."""
-    stat = await cluster.store.exists(payloads.mark_path(UR, 0))
+    stat = await cluster.store.exists(znodes.mark_path(UR, 0))
     assert stat is not None
     return stat.version
 

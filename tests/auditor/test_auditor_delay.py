@@ -6,11 +6,11 @@ import itertools
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.delay import read_delay
-from auditor.marking import MarkSource
-from auditor.noting import WRITE_S
-from ledgers.metadata import BookieId
-from replication.queue import payloads
+from auditor.absence import read_delay
+from auditor.absence_tracker import WRITE_S
+from auditor.marker import MarkSource
+from ledgers.model import BookieId
+from replication import znodes
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     DELAY,
@@ -191,7 +191,7 @@ async def test_an_audit_that_is_triggered_while_nobody_is_away_makes_lost_marks_
     async with auditing(cluster, settings=delayed(60)):
         await asyncio.sleep(61)
         assert await cluster.marked() == [0]
-        await cluster.store.delete(payloads.mark_path(UR, 0))
+        await cluster.store.delete(znodes.mark_path(UR, 0))
 
         await set_delay(cluster, 60)
         assert await marked_soon(cluster) == [0]
@@ -312,12 +312,12 @@ async def test_what_is_lost_while_it_is_disabled_is_marked_when_it_is_enabled() 
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
-        await cluster.store.create(payloads.disable_path(UR))
+        await cluster.store.create(znodes.disable_path(UR))
         await cluster.kill(B1)
         await asyncio.sleep(100)
         assert await cluster.marked() == []
 
-        await cluster.store.delete(payloads.disable_path(UR))
+        await cluster.store.delete(znodes.disable_path(UR))
         assert await marked_soon(cluster) == [0]
 
 
@@ -326,7 +326,7 @@ async def test_what_is_lost_while_it_is_disabled_is_marked_when_it_is_enabled() 
 async def test_while_it_is_disabled_the_auditor_waits_and_asks_nothing(is_lost: bool) -> None:
     hour_s = 3600
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(payloads.disable_path(UR))
+    await cluster.store.create(znodes.disable_path(UR))
     if is_lost:
         await cluster.kill(B1)
     async with leading(cluster) as leader:
@@ -344,8 +344,8 @@ async def test_while_it_is_disabled_the_auditor_waits_and_asks_nothing(is_lost: 
 @in_virtual_time
 async def test_a_delay_that_acls_shut_away_is_the_settings_and_ends_no_term() -> None:
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(payloads.recovery_delay_path(UR), b"600", with_parents=True)
-    shut_out(cluster.store, payloads.recovery_delay_path(UR))
+    await cluster.store.create(znodes.recovery_delay_path(UR), b"600", with_parents=True)
+    shut_out(cluster.store, znodes.recovery_delay_path(UR))
 
     delay = await read_delay(cluster.store, UR, default_s=30)
 

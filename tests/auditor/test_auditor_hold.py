@@ -6,12 +6,11 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.holds import CALM_S
+from auditor.safety_hold import CALM_S
 from auditor.settings import HoldSettings
-from daemon.operating.hold import end_hold
-from ledgers.metadata import BookieId, LedgerState
-from replication.cluster.order_book import OrderBook, hold_place
-from replication.cluster.orders import HoldOrder
+from daemon.cli.hold import end_hold
+from ledgers.model import BookieId, LedgerState
+from replication.orders import HoldOrder, OrderBook, hold_place
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, marked_soon, set_delay, with_ledgers
 from tests.daemon.visits import visiting

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from auditor import marking
-from auditor.losses import SLICE
+from auditor import marker
+from auditor.marker import SLICE
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import Create, Operation
-from replication.queue import payloads
+from replication import znodes
 from tests.auditor.auditing import Leader, auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -35,7 +35,7 @@ async def with_many_ledgers(count: int) -> Cluster:
 
 async def made(cluster: Cluster, ledger_id: int) -> int:
     """The transaction that made the mark."""
-    stat = await cluster.store.exists(payloads.mark_path(UR, ledger_id))
+    stat = await cluster.store.exists(znodes.mark_path(UR, ledger_id))
     assert stat is not None
     return stat.czxid
 
@@ -68,7 +68,7 @@ async def test_the_first_marks_come_long_before_all_ledgers_are_looked_up() -> N
         leader.keeper.index.get = counted  # type: ignore[method-assign, assignment]
 
         def note(store: MemoryStore, operations: Sequence[Operation]) -> None:
-            marks = payloads.marks_path(UR)
+            marks = znodes.marks_path(UR)
             if any(isinstance(each, Create) and each.path.startswith(marks) for each in operations):
                 looked_up_at_first_mark.append(looked_up)
 
@@ -156,7 +156,7 @@ async def marking_slowly(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Leader]:
     """A leader that makes some 40 marks a second."""
-    monkeypatch.setattr(marking, "MARKS_PER_MULTI", 1)
+    monkeypatch.setattr(marker, "MARKS_PER_MULTI", 1)
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
         cluster.tree.latency = lambda: asyncio.sleep(0.05)
@@ -208,7 +208,7 @@ async def test_one_that_came_back_while_its_ledgers_were_being_marked_and_goes_a
         await cluster.revive(B1)
         await asyncio.sleep(60)
         for ledger_id in await cluster.marked():  # as workers do, who find them whole
-            await cluster.store.delete(payloads.mark_path(UR, ledger_id))
+            await cluster.store.delete(znodes.mark_path(UR, ledger_id))
 
         await cluster.kill(B1)
         await asyncio.sleep(60)

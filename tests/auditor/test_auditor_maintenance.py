@@ -5,11 +5,10 @@ import asyncio
 import pytest
 
 from auditor.absence import Copyless
-from auditor.noting import COUNTS_WRITE_S, WRITE_S
+from auditor.absence_tracker import COUNTS_WRITE_S, WRITE_S
 from auditor.records import read_absences
-from ledgers.metadata import BookieId
-from replication.cluster.order_book import OrderBook, maintenance_place
-from replication.cluster.orders import MaintenanceWindow
+from ledgers.model import BookieId
+from replication.orders import MaintenanceWindow, OrderBook, maintenance_place
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, set_delay, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time

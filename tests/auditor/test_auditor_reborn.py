@@ -8,11 +8,10 @@ from auditor.auditor import RETRY_S, STANDSTILL_MAX_S
 from auditor.records import read_identities
 from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import Operation
-from replication.cluster.order_book import hold_place
-from replication.cluster.orders import HoldOrder
-from replication.queue import payloads
+from replication import znodes
+from replication.orders import HoldOrder, hold_place
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     SOON_S,
@@ -37,7 +36,7 @@ async def test_the_ledgers_of_a_bookie_that_was_set_up_anew_are_marked_once() ->
         await cluster.revive(B1)
         assert await marked_soon(cluster) == [0]
         assert await replicas(cluster, 0) == (B1,)
-        await cluster.store.delete(payloads.mark_path(UR, 0))  # as the worker that read it all
+        await cluster.store.delete(znodes.mark_path(UR, 0))  # as the worker that read it all
         await asyncio.sleep(STANDSTILL_MAX_S)
         assert await cluster.marked() == []
 
@@ -75,14 +74,14 @@ async def test_a_ledger_that_was_written_since_the_bookie_came_back_empty_is_mar
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
-        await cluster.store.create(payloads.disable_path(UR))
+        await cluster.store.create(znodes.disable_path(UR))
         await cluster.kill(B1)
         await cluster.wipe(B1)
         await cluster.revive(B1)
         for ledger_id in (0, 1):  # a writer changes an ensemble, a worker repairs another fragment
             versioned = await cluster.manager.read(ledger_id)
             await cluster.manager.write(ledger_id, versioned.metadata, read_as=versioned)
-        await cluster.store.delete(payloads.disable_path(UR))
+        await cluster.store.delete(znodes.disable_path(UR))
 
         assert await marked_soon(cluster) == [0]
 
@@ -164,14 +163,14 @@ async def test_while_auto_recovery_is_disabled_it_waits_for_that() -> None:
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
         await set_up_anew(cluster, B3)
-        await cluster.store.create(payloads.disable_path(UR))
+        await cluster.store.create(znodes.disable_path(UR))
         await asyncio.sleep(SOON_S)
 
         await move(cluster, 0, B3)
         await asyncio.sleep(STANDSTILL_MAX_S)
         assert await cluster.marked() == []
 
-        await cluster.store.delete(payloads.disable_path(UR))
+        await cluster.store.delete(znodes.disable_path(UR))
         assert await marked_soon(cluster) == [0]
 
 
@@ -179,7 +178,7 @@ async def test_while_auto_recovery_is_disabled_it_waits_for_that() -> None:
 async def test_one_that_came_and_was_wiped_while_nobody_was_to_mark_is_seen_through() -> None:
     """A later write of the metadata, as of the close, does not hide that its entries are gone."""
     cluster = await Cluster.start(B1, B2)
-    await cluster.store.create(payloads.disable_path(UR), with_parents=True)
+    await cluster.store.create(znodes.disable_path(UR), with_parents=True)
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
         await cluster.store.create(f"{ROOT}/cookies/{B3}")
@@ -192,7 +191,7 @@ async def test_one_that_came_and_was_wiped_while_nobody_was_to_mark_is_seen_thro
         await cluster.manager.write(0, versioned.metadata, read_as=versioned)
         assert await marked_soon(cluster) == []
 
-        await cluster.store.delete(payloads.disable_path(UR))
+        await cluster.store.delete(znodes.disable_path(UR))
         assert await marked_soon(cluster) == [0]
 
 
@@ -243,7 +242,7 @@ async def test_a_mark_that_names_a_bookie_set_up_anew_already_is_renewed() -> No
         await cluster.revive(B2)
         await asyncio.sleep(SOON_S)
 
-        stat = await cluster.store.exists(payloads.mark_path(UR, 0))
+        stat = await cluster.store.exists(znodes.mark_path(UR, 0))
     assert stat is not None
     assert stat.version == 1
 

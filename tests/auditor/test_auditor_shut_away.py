@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.index.note import IndexNote, index_note_path
+from auditor.ledger_map_updater import IndexNote, index_note_path
 from ledgers.errors import UnauthorizedError
 from ledgers.store import Create, MetadataStore, MultiFailed, Operation, OperationResult, SetData
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
+from replication import znodes
+from replication.znodes import own_path
 from tests.auditor.auditing import leading
 from tests.auditor.scenes import marked_soon, with_ledgers
 from tests.replication.cluster import in_virtual_time, shut_out
@@ -79,14 +79,14 @@ async def test_a_disable_switch_that_is_shut_away_is_on() -> None:
     async with leading(cluster) as leader:
         auditor = asyncio.create_task(leader.auditor.run())
         await asyncio.sleep(5)
-        shut_out(leader.store, payloads.disable_path(UR))
-        await cluster.store.create(payloads.disable_path(UR))
+        shut_out(leader.store, znodes.disable_path(UR))
+        await cluster.store.create(znodes.disable_path(UR))
         await cluster.kill(B1)
         await asyncio.sleep(30)
         assert not auditor.done()
         assert await cluster.marked() == []
 
-        await cluster.store.delete(payloads.disable_path(UR))
+        await cluster.store.delete(znodes.disable_path(UR))
         assert await marked_soon(cluster) == [0]
         auditor.cancel()
         await asyncio.gather(auditor, return_exceptions=True)

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import pytest
 
-from auditor import losses, marking
-from auditor.outages import Outages
+from auditor import marker
+from auditor.absence import Outages
 from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.errors import (
     ConflictError,
@@ -25,11 +25,16 @@ from ledgers.errors import (
     SessionLostError,
 )
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Operation
-from replication.cluster.order_book import OrderBook, hold_place, maintenance_place
-from replication.cluster.orders import HoldOrder, MaintenanceWindow
-from replication.queue import payloads
+from replication import znodes
+from replication.orders import (
+    HoldOrder,
+    MaintenanceWindow,
+    OrderBook,
+    hold_place,
+    maintenance_place,
+)
 from tests.auditor.auditing import Leader, auditing
 from tests.auditor.scenes import set_delay
 from tests.replication.cluster import Cluster
@@ -187,7 +192,7 @@ class World:
     # --- Orders ------------------------------------------------------------------------------------
 
     async def switch(self) -> None:
-        path = payloads.disable_path(UR)
+        path = znodes.disable_path(UR)
         if await self.cluster.store.exists(path) is None:
             await self.cluster.store.create(path)
             self.say("switch on")
@@ -264,7 +269,7 @@ class World:
         self.is_over = True
         self.say("over")
         with suppress(NoNodeError):
-            await self.cluster.store.delete(payloads.disable_path(UR))
+            await self.cluster.store.delete(znodes.disable_path(UR))
         with suppress(NoNodeError):
             await self.cluster.store.delete(hold_place(UR).path)
         for bookie in BOOKIES:
@@ -288,10 +293,10 @@ class World:
 
     async def mark_of(self, ledger_id: int) -> tuple[BookieId, ...]:
         try:
-            data, _ = await self.cluster.store.get(payloads.mark_path(UR, ledger_id))
+            data, _ = await self.cluster.store.get(znodes.mark_path(UR, ledger_id))
         except NoNodeError:
             return ()
-        return payloads.parse_mark(data).replicas
+        return znodes.parse_mark(data).replicas
 
 
 class SketchedWorker:
@@ -306,13 +311,13 @@ class SketchedWorker:
             if self.world.is_over:
                 return
             marked = await self.cluster.marked()
-            if marked and await self.cluster.store.exists(payloads.disable_path(UR)) is None:
+            if marked and await self.cluster.store.exists(znodes.disable_path(UR)) is None:
                 with suppress(NoNodeError, ConflictError, NoSuchLedgerError):
                     await self.repair(self.rng.choice(marked))
 
     async def repair(self, ledger_id: int) -> None:
         world = self.world
-        path = payloads.mark_path(UR, ledger_id)
+        path = znodes.mark_path(UR, ledger_id)
         stat = await self.cluster.store.exists(path)
         if stat is None:
             return
@@ -388,9 +393,9 @@ async def storm(seed: int) -> World:
 @pytest.mark.parametrize("seed", range(SEED_COUNT))
 def test_whatever_misses_copies_has_its_mark(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(marking, "MARKS_PER_MULTI", rng.choice([1, 2, 25]))
-    monkeypatch.setattr(marking, "MULTIS_AT_ONCE", rng.choice([1, 2]))
-    monkeypatch.setattr(losses, "SLICE", rng.choice([2, 500]))
+    monkeypatch.setattr(marker, "MARKS_PER_MULTI", rng.choice([1, 2, 25]))
+    monkeypatch.setattr(marker, "MULTIS_AT_ONCE", rng.choice([1, 2]))
+    monkeypatch.setattr(marker, "SLICE", rng.choice([2, 500]))
 
     with asyncio.Runner(loop_factory=TickingLoop) as runner:
         world = runner.run(storm(seed))

@@ -7,13 +7,13 @@ import random
 import pytest
 
 from auditor.auditor import RETRY_S
-from auditor.index.keeper import RETRY_MAX_S as INDEX_RETRY_MAX_S
-from auditor.marking import MarkSource
+from auditor.ledger_map_updater import RETRY_MAX_S as INDEX_RETRY_MAX_S
+from auditor.marker import MarkSource
 from daemon.threads import leaves
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
 from ledgers.store import Delete
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
+from replication import znodes
+from replication.znodes import own_path
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     DELAY,
@@ -176,7 +176,7 @@ async def test_rule_s8_before_its_first_look_no_leader_says_that_no_loss_is_pend
 async def test_rule_s8_an_audit_waits_while_the_disable_switch_cannot_be_read() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
-        throttled = overload(leader.store, payloads.disable_path(UR))
+        throttled = overload(leader.store, znodes.disable_path(UR))
         cluster.tree.suspend(leader.store)
         await asyncio.sleep(SOON_S)
         cluster.tree.resume(leader.store)

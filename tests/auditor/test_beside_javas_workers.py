@@ -8,7 +8,7 @@ import pytest
 from auditor.findings import SWEEP_S, read_findings
 from auditor.fsck.publishing import faults_of
 from auditor.settings import ChecksSettings
-from replication.cluster.own_state import own_path
+from replication.znodes import own_path
 from tests.auditor.checking import checker
 from tests.fsck.looking import look_twice
 from tests.fsck.test_publishing import publishing

@@ -6,8 +6,8 @@ import asyncio
 import pytest
 
 from auditor.settings import AuditorSettings
-from ledgers.metadata import BookieId
-from replication.queue import payloads
+from ledgers.model import BookieId
+from replication import znodes
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
     SOON_S,
@@ -57,7 +57,7 @@ async def test_a_periodic_check_makes_marks_again_that_somebody_took_away() -> N
     async with auditing(cluster, settings=AuditorSettings(bookie_check_interval_s=100)):
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0]
-        await cluster.store.delete(payloads.mark_path(UR, 0))
+        await cluster.store.delete(znodes.mark_path(UR, 0))
 
         await asyncio.sleep(100)
         assert await cluster.marked() == [0]

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from auditor.causes import (
+from auditor.findings import (
     CLOCKS_APART_MS,
     KEPT_MAX,
     KEPT_MS,
     Cause,
+    Finding,
     MarkReason,
     MarkReasons,
     Why,
     read_causes,
     updated_causes,
 )
-from auditor.findings import Finding
-from ledgers.metadata import BookieId
-from replication.cluster.orders import DrainOrder
-from replication.queue.payloads import Mark
+from ledgers.model import BookieId
+from replication.orders import DrainOrder
+from replication.znodes import Mark
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
 from tests.replication.cluster import in_virtual_time

@@ -6,15 +6,15 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.checks.kinds import ALL_LEDGERS
-from auditor.checks.reports import LOGGED_MAX
+from auditor.checks.base import LOGGED_MAX
+from auditor.checks.records import ALL_LEDGERS
 from auditor.findings import read_findings
 from auditor.settings import ChecksSettings
 from ledgers.bookies import Transfer
 from ledgers.errors import UnreadableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId, LedgerState
-from replication.cluster.own_state import own_path
+from ledgers.model import BookieId, LedgerState
+from replication.znodes import own_path
 from tests.auditor.checking import (
     asked_of,
     checked_at_ms,

@@ -11,7 +11,7 @@ import pytest
 from auditor.checks.records import check_path
 from auditor.checks.runner import RETRY_S
 from ledgers.errors import SessionLostError, UnavailableError
-from replication.queue import payloads
+from replication import znodes
 from tests.auditor.checking import (
     HOUR_S,
     HOURLY,
@@ -156,8 +156,8 @@ async def test_who_leads_no_more_stores_nothing() -> None:
         task = asyncio.create_task(made.runner.run())
         await asyncio.sleep(25)
         before = await record(cluster)
-        vote = (await cluster.store.children(payloads.election_path(UR)))[0]
-        await cluster.store.delete(f"{payloads.election_path(UR)}/{vote}")
+        vote = (await cluster.store.children(znodes.election_path(UR)))[0]
+        await cluster.store.delete(f"{znodes.election_path(UR)}/{vote}")
         with suppress(BaseExceptionGroup):
             await task
 

@@ -15,8 +15,8 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId
-from replication.cluster.own_state import own_path
+from ledgers.model import BookieId
+from replication.znodes import own_path
 from tests.auditor.checking import (
     LEDGERS,
     asked_of,

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.checks import idle_sightings
-from auditor.checks.idle_open import IdleOpenCheck
-from auditor.checks.idle_sightings import (
+from auditor.checks import idle
+from auditor.checks.idle import (
+    IdleOpenCheck,
     Sighting,
     Sightings,
     idle_path,
@@ -19,11 +19,11 @@ from auditor.checks.idle_sightings import (
     sightings_to_json,
 )
 from auditor.checks.records import CheckRun
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.order_book import OrderBook
-from replication.queue.batching import Batcher
+from replication.cluster import ViewSource
+from replication.orders import OrderBook
+from replication.transactions import Batcher
 from tests.auditor.checking import indexed
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
@@ -250,7 +250,7 @@ async def test_no_more_is_read_in_a_second_than_is_allowed() -> None:
 async def test_of_too_many_those_of_the_longest_standing_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idle_sightings, "SIGHTINGS_MAX", 2)
+    monkeypatch.setattr(idle, "SIGHTINGS_MAX", 2)
     cluster = await open_ledgers(1)
     await run(cluster)
     for ledger_id in (2, 3):

@@ -6,12 +6,20 @@ from typing import TypeVar
 
 import pytest
 
-from auditor.checks.kinds import CheckKind
+from auditor.checks.records import CheckKind
 from auditor.checks.runner import pause_of
 from ledgers.errors import UnavailableError
-from replication.cluster.order_book import Order, OrderBook, Place, checks_place, hold_place
-from replication.cluster.orders import ChecksOrder, HoldOrder, Orders
-from replication.queue import payloads
+from replication import znodes
+from replication.orders import (
+    ChecksOrder,
+    HoldOrder,
+    Order,
+    OrderBook,
+    Orders,
+    Place,
+    checks_place,
+    hold_place,
+)
 from tests.auditor.checking import (
     HOUR_S,
     HOURS,
@@ -29,7 +37,7 @@ from tests.replication.nodes import UR
 
 T = TypeVar("T", bound=Order)
 
-DISABLE = payloads.disable_path(UR)
+DISABLE = znodes.disable_path(UR)
 
 
 async def give(cluster: Cluster, place: Place[T], order: T) -> None:

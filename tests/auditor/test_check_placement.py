@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import pytest
 
 from auditor.checks import placement
+from auditor.checks.base import Reports
 from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRun
-from auditor.checks.reports import Reports
 from auditor.findings import Findings, read_findings
-from auditor.marking import BothQueues
-from ledgers.metadata import BookieId, LedgerState
+from auditor.marker import BothQueues
+from ledgers.model import BookieId, LedgerState
 from ledgers.placement import DEFAULT_RACK, NoRule, RackRule, Rule, RuledPlacement, ZoneRule
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.order_book import OrderBook
-from replication.cluster.own_state import own_path
-from replication.queue.batching import Batcher
-from replication.queue.listing import marked_ledger_ids, read_marks
+from replication.cluster import ViewSource
+from replication.marks import marked_ledger_ids, read_marks
+from replication.orders import OrderBook
+from replication.transactions import Batcher
+from replication.znodes import own_path
 from tests.auditor.checking import indexed
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6

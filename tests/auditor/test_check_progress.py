@@ -7,12 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.checks.check import Check
-from auditor.checks.kinds import ALL_LEDGERS, PLACEMENT, REPLICAS, CheckKind
-from auditor.checks.records import CheckRecord, CheckRun, check_path
-from auditor.checks.schedule import FORCED_MS
-from replication.cluster.own_state import parse_record
-from replication.queue import payloads
+from auditor.checks.base import Check
+from auditor.checks.records import (
+    ALL_LEDGERS,
+    PLACEMENT,
+    REPLICAS,
+    CheckKind,
+    CheckRecord,
+    CheckRun,
+    check_path,
+)
+from auditor.checks.runner import FORCED_MS
+from replication import znodes
+from replication.znodes import parse_record
 from tests.auditor.checking import (
     HOUR_S,
     HOURLY,
@@ -127,7 +134,7 @@ async def test_when_a_check_ran_last_stands_as_java_writes_it(kind: CheckKind) -
             written = CheckRecord(last=last, last_ms=time_ms)
             await made.runner._records.write_finished(kind.name, written, kind.audit)
 
-        stored, _ = await cluster.store.get(payloads.audit_time_path(UR, kind.audit))
+        stored, _ = await cluster.store.get(znodes.audit_time_path(UR, kind.audit))
         assert stored == bytes.fromhex(data)
         assert await checked_at_ms(cluster, kind) == time_ms
         assert (await record(cluster, kind)).last == last

@@ -6,14 +6,14 @@ from collections import Counter
 import pytest
 
 from auditor.checks.copies import Bad, Copies, most_bad
-from auditor.checks.kinds import REPLICAS
+from auditor.checks.records import REPLICAS
 from auditor.findings import read_findings
 from auditor.settings import ChecksSettings
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId, LedgerState
-from replication.cluster.own_state import own_path
-from replication.planning.entry_runs import NO_ENTRIES, EntryRuns
+from ledgers.model import BookieId, LedgerState
+from replication.entry_runs import NO_ENTRIES, EntryRuns
+from replication.znodes import own_path
 from tests.auditor.checking import checked_at_ms, checker, record, running
 from tests.auditor.scenes import replicas, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time, named_by

@@ -9,10 +9,9 @@ from functools import partial
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.checks.kinds import ALL_LEDGERS, REPLICAS, CheckKind
-from auditor.checks.records import check_path
-from auditor.checks.schedule import FORCED_MS
-from replication.queue import payloads
+from auditor.checks.records import ALL_LEDGERS, REPLICAS, CheckKind, check_path
+from auditor.checks.runner import FORCED_MS
+from replication import znodes
 from tests.auditor.checking import (
     HOUR_S,
     HOURS,
@@ -110,7 +109,7 @@ async def test_a_check_whose_own_znodes_acls_shut_away_waits_until_they_are_open
             made.store,
             check_path(UR, ALL_LEDGERS.name)
             if what == "its record"
-            else payloads.audit_time_path(UR, payloads.Audit.ALL_LEDGERS),
+            else znodes.audit_time_path(UR, znodes.Audit.ALL_LEDGERS),
         )
         async with running(made):
             with capture_logs() as logs:
@@ -162,7 +161,7 @@ async def test_a_check_that_somebody_wants_runs_at_once_without_a_restart(
         await asyncio.sleep(60)
         before = check.started_at.copy()
         if age_days is None:
-            await cluster.store.delete(payloads.audit_time_path(UR, payloads.Audit.ALL_LEDGERS))
+            await cluster.store.delete(znodes.audit_time_path(UR, znodes.Audit.ALL_LEDGERS))
         else:
             await store_time(cluster, cluster.clock.wall_ms() - age_days * 86_400_000)
         await asyncio.sleep(6)

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from auditor.checks.schedule import FORCED_MS, Timetable, due_in_s, is_taken_back
+from auditor.checks.runner import FORCED_MS, Timetable, due_in_s, is_taken_back
 
 HOUR_S = 3_600.0
 HOUR_MS = 3_600_000

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from auditor.absence import Copyless
-from auditor.copyless import IDS_KEPT_MAX, PAUSE_S, CopylessCounter, has_copyless
-from auditor.index.ledger_index import IndexedLedger, LedgerIndex
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from auditor.ledger_map import IndexedLedger, LedgerIndex
+from auditor.underreplication import IDS_KEPT_MAX, PAUSE_S, CopylessCounter, has_copyless
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Stat
 from tests.auditor.indexing import SOON_S, closed, keeping, with_ledgers
 from tests.replication.cluster import in_virtual_time

@@ -7,7 +7,9 @@ import pytest
 
 from ledgers.errors import BookmenderError
 from ledgers.store import children_if_any
-from replication.cluster.own_state import (
+from replication import znodes
+from replication.ledger_record import unproven_path
+from replication.znodes import (
     findings_path,
     nodes_path,
     orders_path,
@@ -15,8 +17,6 @@ from replication.cluster.own_state import (
     recent_copies_path,
     waiting_path,
 )
-from replication.queue import payloads
-from replication.waiting.unproven_ends import unproven_path
 from tests.auditor.auditing import auditing
 from tests.auditor.rechecking import recheck_of
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -45,10 +45,10 @@ async def restarting(session: Callable[[], Awaitable[None]]) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(payloads.locks_path(UR), id="locks"),
-        pytest.param(payloads.marks_path(UR), id="the shared queue"),
-        pytest.param(payloads.marks_path(own_path(UR)), id="our own queue"),
-        pytest.param(payloads.election_path(UR), id="election"),
+        pytest.param(znodes.locks_path(UR), id="locks"),
+        pytest.param(znodes.marks_path(UR), id="the shared queue"),
+        pytest.param(znodes.marks_path(own_path(UR)), id="our own queue"),
+        pytest.param(znodes.election_path(UR), id="election"),
         pytest.param(waiting_path(UR), id="waiting"),
         pytest.param(findings_path(UR), id="findings"),
         pytest.param(unproven_path(UR), id="unproven ends"),

@@ -6,7 +6,7 @@ import pytest
 
 from auditor.draining import LOOK_S
 from auditor.records import DrainProgress, DrainRecord, last_drains
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.auditor.drains import OWN, drained_soon, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time

@@ -8,13 +8,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from auditor.draining import LOOK_S, RELIST_S
-from auditor.index.keeper import IndexKeeper
+from auditor.ledger_map_updater import IndexKeeper
 from auditor.records import last_drains
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
-from replication.cluster.order_book import drain_place
-from replication.queue import payloads
+from replication import znodes
+from replication.orders import drain_place
 from tests.auditor.auditing import draining
 from tests.auditor.drains import OWN, drained_soon, order_drain, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
@@ -28,7 +28,7 @@ async def cancel_drain(cluster: Cluster, bookie: BookieId) -> None:
 
 
 async def unmark(cluster: Cluster, ledger_id: int) -> None:
-    path = payloads.mark_path(OWN, ledger_id)
+    path = znodes.mark_path(OWN, ledger_id)
     await cluster.store.delete(path)
     await cluster.store.delete(path.rpartition("/")[0])
 
@@ -67,8 +67,8 @@ async def test_rule_s16_ledgers_of_a_draining_bookie_are_marked_in_our_own_queue
         await asyncio.sleep(SOON_S)
 
         assert await own_marks(cluster) == [0, 1]
-        data, _ = await cluster.store.get(payloads.mark_path(OWN, 0))
-        assert payloads.parse_mark(data).replicas == (B2,)
+        data, _ = await cluster.store.get(znodes.mark_path(OWN, 0))
+        assert znodes.parse_mark(data).replicas == (B2,)
         assert await cluster.marked() == [], "Java would unmark them"
 
 
@@ -90,7 +90,7 @@ async def test_marks_come_in_the_order_of_danger() -> None:
     marked: list[int] = []
 
     def note(_: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
-        marks = {payloads.mark_path(OWN, i): i for i in (0, 1)}
+        marks = {znodes.mark_path(OWN, i): i for i in (0, 1)}
         marked.extend(marks[each.path] for each in operations if each.path in marks)
         return None
 
@@ -116,7 +116,7 @@ async def test_a_further_order_is_looked_for_at_once() -> None:
 @in_virtual_time
 async def test_a_directory_of_our_queue_that_acls_shut_away_ends_no_term() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B4))
-    directory = payloads.mark_path(OWN, 0).rsplit("/", 2)[0]
+    directory = znodes.mark_path(OWN, 0).rsplit("/", 2)[0]
     await cluster.store.create(directory, with_parents=True)
     await order_drain(cluster, B1)
     async with draining(cluster) as leader:
@@ -131,12 +131,12 @@ async def test_a_directory_of_our_queue_that_acls_shut_away_ends_no_term() -> No
 @in_virtual_time
 async def test_while_auto_recovery_is_disabled_nothing_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(payloads.disable_path(UR))
+    await cluster.store.create(znodes.disable_path(UR))
     async with drained_soon(cluster, B1):
         await asyncio.sleep(30)
         assert await own_marks(cluster) == []
 
-        await cluster.store.delete(payloads.disable_path(UR))
+        await cluster.store.delete(znodes.disable_path(UR))
         await asyncio.sleep(10)
         assert await own_marks(cluster) == [0]
 

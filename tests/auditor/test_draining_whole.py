@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from auditor.records import last_drains
-from daemon.operating.drains import cancel_drains
-from ledgers.metadata import BookieId, LedgerState
+from daemon.cli.drain import cancel_drains
+from ledgers.model import BookieId, LedgerState
 from tests.auditor.auditing import auditing, draining
 from tests.auditor.drains import own_marks
 from tests.auditor.scenes import with_ledgers

@@ -8,15 +8,15 @@ from auditor.election import Election, Leader, Leadership, current_leader, in_or
 from ledgers.errors import LeadershipLostError, SessionLostError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import SetData
-from replication.cluster.membership import Half, Membership
-from replication.queue import payloads
+from replication import znodes
+from replication.nodes import Half, Membership
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.nodes import UR, node_info
 from tests.replication.overload import overload
 from tests.replication.watched import settle
 from tests.virtual_time import LoopClock
 
-ELECTION = payloads.election_path(UR)
+ELECTION = znodes.election_path(UR)
 
 
 class Candidate:

@@ -1,8 +1,8 @@
 import pytest
 
-from auditor.endangered import DangerQueue, Endangered, endangered, most_endangered_first
-from auditor.index.ledger_index import IndexedLedger
-from ledgers.metadata import BookieId, LedgerState
+from auditor.ledger_map import IndexedLedger
+from auditor.underreplication import DangerQueue, Endangered, endangered, most_endangered_first
+from ledgers.model import BookieId, LedgerState
 
 BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(1, 7))
 

@@ -11,8 +11,8 @@ from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Delete, MetadataStore, Operation
-from replication.cluster.own_state import findings_path
-from replication.queue import payloads
+from replication import znodes
+from replication.znodes import findings_path
 from tests.auditor.auditing import leading
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
@@ -145,7 +145,7 @@ async def test_a_finding_stays_while_its_ledger_is_marked_and_goes_with_the_mark
         await asyncio.sleep(3 * SWEEP_S)
         assert LEDGER in await read_findings(cluster.store, UR, [LEDGER])
 
-        await cluster.store.delete(payloads.mark_path(UR, LEDGER))
+        await cluster.store.delete(znodes.mark_path(UR, LEDGER))
         await asyncio.sleep(2 * SWEEP_S)
 
     assert await cluster.store.exists(findings_path(UR, LEDGER)) is None
@@ -216,7 +216,7 @@ async def test_many_findings_are_looked_at_less_often(monkeypatch: pytest.Monkey
             await findings.write(ledger_id, "fsck", {B1}, "missing")
             await cluster.mark(B1, ledger_id=ledger_id)
         await asyncio.sleep(SWEEP_S + 1)  # a first look, at all of them
-        await cluster.store.delete(payloads.mark_path(UR, 7))
+        await cluster.store.delete(znodes.mark_path(UR, 7))
 
         await asyncio.sleep(600)
         assert 7 in await read_findings(cluster.store, UR, [7])

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.holding import Muster, is_warranted, wanted_hold
+from auditor.safety_hold import Muster, is_warranted, wanted_hold
 from auditor.settings import HoldSettings
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK
 from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.store import Stat
-from replication.cluster.cluster_view import ClusterView
-from replication.cluster.orders import DrainOrder, HoldOrder, MaintenanceWindow, Orders
+from replication.cluster import ClusterView
+from replication.orders import DrainOrder, HoldOrder, MaintenanceWindow, Orders
 
 TEN = tuple(BookieId(f"bookie-{name}:3181") for name in "abcdefghij")
 A, B, C, D, E, F, G, H = TEN[:8]

@@ -8,15 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.holds import Holds
+from auditor.safety_hold import Holds
 from auditor.settings import HoldSettings
 from ledgers.errors import LeadershipLostError, UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import Operation
-from replication.cluster.order_book import OrderBook, StandingOrder, hold_place
-from replication.cluster.orders import HoldOrder, Orders
-from replication.cluster.own_state import orders_path
+from replication.orders import HoldOrder, OrderBook, Orders, StandingOrder, hold_place
+from replication.znodes import orders_path
 from tests.auditor.auditing import Leader, leading
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3

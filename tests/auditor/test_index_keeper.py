@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.index import keeper as keeper_module
-from auditor.index import tree_scan
+from auditor import ledger_map_updater
+from auditor import ledger_map_updater as keeper_module
+from ledgers.codec.layout import Layout
 from ledgers.errors import SessionLostError
-from ledgers.formats.layout import Layout
-from replication.queue import payloads
+from replication import znodes
 from tests.auditor.indexing import (
     RESCAN_S,
     SOON_S,
@@ -86,8 +86,8 @@ async def test_what_a_repair_does_to_marks_and_locks_costs_no_read() -> None:
     async with keeping(ledgers) as keeper:
         await asyncio.sleep(SOON_S)
         before = store_of(keeper).request_count
-        await ledgers.store.create(payloads.mark_path(UR, 1), with_parents=True)
-        await ledgers.store.create(payloads.lock_path(UR, 1), with_parents=True)
+        await ledgers.store.create(znodes.mark_path(UR, 1), with_parents=True)
+        await ledgers.store.create(znodes.lock_path(UR, 1), with_parents=True)
         await asyncio.sleep(SOON_S)
 
         assert store_of(keeper).request_count == before
@@ -175,7 +175,7 @@ async def test_a_rescan_that_is_asked_for_reads_everything_again() -> None:
 async def test_ledgers_that_change_while_they_are_scanned_are_right_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tree_scan, "READS_AT_ONCE", 3)
+    monkeypatch.setattr(ledger_map_updater, "READS_AT_ONCE", 3)
     ledgers = await with_ledgers(20)
     async with keeping(ledgers, is_built=False) as keeper:
         for ledger_id in range(0, 20, 2):

@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from auditor.index.keeper import IndexKeeper
-from auditor.index.note import (
+from auditor.ledger_map_updater import (
     WRITE_INTERVAL_S,
+    IndexKeeper,
     IndexNote,
     IndexTeller,
+    ScanProgress,
     index_note_path,
     read_index_note,
 )
-from auditor.index.progress import ScanProgress
 from tests.auditor.auditing import leading
 from tests.auditor.scenes import with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from auditor.index import keeper as keeper_module
-from auditor.index.own_writes import KEPT_MAX, OwnWrites
+from auditor import ledger_map_updater as keeper_module
+from auditor.ledger_map_updater import KEPT_MAX, OwnWrites
 from ledgers.manager import VersionedMetadata
 from ledgers.store import UNTOLD, Event, EventKind, Stat
 from tests.auditor.indexing import (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.index import keeper as keeper_module
-from auditor.index import tree_scan
+from auditor import ledger_map_updater
+from auditor import ledger_map_updater as keeper_module
 from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Operation
@@ -92,7 +92,7 @@ async def test_rule_s8_a_walk_that_breaks_off_takes_nothing_out_and_is_tried_aga
 async def test_rule_s8_a_ledger_that_is_not_listed_is_gone_only_if_a_second_read_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tree_scan, "READS_AT_ONCE", 2)
+    monkeypatch.setattr(ledger_map_updater, "READS_AT_ONCE", 2)
     ledgers = await with_ledgers(9)
     async with keeping(ledgers) as keeper:
         listing = keeper._manager.ledger_ids_of

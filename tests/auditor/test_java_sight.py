@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from auditor.java_sight import Damage, Sight, java_sight
-from ledgers.fragments import Fragment
-from ledgers.metadata import BookieId
-from replication.planning.entry_runs import EntryRuns
+from auditor.underreplication import Damage, Sight, java_sight
+from ledgers.model import BookieId, Fragment
+from replication.entry_runs import EntryRuns
 from tests.replication.ledger_values import B1, B2, B3, B4, fragment
 
 ALL = frozenset({B1, B2, B3, B4})

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from auditor.index import ledger_block, ledger_index, sorted_ids
-from auditor.index.ledger_index import LedgerIndex
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from auditor import ledger_map
+from auditor.ledger_map import LedgerIndex
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Stat
 from tests.auditor.simple_index import SimpleIndex
 
@@ -58,9 +58,9 @@ CHANGES = st.one_of(
 def tiny_blocks() -> Iterator[None]:
     """So that a few ledgers fill many of them."""
     with (
-        patch.object(ledger_index, "BLOCK_MAX", 4),
-        patch.object(sorted_ids, "BLOCK_MAX", 3),
-        patch.object(ledger_block, "WASTE_MIN", 5),
+        patch.object(ledger_map, "BLOCK_MAX", 4),
+        patch.object(ledger_map, "BLOCK_MAX", 3),
+        patch.object(ledger_map, "WASTE_MIN", 5),
     ):
         yield
 

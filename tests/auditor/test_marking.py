@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from auditor import marking
-from auditor.endangered import Endangered
-from auditor.marking import MARKS_PER_MULTI, MULTIS_AT_ONCE
+from auditor import marker
+from auditor.marker import MARKS_PER_MULTI, MULTIS_AT_ONCE
+from auditor.underreplication import Endangered
 from ledgers.errors import (
     LeadershipLostError,
     NoNodeError,
@@ -16,7 +16,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import (
     Check,
     Create,
@@ -27,16 +27,16 @@ from ledgers.store import (
     SetData,
     request_bytes,
 )
-from replication.queue import payloads
-from replication.queue.batching import BATCH_BYTES_MAX
-from replication.queue.payloads import Mark
+from replication import znodes
+from replication.transactions import BATCH_BYTES_MAX
+from replication.znodes import Mark
 from tests.auditor.auditing import leading
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, UR
 from tests.replication.watched import settle
 
-MARK = payloads.mark_path(UR, LEDGER)
+MARK = znodes.mark_path(UR, LEDGER)
 
 
 def endangered(ledger_id: int, *lost: BookieId) -> Endangered:
@@ -44,8 +44,8 @@ def endangered(ledger_id: int, *lost: BookieId) -> Endangered:
 
 
 async def mark_of(cluster: Cluster, ledger_id: int = LEDGER) -> Mark:
-    data, _ = await cluster.store.get(payloads.mark_path(UR, ledger_id))
-    return payloads.parse_mark(data)
+    data, _ = await cluster.store.get(znodes.mark_path(UR, ledger_id))
+    return znodes.parse_mark(data)
 
 
 @in_virtual_time
@@ -63,14 +63,14 @@ async def test_a_new_mark_says_who_is_lost_and_since_when() -> None:
 
 @in_virtual_time
 async def test_marks_are_made_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marking, "MARKS_PER_MULTI", 1)
+    monkeypatch.setattr(marker, "MARKS_PER_MULTI", 1)
     cluster = await Cluster.start()
     order = [5, 7_000, 3, 4_000, 1, 20_000, 2, 10_000]
     async with leading(cluster) as leader:
         await leader.marker.mark(0, (B1,))  # makes the directories: whoever lacks them falls behind
         count = await leader.marker.mark_all([endangered(i) for i in order])
 
-    made = {i: await cluster.store.exists(payloads.mark_path(UR, i)) for i in order}
+    made = {i: await cluster.store.exists(znodes.mark_path(UR, i)) for i in order}
     assert count == len(order)
     czxids = [made[i].czxid for i in order]  # type: ignore[union-attr]
     assert czxids == sorted(set(czxids))
@@ -126,7 +126,7 @@ async def test_a_mark_that_acls_shut_away_is_told_of_and_keeps_no_other_from_bei
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     async with leading(cluster) as leader:
-        shut_out(leader.store, payloads.mark_path(UR, 1))
+        shut_out(leader.store, znodes.mark_path(UR, 1))
         with capture_logs() as logs:
             assert await leader.marker.mark_all([endangered(i) for i in range(3)]) == 2
 
@@ -142,7 +142,7 @@ async def test_a_mark_that_may_not_be_written_keeps_no_other_from_being_made(shu
     away = 70_000  # in a group of directories of its own
     if shut == "mark":
         await cluster.mark(B2, ledger_id=away)
-    path = payloads.mark_path(UR, away)
+    path = znodes.mark_path(UR, away)
     path = path.rsplit("/", {"mark": 0, "directory": 1, "group": 2}[shut])[0]
     async with leading(cluster) as leader:
         forbid_writing(leader.store, path)
@@ -202,7 +202,7 @@ async def test_a_mark_that_says_all_already_is_not_written() -> None:
         pytest.param(b"", Mark(replicas=(B1,)), id="a mark without data"),
         pytest.param(b"\xff", Mark(replicas=(B1,)), id="one that nobody can read"),
         pytest.param(
-            payloads.mark_to_bytes(Mark(replicas=(B2,))),
+            znodes.mark_to_bytes(Mark(replicas=(B2,))),
             Mark(replicas=(B2, B1)),
             id="one of an old version, without a time",
         ),
@@ -289,7 +289,7 @@ async def test_parents_that_go_while_they_are_being_made_are_made_for_each_by_it
     "change",
     [
         pytest.param(
-            SetData(path=MARK, data=payloads.mark_to_bytes(Mark(replicas=(B3,))), version=-1),
+            SetData(path=MARK, data=znodes.mark_to_bytes(Mark(replicas=(B3,))), version=-1),
             id="extended",
         ),
         pytest.param(Delete(path=MARK), id="deleted"),

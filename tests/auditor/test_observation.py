@@ -2,10 +2,10 @@
 
 import pytest
 
-from auditor.endangered import Endangered
-from auditor.index.ledger_index import IndexedLedger
+from auditor.ledger_map import IndexedLedger
 from auditor.observation import Absence, compare, lost_bytes, missing_bookies
-from ledgers.metadata import BookieId, LedgerState
+from auditor.underreplication import Endangered
+from ledgers.model import BookieId, LedgerState
 from tests.replication.ledger_values import B1, B2, B3, B4
 
 

@@ -6,26 +6,24 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from auditor.causes import Cause, Why, causes_path, causes_to_bytes
-from auditor.findings import Finding
-from auditor.holds import CALM_S, HoldJudge
-from auditor.index.keeper import IndexKeeper
+from auditor.findings import Cause, Finding, Why, causes_path, causes_to_bytes
+from auditor.ledger_map_updater import IndexKeeper
 from auditor.observation import Absence, Observation
 from auditor.observer import Observer
+from auditor.safety_hold import CALM_S, HoldJudge
 from auditor.settings import AuditorSettings, HoldSettings
-from ledgers.formats.layout import Layout
+from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import BookieId
-from ledgers.operations.tasks import task_scope
-from ledgers.read_only import ReadOnlyStore
+from ledgers.model import BookieId
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.order_book import OrderBook, hold_place
-from replication.cluster.orders import HoldOrder
-from replication.cluster.own_state import findings_path, own_path
-from replication.queue import payloads
-from replication.queue.listing import read_marks
+from ledgers.store import ReadOnlyStore
+from ledgers.tasks import task_scope
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.marks import read_marks
+from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.znodes import findings_path, own_path
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, replicas, set_delay, with_ledgers
 from tests.auditor.test_auditor_maintenance import maintain
@@ -116,7 +114,7 @@ async def lose_one_that_may_come_back(cluster: Cluster) -> None:
 
 
 async def lose_one_while_disabled(cluster: Cluster) -> None:
-    await cluster.store.create(payloads.disable_path(UR))
+    await cluster.store.create(znodes.disable_path(UR))
     await cluster.kill(B2)
 
 
@@ -133,9 +131,7 @@ SCENES: list[Scene] = [
 
 async def ring() -> Cluster:
     cluster = await with_ledgers(*RING)
-    await cluster.store.create(
-        payloads.recovery_delay_path(UR), payloads.recovery_delay_to_bytes(0)
-    )
+    await cluster.store.create(znodes.recovery_delay_path(UR), znodes.recovery_delay_to_bytes(0))
     return cluster
 
 
@@ -290,7 +286,7 @@ async def test_marks_of_somebody_else_are_followed_as_they_come_grow_and_go() ->
         assert seen.difference.surplus == (5,)
 
         await cluster.mark(B2, B3, ledger_id=1)
-        await cluster.store.delete(payloads.mark_path(UR, 5))
+        await cluster.store.delete(znodes.mark_path(UR, 5))
         seen = await look(cluster, observer)
 
     assert await replicas(cluster, 1) == (B2, B3)
@@ -304,7 +300,7 @@ async def test_our_own_queue_is_seen_what_is_damaged_there_apart_and_what_java_s
     own, found = own_path(UR), Finding(check="fsck", bookies=(B1,), detail="bad", found_ms=1)
     async with observing(cluster) as observer:
         for ledger_id in (4, 5, 6):
-            path = payloads.mark_path(own, ledger_id)
+            path = znodes.mark_path(own, ledger_id)
             await cluster.store.create(path, with_parents=True)
         for ledger_id in (4, 6):
             path = findings_path(UR, ledger_id)
@@ -314,11 +310,11 @@ async def test_our_own_queue_is_seen_what_is_damaged_there_apart_and_what_java_s
         assert (seen.own.damaged, seen.own.others) == ((4,), (5,))
         assert (seen.marked_count, seen.queued_count) == (1, 3)
 
-        await cluster.store.delete(payloads.mark_path(UR, 6))
+        await cluster.store.delete(znodes.mark_path(UR, 6))
         assert (await look(cluster, observer)).own.damaged == (4, 6)
 
-        await cluster.store.delete(payloads.mark_path(own, 4))
-        await cluster.store.delete(payloads.mark_path(own, 4).rpartition("/")[0])
+        await cluster.store.delete(znodes.mark_path(own, 4))
+        await cluster.store.delete(znodes.mark_path(own, 4).rpartition("/")[0])
         seen = await look(cluster, observer)
 
     assert (seen.own.damaged, seen.own.others) == ((6,), (5,))

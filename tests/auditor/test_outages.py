@@ -5,9 +5,15 @@ import math
 
 import pytest
 
-from auditor.absence import excused_until_s, lost_bookies, next_loss_s
-from auditor.outages import JOINED_MAX_S, Outage, Outages
-from ledgers.metadata import BookieId
+from auditor.absence import (
+    JOINED_MAX_S,
+    Outage,
+    Outages,
+    excused_until_s,
+    lost_bookies,
+    next_loss_s,
+)
+from ledgers.model import BookieId
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import marked_soon, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time

@@ -9,16 +9,15 @@ import pytest
 from auditor.election import Election
 from ledgers.errors import LeadershipLostError
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.placement.racks import Racks
+from ledgers.placement.topology import Racks
 from ledgers.registration import Registration
 from ledgers.store import Operation
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Half, Membership
-from replication.cluster.own_state import racks_path
-from replication.cluster.rack_memory import RackMemory, remembered_racks
-from replication.cluster.racks import RETRY_S, RackKeeper
-from replication.queue import payloads
-from replication.queue.batching import Batcher
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.nodes import Half, Membership
+from replication.racks import RETRY_S, RackKeeper, RackMemory, remembered_racks
+from replication.transactions import Batcher
+from replication.znodes import racks_path
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT, UR, node_info
@@ -161,8 +160,8 @@ async def test_rule_s9_who_leads_no_more_writes_nothing() -> None:
 
     async def deposed() -> None:
         async with remembering(cluster, table):
-            votes = await cluster.store.children(payloads.election_path(UR))
-            await cluster.store.delete(f"{payloads.election_path(UR)}/{votes[0]}")
+            votes = await cluster.store.children(znodes.election_path(UR))
+            await cluster.store.delete(f"{znodes.election_path(UR)}/{votes[0]}")
             table.tell({B1: "/b"})
             await asyncio.sleep(5)
 

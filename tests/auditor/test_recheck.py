@@ -11,8 +11,8 @@ from auditor.recheck import ADOPT_INTERVAL_S, RETRY_MIN_S, orphans
 from ledgers.bookies import Transfer
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import NO_FAULT, Fault
-from replication.cluster.own_state import own_path, recent_copies_path
-from replication.queue import payloads
+from replication import znodes
+from replication.znodes import own_path, recent_copies_path
 from tests.auditor.rechecking import recheck_of
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
@@ -208,10 +208,10 @@ async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
     async with rechecking_node(cluster):
         await repaired(cluster)
         cluster.bookie(B4).lose(LEDGER, 0)
-        await cluster.store.create(payloads.disable_path(UR))
+        await cluster.store.create(znodes.disable_path(UR))
         await asyncio.sleep(AFTER_S + 300)
         assert await cluster.marked() == await cluster.marked(own_path(UR)) == []
-        await cluster.store.delete(payloads.disable_path(UR))
+        await cluster.store.delete(znodes.disable_path(UR))
 
         await asyncio.sleep(RETRY_MIN_S + 30)
 

@@ -5,10 +5,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.losses import LossMarks
-from auditor.relisting import RELIST_S
+from auditor.marker import RELIST_S, LossMarks
 from ledgers.errors import UnavailableError
-from replication.queue import payloads
+from replication import znodes
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import marked_soon, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -18,7 +17,7 @@ from tests.replication.nodes import UR
 
 async def unmark(cluster: Cluster, *ledger_ids: int) -> None:
     for ledger_id in ledger_ids:
-        path = payloads.mark_path(UR, ledger_id)
+        path = znodes.mark_path(UR, ledger_id)
         await cluster.store.delete(path)
         await cluster.store.delete(path.rpartition("/")[0])
 
@@ -69,7 +68,7 @@ async def test_a_listing_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPat
     async with auditing(cluster) as leader:
         assert await marked_soon(cluster) == [0]
         await unmark(cluster, 0)
-        shut = shut_out(leader.store, payloads.marks_path(UR))
+        shut = shut_out(leader.store, znodes.marks_path(UR))
         await asyncio.sleep(3 * RELIST_S)
         assert await cluster.marked() == []
 

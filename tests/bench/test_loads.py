@@ -3,7 +3,7 @@
 import pytest
 
 from bench.loads import DIGEST, LOADS, VICTIM_INDEX, Load, Part, stake
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 BOOKIES = [BookieId(f"127.0.0.1:{port}") for port in range(5)]
 VICTIM = BOOKIES[VICTIM_INDEX]

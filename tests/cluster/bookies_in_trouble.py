@@ -11,7 +11,7 @@ from pathlib import Path
 from daemon.local import znodes
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import port_of
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.cluster.steps import Bench
 
 SESSION_TIMEOUT_S = 10.0

@@ -13,13 +13,13 @@ from enum import Enum
 
 from msgspec.structs import replace
 
-from daemon.cli import main
-from ledgers.bookie.bulk.transfers import BulkTransfers
+from daemon.cli.main import main
 from ledgers.bookies import Transfer, TransferResult
-from ledgers.metadata import BookieId
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.model import BookieId
 from ledgers.store import Check, Operation, OperationResult
-from replication.queue.queue import OnApplied, Queue
-from replication.queue.take import QueuedLedger, Take
+from replication.locks import QueuedLedger, Take
+from replication.work_queue import OnApplied, Queue
 
 
 class Point(Enum):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from ledgers.operations.creation import LedgerOptions
+from ledgers.writing import LedgerOptions
 from tests.cluster.our_client import OurClient, our_client
 
 WHOLE_COUNT = 40

@@ -7,21 +7,18 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from ledgers.bookie.client import BookieClient
-from ledgers.bookie.opening import open_bookies
+from ledgers.appending import BookiePool
+from ledgers.client import BookieClient, open_bookies
 from ledgers.clock import Clock, SystemClock
+from ledgers.codec.layout import MetadataUri
 from ledgers.errors import ConflictError
-from ledgers.formats.layout import MetadataUri
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.ensembles import BookiePool
-from ledgers.operations.opening import find_end, ledger_digest
-from ledgers.operations.reader import LedgerReader
-from ledgers.operations.recovery import recover_ledger
-from ledgers.operations.writer import LedgerWriter
 from ledgers.placement import Candidate, RandomPlacement
+from ledgers.reading import LedgerReader, find_end, ledger_digest
+from ledgers.recovery import recover_ledger
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
+from ledgers.writing import LedgerOptions, LedgerWriter
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.zookeeper_server import PATIENT_SESSION_S
 

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from daemon.demo.proof import LedgerProof, Prover
-from daemon.demo.shapes import Ending, Shape
-from daemon.demo.workload import Workload, Written, open_workload
+from daemon.demo.workload import Ending, Shape, Workload, Written, open_workload
 from daemon.local.processes import Child, stop_all
 from daemon.settings import Settings, ZooKeeperSettings
 from daemon.visit import Visit, visit
 from ledgers.errors import NodeExistsError
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata
-from replication.queue import payloads
-from replication.queue.listing import locked_ledger_ids, marked_ledger_ids
-from replication.queue.payloads import Mark
+from ledgers.model import BookieId, DigestType, LedgerMetadata
+from replication import znodes
+from replication.marks import locked_ledger_ids, marked_ledger_ids
+from replication.znodes import Mark
 from tests.zookeeper_server import PATIENT_SESSION_S
 
 GONE = BookieId("127.0.0.1:9")
@@ -66,10 +65,10 @@ class Bench:
     async def mark(self, ledger_ids: Sequence[int]) -> None:
         """As an auditor would that found ``GONE`` gone; a leader of ours may have been quicker."""
         store, ur = self.seen.store, self.seen.ur
-        data = payloads.mark_to_bytes(Mark(replicas=(GONE,), ctime_ms=1))
+        data = znodes.mark_to_bytes(Mark(replicas=(GONE,), ctime_ms=1))
         for ledger_id in ledger_ids:
             with suppress(NodeExistsError):
-                await store.create(payloads.mark_path(ur, ledger_id), data, with_parents=True)
+                await store.create(znodes.mark_path(ur, ledger_id), data, with_parents=True)
 
     async def metadata(self, written: Written) -> LedgerMetadata:
         return (await self.seen.manager.read(written.ledger_id)).metadata

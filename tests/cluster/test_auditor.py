@@ -13,11 +13,10 @@ import pytest
 
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
-from replication.cluster.order_book import OrderBook, limits_place
-from replication.cluster.orders import LimitsOrder
-from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
+from replication import znodes
+from replication.marks import marked_ledger_ids
+from replication.orders import LimitsOrder, OrderBook, limits_place
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,
     SESSION_TIMEOUT_S,
@@ -68,8 +67,8 @@ async def ledgers_on_a_ghost(on: Bench) -> AsyncIterator[None]:
     finally:
         await _each(lambda ledger_id: on.seen.manager.delete(ledger_id, version=0))
         for ledger_id in await marked_ledger_ids(store, on.seen.ur):
-            await store.delete(payloads.mark_path(on.seen.ur, ledger_id))
-            await store.delete(payloads.mark_path(on.seen.ur, ledger_id).rpartition("/")[0])
+            await store.delete(znodes.mark_path(on.seen.ur, ledger_id))
+            await store.delete(znodes.mark_path(on.seen.ur, ledger_id).rpartition("/")[0])
         await store.delete(f"{root}/cookies/{GHOST}")
 
 
@@ -84,8 +83,8 @@ async def assert_each_is_marked(on: Bench) -> None:
     assert await marked_ledger_ids(on.seen.store, on.seen.ur) == list(LEDGERS)
 
     async def look(ledger_id: int) -> None:
-        data, stat = await on.seen.store.get(payloads.mark_path(on.seen.ur, ledger_id))
-        assert payloads.parse_mark(data).replicas == (GHOST,)
+        data, stat = await on.seen.store.get(znodes.mark_path(on.seen.ur, ledger_id))
+        assert znodes.parse_mark(data).replicas == (GHOST,)
         assert stat.version <= 1, ledger_id
 
     await _each(look)

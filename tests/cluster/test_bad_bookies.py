@@ -19,9 +19,9 @@ from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from daemon.local.spec import port_of
+from ledgers.codec.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
 from ledgers.errors import NoNodeError
-from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from replication.reasons import Reason
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from auditor.findings import read_findings
+from daemon.cli.stuck import listed
 from daemon.local.cluster import LocalCluster
-from daemon.operating.marks import listed
 from ledgers.bookies import Answer, Transfer
-from ledgers.entry import EntryDigest
-from ledgers.metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.digest import EntryDigest
+from ledgers.model import DigestType, LedgerMetadata, LedgerState, Segment
 from tests.cluster.beside_java import javas
 from tests.cluster.commands import bookmender
 from tests.cluster.our_client import our_client

@@ -11,16 +11,16 @@ import pytest
 
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import Storage
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
-from ledgers.bookie.connection import ConnectionSettings
 from ledgers.bookies import Transfer
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.limiters import Budgets
+from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.clock import SystemClock
-from ledgers.entry import EntryDigest
+from ledgers.codec.registration import spelled_address
+from ledgers.connection import ConnectionSettings
+from ledgers.digest import EntryDigest
 from ledgers.errors import NoSuchEntryError, UnavailableError
-from ledgers.formats.bookie_info import spelled_address
-from ledgers.metadata import DigestType
+from ledgers.model import DigestType
 from tests.cluster.conftest import MakeCluster
 
 pytestmark = pytest.mark.cluster

@@ -9,12 +9,12 @@ import pytest
 
 from bench.loading import store_entries
 from daemon.local.cluster import LocalCluster
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import Answer, Transfer, TransferResult
-from ledgers.entry import EntryDigest
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.limiters import Budgets
+from ledgers.digest import EntryDigest
 from ledgers.errors import UnauthorizedError
-from ledgers.metadata import BookieId, DigestType
+from ledgers.model import BookieId, DigestType
 
 pytestmark = pytest.mark.cluster
 

@@ -14,9 +14,9 @@ from daemon.local import jars
 from daemon.local.cluster import LocalCluster
 from daemon.local.java import Java
 from daemon.local.processes import Child
-from ledgers.metadata import BookieId
-from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids
+from ledgers.model import BookieId
+from replication import znodes
+from replication.marks import marked_ledger_ids
 from tests.cluster.commands import Said, bookmender
 from tests.cluster.steps import (
     AUDITOR_ONLY,
@@ -198,8 +198,8 @@ async def check_all_ledgers(uri: str) -> Said:
 async def marked(on: Bench) -> dict[int, tuple[BookieId, ...]]:
     found = {}
     for ledger_id in await marked_ledger_ids(on.seen.store, on.seen.ur):
-        data, _ = await on.seen.store.get(payloads.mark_path(on.seen.ur, ledger_id))
-        found[ledger_id] = payloads.parse_mark(data).replicas
+        data, _ = await on.seen.store.get(znodes.mark_path(on.seen.ur, ledger_id))
+        found[ledger_id] = znodes.parse_mark(data).replicas
     return found
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.bookie.bulk.flow import Activity
+from ledgers.bulk.flow_control import Activity
 from ledgers.clock import SystemClock
-from ledgers.metadata import BookieId
-from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.writer import LedgerWriter
-from replication.cluster.activity import read_activity
+from ledgers.model import BookieId
+from ledgers.writing import LedgerOptions, LedgerWriter
+from replication.client_activity import read_activity
 from tests.cluster.commands import bookmender
 from tests.cluster.our_client import our_client
 from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, Bench, bench, nodes, shape, wait_for

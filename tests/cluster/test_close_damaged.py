@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ledgers.entry import EntryHeader
-from ledgers.metadata import LedgerState
-from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.opening import ledger_digest
+from ledgers.digest import EntryHeader
+from ledgers.model import LedgerState
+from ledgers.reading import ledger_digest
+from ledgers.writing import LedgerOptions
 from tests.cluster.commands import bookmender
 from tests.cluster.our_client import our_client
 from tests.java.messages import Verdict

@@ -14,9 +14,9 @@ import pytest
 from auditor.election import current_leader, in_order
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
-from replication.cluster.membership import live_nodes
-from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids
+from replication import znodes
+from replication.marks import marked_ledger_ids
+from replication.nodes import live_nodes
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, errors, events, nodes, shape, wait_for
 
@@ -74,7 +74,7 @@ class Electorate:
         await asyncio.to_thread(stop_all, [self.running.pop(name)], timeout_s=SOON_S)
 
     async def votes(self) -> list[str]:
-        store, election = self.on.seen.store, payloads.election_path(self.on.seen.ur)
+        store, election = self.on.seen.store, znodes.election_path(self.on.seen.ur)
         return [f"{election}/{vote}" for vote in in_order(await store.children(election))]
 
 
@@ -198,7 +198,7 @@ def test_while_disabled_a_new_leader_marks_nothing_for_a_bookie_that_died_with_t
             await nodes.start("one")
             two = await nodes.start("two")
             await nodes.wait_leader({"one"})
-            await store.create(payloads.disable_path(ur))
+            await store.create(znodes.disable_path(ur))
             try:
                 nodes.kill("one")
                 kill_and_expire(module_cluster, victim)
@@ -208,6 +208,6 @@ def test_while_disabled_a_new_leader_marks_nothing_for_a_bookie_that_died_with_t
                 assert await marked_ledger_ids(store, ur) == []
             finally:
                 await asyncio.to_thread(module_cluster.start_bookie, victim)
-                await store.delete(payloads.disable_path(ur))
+                await store.delete(znodes.disable_path(ur))
 
     asyncio.run(run())

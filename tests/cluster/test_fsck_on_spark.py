@@ -12,17 +12,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.levels import FsckJob, FsckOptions, FsckProgress, Level
 from auditor.fsck.results.run_folder import unfinished_runs
 from auditor.fsck.results.summary import Summary
-from auditor.fsck.running import FsckJob, FsckProgress
-from auditor.fsck.spark.dispatch import Dispatch
+from auditor.fsck.spark.dispatch import Dispatch, Work
 from auditor.fsck.spark.job import run_fsck
 from auditor.fsck.spark.sources import register
-from auditor.fsck.spark.streams import Work
 from daemon.local.cluster import LocalCluster
-from ledgers.metadata import BookieId
-from replication.queue import payloads
+from ledgers.model import BookieId
+from replication import znodes
 from tests.cluster.fsck_ledgers import (
     ENTRY_COUNT,
     PAYLOAD_BYTES,
@@ -283,7 +281,7 @@ def test_a_task_that_is_tried_again_doubles_no_row(spark: SparkSession, tmp_path
 
 async def _mark(uri: str, ledger_id: int, bookie: str) -> None:
     async with our_client(uri) as client:
-        ur = payloads.underreplication_path(client.uri.root)
-        data = payloads.mark_to_bytes(payloads.Mark(replicas=(BookieId(bookie),)))
-        path = payloads.mark_path(ur, ledger_id)
+        ur = znodes.underreplication_path(client.uri.root)
+        data = znodes.mark_to_bytes(znodes.Mark(replicas=(BookieId(bookie),)))
+        path = znodes.mark_path(ur, ledger_id)
         await client.store.create(path, data, with_parents=True)

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.shapes import Ending
-from daemon.demo.workload import Written
-from ledgers.metadata import LedgerState
-from replication.cluster.order_book import OrderBook
-from replication.cluster.rack_memory import remembered_racks
-from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids
+from daemon.demo.workload import Ending, Written
+from ledgers.model import LedgerState
+from replication import znodes
+from replication.ledger_record import WaitingNotes
+from replication.marks import marked_ledger_ids
+from replication.orders import OrderBook
+from replication.racks import remembered_racks
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNotes
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.conftest import MakeCluster
@@ -37,8 +36,8 @@ async def is_held(on: Bench) -> bool:
 
 async def ask_for_audit(on: Bench) -> None:
     """As Java's triggeraudit does, for all that are away now."""
-    data = payloads.recovery_delay_to_bytes(DELAY_S)
-    await on.seen.store.set(payloads.recovery_delay_path(on.seen.ur), data, version=-1)
+    data = znodes.recovery_delay_to_bytes(DELAY_S)
+    await on.seen.store.set(znodes.recovery_delay_path(on.seen.ur), data, version=-1)
 
 
 async def marked(on: Bench) -> list[int]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.shapes import Ending
-from ledgers.entry import EntryDigest, EntryHeader
+from daemon.demo.workload import Ending
+from ledgers.digest import EntryDigest, EntryHeader
 from tests.cluster.conftest import MakeCluster
 from tests.cluster.steps import bench, events, nodes, shape, wait_for
 

@@ -10,13 +10,13 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
-from auditor.index.keeper import IndexKeeper
-from auditor.index.ledger_index import IndexedLedger
+from auditor.ledger_map import IndexedLedger
+from auditor.ledger_map_updater import IndexKeeper
 from ledgers.clock import SystemClock
+from ledgers.codec.layout import Layout
 from ledgers.errors import NoSuchLedgerError
-from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.model import BookieId, LedgerMetadata
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.auditor.indexing import closed, contents, read_all
 from tests.contract.metadata_stores import on_loop

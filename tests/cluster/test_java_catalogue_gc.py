@@ -14,9 +14,9 @@ import pytest
 from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import Storage
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import NoSuchEntryError, UnavailableError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.cluster.faulty_daemon import Point
 from tests.cluster.steps import (
     WORKER_ONLY,

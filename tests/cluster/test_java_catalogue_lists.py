@@ -9,8 +9,7 @@ import pytest
 from daemon.local.cluster import LocalCluster
 from ledgers.bookies import Bookies
 from ledgers.errors import NoSuchEntryError
-from ledgers.fragments import Fragment, fragments
-from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.model import BookieId, Fragment, LedgerMetadata, fragments
 from tests.cluster.our_client import our_client
 from tests.java.messages import Shape
 from tests.java.tool import JavaTool

@@ -13,11 +13,11 @@ import pytest
 
 from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
-from ledgers.entry import EntryDigest
-from ledgers.metadata import BookieId, Segment
-from replication.queue.listing import locked_ledger_ids
+from ledgers.digest import EntryDigest
+from ledgers.model import BookieId, Segment
+from replication.ledger_record import WaitingNote, WaitingNotes
+from replication.marks import locked_ledger_ids
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote, WaitingNotes
 from tests.cluster.steps import (
     GONE,
     WORKER_ONLY,

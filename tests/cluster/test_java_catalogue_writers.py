@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from replication.reasons import Reason
 from tests.cluster.steps import Bench, bench, errors, events, nodes, wait_for
 from tests.java.messages import Content, Expected, Shape, Stopped, Verdict

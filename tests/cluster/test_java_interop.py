@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState
-from ledgers.operations.creation import LedgerOptions
+from ledgers.codec.metadata import parse_metadata, serialize_metadata
+from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState
+from ledgers.writing import LedgerOptions
 from tests.cluster.our_client import our_client, sha256_of
 from tests.java.messages import Expected, Shape, Verdict
 from tests.java.tool import JavaTool, JavaWriter

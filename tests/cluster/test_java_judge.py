@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import port_of
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import SettingsError
-from ledgers.metadata import BookieId, DigestType
+from ledgers.model import BookieId, DigestType
 from tests.java import judge
 from tests.java.messages import Expected, Shape, Verdict
 from tests.java.tool import JavaTool, JavaWriter

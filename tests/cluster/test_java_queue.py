@@ -12,15 +12,15 @@ from dataclasses import dataclass
 import pytest
 
 from auditor.election import Election
-from auditor.marking import Marker
+from auditor.marker import Marker
 from daemon.local.cluster import LocalCluster
-from ledgers.metadata import BookieId
-from replication.cluster.membership import Half, Membership, NodeInfo
-from replication.queue.batching import Batcher
-from replication.queue.payloads import underreplication_path
-from replication.queue.queue import Queue
-from replication.queue.take import Take
-from replication.queue.tree import prepare_tree
+from ledgers.model import BookieId
+from replication.locks import Take
+from replication.marks import prepare_tree
+from replication.nodes import Half, Membership, NodeInfo
+from replication.transactions import Batcher
+from replication.work_queue import Queue
+from replication.znodes import underreplication_path
 from tests.cluster.our_client import OurClient, our_client
 from tests.java.messages import Mark, Shape, Verdict
 from tests.java.tool import JavaTool

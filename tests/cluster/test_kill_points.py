@@ -12,7 +12,7 @@ import pytest
 from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
-from replication.cluster.membership import live_nodes
+from replication.nodes import live_nodes
 from tests.cluster.faulty_daemon import Point
 from tests.cluster.steps import (
     WAIT_S,

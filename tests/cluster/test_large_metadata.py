@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ledgers.codec.layout import Layout
 from ledgers.errors import RejectedError
-from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from tests.zookeeper_server import opened, running_zookeeper
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]

@@ -10,21 +10,18 @@ from typing import Any, TypeVar
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.bookie.client import BookieClient
-from ledgers.bookie.opening import open_bookies
+from ledgers.appending import BookiePool
+from ledgers.client import BookieClient, open_bookies
 from ledgers.clock import SystemClock
+from ledgers.codec.layout import MetadataUri
 from ledgers.errors import ConflictError, FencedError, LedgerClosedError
-from ledgers.formats.layout import MetadataUri
 from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata
-from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.ensembles import BookiePool
-from ledgers.operations.opening import find_end
-from ledgers.operations.reader import LedgerReader
-from ledgers.operations.recovery import recover_ledger
-from ledgers.operations.writer import LedgerWriter
+from ledgers.model import BookieId, DigestType, LedgerMetadata
 from ledgers.placement import Candidate, RandomPlacement
+from ledgers.reading import LedgerReader, find_end
+from ledgers.recovery import recover_ledger
 from ledgers.registration import Registration
+from ledgers.writing import LedgerOptions, LedgerWriter
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.cluster.our_client import sha256_of
 from tests.java.messages import Shape, Verdict

@@ -14,9 +14,9 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.processes import wait_until
 from daemon.local.spec import Storage, port_of
 from daemon.local.status import BookieState, observe
+from ledgers.codec.layout import Layout, parse_layout
 from ledgers.errors import SettingsError, UnavailableError
-from ledgers.formats.layout import Layout, parse_layout
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.cluster.conftest import MakeCluster
 
 pytestmark = pytest.mark.cluster

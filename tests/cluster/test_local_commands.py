@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from daemon.demo.shapes import OPEN_SIZE
+from daemon.demo.workload import OPEN_SIZE
 from daemon.local import znodes
 from daemon.local.processes import wait_until
-from ledgers.operations.opening import OpenedLedger, find_end
+from ledgers.reading import OpenedLedger, find_end
 from tests.cluster.our_client import our_client
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("_prerequisites")]

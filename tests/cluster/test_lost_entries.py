@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.entry import EntryDigest
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
-from ledgers.striping import write_set
-from replication.waiting.notes import WaitingNotes
+from ledgers.digest import EntryDigest
+from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Segment, write_set
+from replication.ledger_record import WaitingNotes
 from tests.cluster.commands import bookmender
 from tests.cluster.our_client import OurClient, our_client, sha256_of
 from tests.cluster.steps import GONE, Bench, bench, nodes, wait_for

@@ -18,10 +18,10 @@ import pytest
 from daemon.local import jars
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import Storage
-from ledgers.entry import master_key
-from ledgers.formats.layout import SHORT_ID_STOP, Layout
-from ledgers.metadata import BookieId, DigestType
-from ledgers.operations.creation import LedgerOptions
+from ledgers.codec.layout import SHORT_ID_STOP, Layout
+from ledgers.digest import master_key
+from ledgers.model import BookieId, DigestType
+from ledgers.writing import LedgerOptions
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.conftest import MakeCluster
 from tests.cluster.our_client import OurClient, our_client, sha256_of

@@ -10,7 +10,7 @@ import pytest
 
 from daemon.local.cluster import LocalCluster
 from ledgers.errors import BookmenderError
-from ledgers.operations.creation import LedgerOptions
+from ledgers.writing import LedgerOptions
 from tests.cluster.commands import Said, bookmender
 from tests.cluster.our_client import our_client, sha256_of
 from tests.cluster.steps import AUDITOR_ONLY, bench, errors, nodes, shape, wait_for

@@ -19,8 +19,8 @@ from daemon.local import jars
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from ledgers.store import ANY_VERSION
-from replication.queue import payloads
-from replication.queue.listing import locked_ledger_ids
+from replication import znodes
+from replication.marks import locked_ledger_ids
 from tests.cluster.beside_java import assert_whole, javas
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.steps import (
@@ -74,7 +74,7 @@ async def wait_leader(on: Bench, *, is_java: bool) -> None:
 
 
 async def wait_candidates(on: Bench, count: int) -> None:
-    election = payloads.election_path(on.seen.ur)
+    election = znodes.election_path(on.seen.ur)
 
     async def are_there() -> bool:
         is_office = await on.seen.store.exists(election)
@@ -85,7 +85,7 @@ async def wait_candidates(on: Bench, count: int) -> None:
 
 async def ask_for_audit(on: Bench) -> None:
     """As Java's tools do: write the recovery delay once more."""
-    path = payloads.recovery_delay_path(on.seen.ur)
+    path = znodes.recovery_delay_path(on.seen.ur)
     data, _ = await on.seen.store.get(path)
     await on.seen.store.set(path, data, version=ANY_VERSION)
 
@@ -208,7 +208,7 @@ def test_in_office_by_turns_both_work_off_one_queue_and_outlive_each_other(
 
 async def both_honour_the_switch(on: Bench, java: JavaTool) -> None:
     """Neither marks nor repairs while replication is disabled; then all that was left is done."""
-    switch = payloads.disable_path(on.seen.ur)
+    switch = znodes.disable_path(on.seen.ur)
     await on.seen.store.create(switch)
     uri = on.seen.settings.metadata_service_uri
     assert not await asyncio.to_thread(java.is_replication_enabled, uri)
@@ -235,7 +235,7 @@ async def both_take_their_share(on: Bench, ours: Child) -> None:
     share = 0
     while not 0 < share < len(written):  # the quicker one may take all
         before = len(copies_of(ours))
-        switch = payloads.disable_path(on.seen.ur)
+        switch = znodes.disable_path(on.seen.ur)
         await on.seen.store.create(switch)  # or our leader would mark each as soon as it changes
         await on.forget(written)
         read_as = await versions(on, written)

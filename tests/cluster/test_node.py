@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from daemon.demo.shapes import Ending
+from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
 from daemon.settings import NodeSettings
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from ledgers.store import ANY_VERSION
-from replication.cluster.membership import live_nodes
-from replication.queue import payloads
+from replication import znodes
+from replication.ledger_record import WaitingNotes
+from replication.nodes import live_nodes
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNotes
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,
     SESSION_TIMEOUT_S,
@@ -201,7 +201,7 @@ def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: 
             ledger_path = on.seen.manager.path(corrupt)
             intact, _ = await store.get(ledger_path)
             await store.set(ledger_path, b"BookieMetadataFormatVersion\t9\n", version=ANY_VERSION)
-            mark_path = payloads.mark_path(ur, written[1].ledger_id)
+            mark_path = znodes.mark_path(ur, written[1].ledger_id)
             await store.set(mark_path, b"replica: \xff", version=ANY_VERSION)
 
             node = start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})

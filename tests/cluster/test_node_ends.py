@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from auditor.election import current_leader
-from daemon.demo.shapes import Ending
+from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
-from ledgers.metadata import LedgerState
-from replication.cluster.membership import live_nodes
-from replication.queue.listing import locked_ledger_ids
+from ledgers.model import LedgerState
+from replication.marks import locked_ledger_ids
+from replication.nodes import live_nodes
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S
 from tests.cluster.faulty_daemon import Point
 from tests.cluster.steps import (

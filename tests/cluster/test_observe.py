@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from daemon.demo.shapes import Ending
-from daemon.demo.workload import PASSWORD, Written
+from daemon.demo.workload import PASSWORD, Ending, Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import stop_all
-from ledgers.entry import EntryDigest
-from ledgers.metadata import BookieId
-from replication.cluster.own_state import own_path
+from ledgers.digest import EntryDigest
+from ledgers.model import BookieId
+from replication.znodes import own_path
 from tests.cluster.beside_java import javas
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender

@@ -7,16 +7,16 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from auditor.index.keeper import IndexKeeper
+from auditor.ledger_map_updater import IndexKeeper
 from daemon.local import jars
 from ledgers.clock import SystemClock
+from ledgers.codec.layout import Layout
 from ledgers.errors import SessionLostError, UnsupportedError
-from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.registration import Registration
 from ledgers.store import Event, EventKind, MetadataStore
-from replication.cluster.cluster_view import ViewSource
+from replication.cluster import ViewSource
 from tests.auditor.indexing import closed
 from tests.contract.metadata_stores import World, ZooKeeperWorld, on_loop
 from tests.prepare import OLD_ZOOKEEPER

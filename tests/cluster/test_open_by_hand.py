@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.metadata import LedgerState
-from ledgers.operations.creation import LedgerOptions
+from ledgers.model import LedgerState
+from ledgers.writing import LedgerOptions
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.our_client import our_client

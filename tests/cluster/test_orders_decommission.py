@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from daemon.demo.shapes import Ending
-from daemon.demo.workload import Written
+from daemon.demo.workload import Ending, Written
 from daemon.local.cluster import LocalCluster
 from ledgers.store import ANY_VERSION
-from replication.queue import payloads
+from replication import znodes
 from tests.cluster.beside_java import assert_whole
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, expire, kill_and_expire
 from tests.cluster.commands import bookmender
@@ -33,8 +32,8 @@ def cluster_options() -> dict[str, Any]:
 
 
 async def set_delay(on: Bench, delay_s: int) -> None:
-    data = payloads.recovery_delay_to_bytes(delay_s)
-    await on.seen.store.set(payloads.recovery_delay_path(on.seen.ur), data, version=ANY_VERSION)
+    data = znodes.recovery_delay_to_bytes(delay_s)
+    await on.seen.store.set(znodes.recovery_delay_path(on.seen.ur), data, version=ANY_VERSION)
 
 
 async def versions(on: Bench, written: Sequence[Written]) -> list[int]:

@@ -9,9 +9,9 @@ import pytest
 
 from auditor.election import current_leader
 from daemon.local.cluster import LocalCluster
-from ledgers.metadata import BookieId
-from replication.cluster.own_state import own_path
-from replication.queue.listing import marked_ledger_ids
+from ledgers.model import BookieId
+from replication.marks import marked_ledger_ids
+from replication.znodes import own_path
 from tests.cluster.beside_java import assert_whole, javas
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from daemon.demo.shapes import Ending
-from daemon.demo.workload import Written
+from daemon.demo.workload import Ending, Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
-from ledgers.operations.creation import LedgerOptions
 from ledgers.store import ANY_VERSION
-from replication.cluster.membership import live_nodes
-from replication.cluster.own_state import own_path
-from replication.queue.listing import locked_ledger_ids, marked_ledger_ids
+from ledgers.writing import LedgerOptions
+from replication.marks import locked_ledger_ids, marked_ledger_ids
+from replication.nodes import live_nodes
+from replication.znodes import own_path
 from tests.cluster.beside_java import assert_whole
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender

@@ -13,10 +13,10 @@ import pytest
 from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import stop_all
-from ledgers.formats.pulsar_isolation import CONFIG_KEY
-from ledgers.metadata import BookieId
+from ledgers.codec.pulsar import CONFIG_KEY
+from ledgers.model import BookieId
+from replication.ledger_record import WaitingNotes
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNotes
 from tests.cluster.steps import (
     STOP_TIMEOUT_S,
     WORKER_ONLY,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.cluster.order_book import OrderBook
+from replication.orders import OrderBook
 from tests.cluster.steps import AUDITOR_ONLY, errors, events, nodes, wait_for
 from tests.znode_cluster import LAYOUT, ROOT, UR, ZnodeCluster, bookie, closed
 from tests.zookeeper_server import running_zookeeper

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.shapes import Ending
-from ledgers.metadata import LedgerState, Segment
+from daemon.demo.workload import Ending
+from ledgers.model import LedgerState, Segment
 from tests.cluster.conftest import MakeCluster
 from tests.cluster.steps import GONE, WORKER_ONLY, bench, nodes, shape, wait_for
 

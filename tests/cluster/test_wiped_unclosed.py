@@ -20,12 +20,12 @@ from auditor.fsck.verdicts import Finding, Grade
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
 from ledgers.errors import NoSuchEntryError
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
-from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.opening import find_end, ledger_digest
-from replication.queue import payloads
+from ledgers.model import BookieId, LedgerMetadata, LedgerState
+from ledgers.reading import find_end, ledger_digest
+from ledgers.writing import LedgerOptions
+from replication import znodes
+from replication.ledger_record import WaitingNotes
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNotes
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.our_client import our_client, sha256_of
@@ -79,11 +79,11 @@ class Unclosed:
         await asyncio.to_thread(self.cluster.start_bookie, bookie)
 
     async def is_marked_for(self, bookie: BookieId) -> bool:
-        path = payloads.mark_path(self.on.seen.ur, self.ledger_id)
+        path = znodes.mark_path(self.on.seen.ur, self.ledger_id)
         if not await self.on.seen.store.exists(path):
             return False
         data, _ = await self.on.seen.store.get(path)
-        return bookie in payloads.parse_mark(data).replicas
+        return bookie in znodes.parse_mark(data).replicas
 
     async def wait_unmarked(self) -> None:
         """The first moment at which the queue is empty."""

@@ -12,12 +12,11 @@ import pytest
 from daemon.local.cluster import LocalCluster
 from daemon.session import open_session
 from daemon.settings import Settings, ZooKeeperSettings
+from ledgers.zookeeper.flow import REQUESTS_FIRST, REQUESTS_MIN, SLOW_MIN_S
 from ledgers.zookeeper.store import ZooKeeperStore
-from ledgers.zookeeper.window import REQUESTS_FIRST, REQUESTS_MIN, SLOW_MIN_S
-from replication.cluster.membership import Half
-from replication.cluster.order_book import OrderBook, limits_place
-from replication.cluster.orders import LimitsOrder
 from replication.journal import MetadataJournal
+from replication.nodes import Half
+from replication.orders import LimitsOrder, OrderBook, limits_place
 from tests.cluster.steps import wait_for
 from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy

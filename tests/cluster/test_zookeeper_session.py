@@ -13,7 +13,7 @@ from daemon.local.ports import LOOPBACK
 from ledgers.errors import CorruptionError, SessionLostError
 from ledgers.store import Event, EventKind
 from ledgers.zookeeper import kazoo_session
-from ledgers.zookeeper.kazoo_pipeline import OneSessionHandler
+from ledgers.zookeeper.kazoo_internals import OneSessionHandler
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.contract.metadata_stores import end_session, on_loop
 from tests.tcp_proxy import TcpProxy

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
-from ledgers.bookie.quarantine import Quarantine
-from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import LAST_ENTRY, Bookies, LacAnswer
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.limiters import Budgets
+from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.clock import SystemClock
-from ledgers.entry import EntryDigest, master_key
+from ledgers.codec.registration import spelled_address
+from ledgers.digest import EntryDigest, master_key
 from ledgers.errors import NoSuchEntryError
-from ledgers.formats.bookie_info import spelled_address
+from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.memory.bookies import MemoryBookies
-from ledgers.metadata import BookieId, DigestType
+from ledgers.model import BookieId, DigestType
 
 DIGEST = EntryDigest(DigestType.CRC32C, b"foobar")
 KEY = DIGEST.master_key

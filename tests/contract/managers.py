@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ledgers.formats.layout import Layout, MetadataUri, serialize_layout
+from ledgers.codec.layout import Layout, MetadataUri, serialize_layout
 from ledgers.manager import Journal, LedgerManager
-from ledgers.metadata import BookieId, LedgerMetadata, Segment
+from ledgers.model import BookieId, LedgerMetadata, Segment
 from ledgers.store import MetadataStore
 from tests.contract.metadata_stores import World
 

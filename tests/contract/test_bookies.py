@@ -13,7 +13,7 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.contract.bookie_cases import (
     DIGEST,
     KEY,

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from ledgers.codec.layout import Layout
 from ledgers.errors import NoNodeError, SessionLostError, UnavailableError
-from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.store import Create
 from tests.contract.managers import BOOKIES, LAYOUTS, LONG_LAYOUTS, OPEN, all_ids, new_manager, uri

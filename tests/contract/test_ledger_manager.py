@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from ledgers.codec.layout import Layout, MetadataUri, serialize_layout
+from ledgers.codec.metadata import serialize_metadata
 from ledgers.errors import (
     ConflictError,
     CorruptionError,
@@ -16,10 +18,8 @@ from ledgers.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from ledgers.formats.layout import Layout, MetadataUri, serialize_layout
-from ledgers.formats.metadata_codec import serialize_metadata
 from ledgers.manager import LedgerManager
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from ledgers.store import Check
 from tests.contract.managers import CLOSED, LAYOUTS, LONG_LAYOUTS, OPEN, all_ids, new_manager, uri
 from tests.contract.metadata_stores import World, on_loop

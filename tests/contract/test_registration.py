@@ -6,10 +6,10 @@ from contextlib import aclosing
 
 import pytest
 
+from ledgers.codec.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from ledgers.codec.registration import Address
 from ledgers.errors import SessionLostError, UnavailableError
-from ledgers.formats.bookie_info import Address
-from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
 from tests.contract.metadata_stores import World, on_loop

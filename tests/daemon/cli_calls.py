@@ -5,7 +5,7 @@ import sys
 import click
 import pytest
 
-from daemon.cli import LazyGroup, main
+from daemon.cli.main import LazyGroup, main
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

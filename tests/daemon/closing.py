@@ -5,19 +5,18 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from auditor.checks.idle_sightings import Sighting, idle_path, sightings_to_json
-from daemon.operating.close_ledger import Closing, LedgerCloser
-from ledgers.metadata import LedgerState
+from auditor.checks.idle import Sighting, idle_path, sightings_to_json
+from daemon.cli.close_ledger import Closing, LedgerCloser
+from ledgers.model import LedgerState
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Half, Membership
-from replication.cluster.order_book import OrderBook
-from replication.cluster.own_state import own_path
-from replication.planning.open_ledger import OpenLedgers
-from replication.planning.targets import Receivers
-from replication.queue import payloads
-from replication.queue.payloads import Mark
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.nodes import Half, Membership
+from replication.open_ledgers import OpenLedgers
+from replication.orders import OrderBook
+from replication.targets import Receivers
+from replication.znodes import Mark, own_path
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, ROOT, UR, node_info
@@ -86,8 +85,8 @@ async def unproven_ledger(*, own: bool = False) -> Cluster:
         await cluster.kill(bookie)
         await cluster.wipe(bookie)
         await cluster.revive(bookie)
-    mark = payloads.mark_path(own_path(UR) if own else UR, LEDGER)
+    mark = znodes.mark_path(own_path(UR) if own else UR, LEDGER)
     await cluster.store.create(
-        mark, payloads.mark_to_bytes(Mark(replicas=(B1, B2))), with_parents=True
+        mark, znodes.mark_to_bytes(Mark(replicas=(B1, B2))), with_parents=True
     )
     return cluster

@@ -1,7 +1,7 @@
 """What the tests of decommissions have in common."""
 
-from daemon.operating.decommission import Decommissioned, decommission_bookie
-from ledgers.metadata import BookieId
+from daemon.cli.decommission import Decommissioned, decommission_bookie
+from ledgers.model import BookieId
 from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1

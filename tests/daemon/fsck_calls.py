@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from auditor.fsck.levels import FsckProgress, OnProgress
 from auditor.fsck.publishing import Fault, Foreseen, Published, Show
 from auditor.fsck.results.cluster import Cluster
 from auditor.fsck.results.summary import Summary
-from auditor.fsck.running import FsckProgress, OnProgress
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
-from daemon.cli import main
+from daemon.cli.main import main
 from daemon.fsck import command as fsck_command
 from daemon.fsck.command import fsck
 from daemon.fsck.running import Marked, Places, Wanted, write_racks
 from daemon.settings import Settings
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.fsck.results import damaged, leave_results, seen
 
 URI = "zk+hierarchical://zk:2181/ledgers"

@@ -1,9 +1,9 @@
 """What tests of `status` have in common."""
 
 from daemon.status.state import Status
-from replication.cluster.membership import Half, NodeInfo
+from replication.ledger_record import WaitingNote
+from replication.nodes import Half, NodeInfo
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote
 from tests.replication.ledger_values import B1, B2, B3
 
 WHOLE = Status(

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from click.testing import Result
 
-from auditor.outages import Outages
-from daemon.operating import drain_command
-from daemon.operating.away_drains import away_concerns
-from daemon.operating.maintenance_command import open_window
+from auditor.absence import Outages
+from daemon.cli import drain as drain_command
+from daemon.cli.drain import away_concerns
+from daemon.cli.maintenance import open_window
 from ledgers.errors import RejectedError
-from ledgers.metadata import BookieId, LedgerState
-from replication.cluster.order_book import OrderBook
+from ledgers.model import BookieId, LedgerState
+from replication.orders import OrderBook
 from tests.auditor.auditing import auditing, draining
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.daemon.in_memory import run_in_memory

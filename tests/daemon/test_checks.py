@@ -6,15 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.checks.kinds import ALL_LEDGERS, IDLE_OPEN, KINDS, CheckKind
-from auditor.checks.records import CheckRecord, CheckRun, check_path, read_check
-from auditor.checks.schedule import FORCED_MS
+from auditor.checks.records import (
+    ALL_LEDGERS,
+    IDLE_OPEN,
+    KINDS,
+    CheckKind,
+    CheckRecord,
+    CheckRun,
+    check_path,
+    read_check,
+)
+from auditor.checks.runner import FORCED_MS
 from auditor.election import Election
-from daemon.operating.check_command import _exit_code
-from daemon.operating.check_rows import Checks, counts_text
-from daemon.operating.checks import (
+from daemon.cli.check import (
     BOOKIES,
     FORCIBLE,
+    Checks,
+    _exit_code,
+    counts_text,
     force_check,
     pause_checks,
     read_checks,
@@ -23,10 +32,9 @@ from daemon.operating.checks import (
 )
 from ledgers.errors import ConflictError, SettingsError
 from ledgers.store import Stat
-from replication.cluster.membership import Half, Membership
-from replication.cluster.order_book import OrderBook, hold_place
-from replication.cluster.orders import HoldOrder
-from replication.queue import payloads
+from replication import znodes
+from replication.nodes import Half, Membership
+from replication.orders import HoldOrder, OrderBook, hold_place
 from tests.auditor.auditing import auditing
 from tests.auditor.checking import CountingCheck, checked_at_ms, checker, running, store_time
 from tests.auditor.scenes import SOON_S
@@ -179,7 +187,7 @@ async def test_the_audit_of_the_bookies_is_asked_for_as_javas_triggeraudit_does(
     async with auditing(cluster):
         await asyncio.sleep(60)
         before = (await shown(cluster)).row(BOOKIES).last_ms
-        data, stat = await cluster.store.get(payloads.recovery_delay_path(UR))
+        data, stat = await cluster.store.get(znodes.recovery_delay_path(UR))
 
         await force_check(visiting(cluster), BOOKIES)
         await asyncio.sleep(SOON_S)
@@ -188,7 +196,7 @@ async def test_the_audit_of_the_bookies_is_asked_for_as_javas_triggeraudit_does(
     assert before is not None
     assert after is not None
     assert after > before
-    again, changed = await cluster.store.get(payloads.recovery_delay_path(UR))
+    again, changed = await cluster.store.get(znodes.recovery_delay_path(UR))
     assert (again, changed.version) == (data, stat.version + 1)
 
 
@@ -223,7 +231,7 @@ async def test_paused_checks_wait_until_they_are_resumed() -> None:
 async def test_what_keeps_checks_from_running_is_said() -> None:
     cluster = await Cluster.start()
     await pause_checks(visiting(cluster), clock=cluster.clock)
-    await cluster.store.create(payloads.disable_path(UR))
+    await cluster.store.create(znodes.disable_path(UR))
     hold = HoldOrder(since_ms=1, is_by_operator=True)
     await OrderBook(cluster.store, UR).give(hold_place(UR), hold, over=None)
 
@@ -240,8 +248,8 @@ async def test_what_keeps_checks_from_running_is_said() -> None:
 @in_virtual_time
 async def test_that_javas_auditor_leads_is_said() -> None:
     cluster = await Cluster.start()
-    election = payloads.election_path(UR)
-    vote = payloads.vote_to_bytes("java:3181")
+    election = znodes.election_path(UR)
+    vote = znodes.vote_to_bytes("java:3181")
     await cluster.store.create(
         f"{election}/V_", vote, is_ephemeral=True, is_sequential=True, with_parents=True
     )

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli import LazyGroup, LedgerId, cli, json_option, main, output_option
+from daemon.cli.main import LazyGroup, LedgerId, cli, json_option, main, output_option
 from daemon.local.spec import ClusterSpec
 from ledgers.errors import (
     BookmenderError,

@@ -9,14 +9,20 @@ from contextlib import contextmanager
 import click
 import pytest
 
-from daemon.cli import LazyGroup
-from daemon.operating import (
-    check_command,
-    decommission_command,
-    drain_command,
-    repair_command,
+from daemon.cli import (
+    check as check_command,
 )
-from daemon.operating.progress import saying_when_interrupted
+from daemon.cli import (
+    decommission as decommission_command,
+)
+from daemon.cli import (
+    drain as drain_command,
+)
+from daemon.cli import (
+    repair as repair_command,
+)
+from daemon.cli.main import LazyGroup
+from daemon.cli.progress import saying_when_interrupted
 from tests.daemon.cli_calls import exit_code
 
 # --- Ctrl-C -----------------------------------------------------------------------------------------
@@ -27,7 +33,7 @@ def test_an_interruption_while_the_rest_is_imported_is_quiet() -> None:
         "import sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'daemon.cli': raise KeyboardInterrupt\n"
+        "        if name == 'daemon.cli.main': raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Finder())\n"
         "from daemon.start import main\n"
         "main()"

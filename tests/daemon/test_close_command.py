@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from daemon.ledger_command import ledger
-from daemon.operating import idle_command
-from daemon.operating.close_ledger import Closing
+from daemon.cli import idle as idle_command
+from daemon.cli.close_ledger import Closing
+from daemon.cli.ledger import ledger
 from daemon.settings import Settings
 from tests.daemon.closing import closer, idle_ledger
 from tests.daemon.settings_given import URI

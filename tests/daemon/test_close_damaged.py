@@ -3,11 +3,11 @@ them up."""
 
 import pytest
 
-from daemon.operating.close_ledger import CloseRefusedError
-from daemon.operating.idle_command import closing_text
+from daemon.cli.close_ledger import CloseRefusedError
+from daemon.cli.idle import closing_text
 from ledgers.errors import UnreadableError
-from ledgers.metadata import LedgerState
-from replication.given_up import read_given_up
+from ledgers.model import LedgerState
+from replication.ledger_record import read_given_up
 from replication.reasons import Reason
 from tests.daemon.closing import close, closer
 from tests.replication.cluster import Cluster, in_virtual_time

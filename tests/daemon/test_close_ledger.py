@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 
-from auditor.checks.idle_sightings import Sighting
-from daemon.operating.close_ledger import CloseRefusedError, doubts_about
-from daemon.operating.idle_command import closing_text
+from auditor.checks.idle import Sighting
+from daemon.cli.close_ledger import CloseRefusedError, doubts_about
+from daemon.cli.idle import closing_text
 from ledgers.errors import FencedError, NoSuchLedgerError, UnavailableError
 from ledgers.manager import VersionedMetadata
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
-from ledgers.metadata import LedgerState, Segment
-from replication.cluster.order_book import hold_place, tries_place
-from replication.cluster.orders import HoldOrder
-from replication.cluster.own_state import findings_path, own_path
-from replication.queue import payloads
+from ledgers.model import LedgerState, Segment
+from replication import znodes
+from replication.ledger_record import WaitingNotes
+from replication.orders import HoldOrder, hold_place, tries_place
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from replication.waiting.notes import WaitingNotes
+from replication.znodes import findings_path, own_path
 from tests.daemon.closing import DAY_S, close, closer, idle_ledger, unproven_ledger
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
@@ -127,8 +126,8 @@ async def test_while_a_hold_stands_nothing_is_fenced(is_forced: bool) -> None:
 @in_virtual_time
 async def test_a_ledger_that_somebody_else_has_is_left_to_them() -> None:
     cluster = await idle_ledger()
-    path = payloads.lock_path(UR, LEDGER)
-    await cluster.store.create(path, payloads.lock_to_bytes("other"), is_ephemeral=True)
+    path = znodes.lock_path(UR, LEDGER)
+    await cluster.store.create(path, znodes.lock_to_bytes("other"), is_ephemeral=True)
 
     with pytest.raises(UnavailableError, match="other is at work on it"):
         await close(cluster, is_forced=True)
@@ -249,7 +248,7 @@ async def test_a_ledger_that_was_not_marked_is_marked_where_java_does_not_look()
 @in_virtual_time
 async def test_that_the_tries_cannot_be_ordered_does_not_undo_the_closing() -> None:
     cluster = await unproven_ledger()
-    shut_out(cluster.store, payloads.mark_path(UR, LEDGER), tries_place(UR).path)
+    shut_out(cluster.store, znodes.mark_path(UR, LEDGER), tries_place(UR).path)
 
     done = await close(cluster, is_forced=True, accepts_loss=True)
 

@@ -5,12 +5,12 @@ import asyncio
 
 import pytest
 
-from auditor.checks.idle_sightings import Sighting
-from daemon.operating.close_ledger import CloseRefusedError, whom_to_start
-from daemon.operating.idle_command import closing_text
+from auditor.checks.idle import Sighting
+from daemon.cli.close_ledger import CloseRefusedError, whom_to_start
+from daemon.cli.idle import closing_text
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from tests.daemon.closing import DAY_S, close, closer, remember, unproven_ledger
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3

@@ -4,23 +4,22 @@ import asyncio
 
 import pytest
 
-from daemon.operating.close_ledger import CloseRefusedError
-from ledgers.metadata import LedgerState
-from replication.cluster.order_book import hold_place
-from replication.cluster.orders import HoldOrder
-from replication.queue import payloads
-from replication.queue.lock_by_hand import WAIT_MAX_S
+from daemon.cli.close_ledger import CloseRefusedError
+from ledgers.model import LedgerState
+from replication import znodes
+from replication.lock_by_hand import WAIT_MAX_S
+from replication.orders import HoldOrder, hold_place
 from tests.daemon.closing import close, idle_ledger
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1
 from tests.replication.nodes import LEDGER, UR, working
 
-PATH = payloads.lock_path(UR, LEDGER)
+PATH = znodes.lock_path(UR, LEDGER)
 
 
 async def held_by_another() -> Cluster:
     cluster = await idle_ledger()
-    await cluster.store.create(PATH, payloads.lock_to_bytes("other"), is_ephemeral=True)
+    await cluster.store.create(PATH, znodes.lock_to_bytes("other"), is_ephemeral=True)
     return cluster
 
 

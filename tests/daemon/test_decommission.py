@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 from click.testing import CliRunner
 
-from daemon.operating import decommission, decommission_command
-from daemon.operating.decommission import Decommissioned
-from daemon.operating.hold import begin_hold
+from daemon.cli import decommission
+from daemon.cli import decommission as decommission_command
+from daemon.cli.decommission import Decommissioned
+from daemon.cli.hold import begin_hold
 from ledgers.errors import ConflictError, RejectedError, UnavailableError
-from ledgers.metadata import BookieId
-from replication.cluster.order_book import OrderBook
-from replication.queue import payloads
+from ledgers.model import BookieId
+from replication import znodes
+from replication.orders import OrderBook
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.cli_calls import exit_code
@@ -228,7 +229,7 @@ async def test_its_drain_order_goes_with_it() -> None:
 @in_virtual_time
 async def test_an_audit_is_asked_for_again_when_nothing_comes_of_the_first() -> None:
     cluster = await with_ledgers((B1, B2))
-    path = payloads.recovery_delay_path(UR)
+    path = znodes.recovery_delay_path(UR)
     await cluster.store.create(path, b"3600")
     await cluster.kill(B1)
     heard = Heard()
@@ -283,7 +284,7 @@ async def test_rule_s8_an_unreadable_ledger_that_names_others_is_one_where_its_m
     later = data.replace(b"Version\t3", b"Version\t4")
     await cluster.store.set(cluster.manager.path(0), later, version=-1)
     await cluster.mark(B2, ledger_id=0)
-    await cluster.store.set(payloads.mark_path(UR, 0), b"rubbish \xff", version=-1)
+    await cluster.store.set(znodes.mark_path(UR, 0), b"rubbish \xff", version=-1)
 
     with pytest.raises(UnavailableError, match=r"cannot be read may name it.*: 0\."):
         await decommissioned(cluster)
@@ -335,7 +336,7 @@ async def test_a_bookie_that_is_started_while_its_ledgers_move_keeps_its_cookie(
 @in_virtual_time
 async def test_a_bookie_that_is_set_up_anew_meanwhile_keeps_its_new_cookie() -> None:
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(payloads.recovery_delay_path(UR), b"0")
+    await cluster.store.create(znodes.recovery_delay_path(UR), b"0")
     await cluster.kill(B1)
     waiting = asyncio.create_task(decommissioned(cluster))
     await asyncio.sleep(5)

@@ -7,24 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 from auditor.records import DrainProgress
-from daemon.operating import drain_command
-from daemon.operating.bookies import (
-    BookieRow,
-    BookieState,
-)
-from daemon.operating.drains import (
-    Drains,
-    cancel_drains,
-    concerns,
-    read_drains,
-    wait_drained,
-)
+from daemon.cli import drain as drain_command
+from daemon.cli.bookies import BookieRow, BookieState
+from daemon.cli.drain import Drains, cancel_drains, concerns, read_drains, wait_drained
 from ledgers.errors import CorruptionError
-from ledgers.metadata import BookieId
-from replication.cluster.membership import Half, Membership
-from replication.cluster.order_book import OrderBook, drain_place
-from replication.cluster.orders import DrainOrder, Orders
-from replication.queue import payloads
+from ledgers.model import BookieId
+from replication import znodes
+from replication.nodes import Half, Membership
+from replication.orders import DrainOrder, OrderBook, Orders, drain_place
 from tests.auditor.auditing import draining, leading
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, order_drain, visiting
@@ -284,7 +274,7 @@ async def test_what_keeps_a_drain_from_its_end_is_said_with_what_to_do() -> None
         assert await concerns(here, [B1]) == [no_worker], "a repair by hand moves nothing else"
         await Membership.join(cluster.store, UR, node_info("node-1"))
         assert await concerns(here, [B1]) == []
-        await cluster.store.create(payloads.disable_path(UR))
+        await cluster.store.create(znodes.disable_path(UR))
         assert await concerns(here, [B1]) == [
             "auto-recovery is disabled, so nothing moves: bookmender enable"
         ]
@@ -306,10 +296,10 @@ async def test_whoever_waits_is_told_that_nobody_is_there_to_copy_and_when_that_
         async with cluster.node():
             await asyncio.sleep(100)
             told.append(len(heard.told))
-            await cluster.store.create(payloads.disable_path(UR))
+            await cluster.store.create(znodes.disable_path(UR))
             await asyncio.sleep(100)
             told.append(len(heard.told))
-            await cluster.store.delete(payloads.disable_path(UR))
+            await cluster.store.delete(znodes.disable_path(UR))
             await asyncio.sleep(100)
         await asyncio.sleep(100)
         waiting.cancel()
@@ -328,8 +318,8 @@ async def test_a_leader_that_knows_no_drains_is_named() -> None:
     await Membership.join(cluster.store, UR, node_info("node-1", Half.WORKER))
     java = visiting(cluster).store
     await java.create(
-        f"{payloads.election_path(UR)}/V_",
-        payloads.vote_to_bytes("java-1:3181"),
+        f"{znodes.election_path(UR)}/V_",
+        znodes.vote_to_bytes("java-1:3181"),
         is_ephemeral=True,
         is_sequential=True,
     )
@@ -338,6 +328,6 @@ async def test_a_leader_that_knows_no_drains_is_named() -> None:
 
 
 async def _unmark(cluster: Cluster, ledger_id: int) -> None:
-    path = payloads.mark_path(f"{UR}/bookmender", ledger_id)
+    path = znodes.mark_path(f"{UR}/bookmender", ledger_id)
     await cluster.store.delete(path)
     await cluster.store.delete(path.rpartition("/")[0])

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from daemon.operating.drains import Drains, wait_drained
-from daemon.operating.stuck import SHOWN_MAX
-from ledgers.metadata import BookieId
-from replication.cluster.order_book import OrderBook, maintenance_place
-from replication.cluster.orders import MaintenanceWindow
-from replication.cluster.own_state import waiting_path
+from daemon.cli.drain import Drains, wait_drained
+from daemon.cli.stuck import SHOWN_MAX
+from ledgers.model import BookieId
+from replication.ledger_record import WaitingNote
+from replication.orders import MaintenanceWindow, OrderBook, maintenance_place
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote
+from replication.znodes import waiting_path
 from tests.auditor.auditing import draining
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, order_drain, visiting

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from auditor.fsck.levels import FsckOptions, Level, SessionTimeouts
-from daemon.cli import cli
-from daemon.fsck.options import options_for, settings_for
+from daemon.cli.main import cli
+from daemon.fsck.command import options_for, settings_for
 from daemon.fsck.running import Wanted
 from tests.daemon.fsck_calls import LOST, UNKNOWN, URI, A, FakeRuns, Verdicts, call_run, fake_runs
 from tests.fsck.results import whole

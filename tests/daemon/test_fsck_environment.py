@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.fsck.environment import (
+from daemon.fsck.running import (
     LaunchEnvironment,
     PySpark,
     applied,

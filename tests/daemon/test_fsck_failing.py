@@ -168,7 +168,7 @@ def test_what_fails_does_not_look_like_damage(
     runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     runs.raises = error
-    monkeypatch.setattr("daemon.cli._drop_output", lambda: None)
+    monkeypatch.setattr("daemon.cli.main._drop_output", lambda: None)
 
     arguments = ("run", "--metadata-service-uri", URI, "--output", tmp_path)
 

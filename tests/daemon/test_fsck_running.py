@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 
 from auditor.findings import read_findings
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.levels import FsckOptions, FsckProgress, Level
 from auditor.fsck.publishing import Fault, Foreseen, Published
 from auditor.fsck.results.cluster import Cluster as Origin
 from auditor.fsck.results.cluster import keep_cluster
-from auditor.fsck.results.last import read_last, write_last
 from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
-from auditor.fsck.results.summary import Counts, Summary
-from auditor.fsck.running import FsckProgress
+from auditor.fsck.results.summary import Counts, Summary, read_last, write_last
 from auditor.fsck.verdicts import Grade
-from auditor.java_sight import Damage
+from auditor.underreplication import Damage
 from daemon.fsck.running import (
     Marked,
     Places,
@@ -42,13 +40,13 @@ from daemon.fsck.texts import Meter, faults_lines, faults_record
 from daemon.settings import Settings
 from daemon.visit import Visit
 from ledgers.errors import RejectedError, SettingsError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import RackRule
-from replication.cluster.membership import Half, Membership, live_nodes
-from replication.cluster.own_state import own_path
-from replication.planning.entry_runs import EntryRuns
-from replication.queue import payloads
+from replication import znodes
+from replication.entry_runs import EntryRuns
+from replication.nodes import Half, Membership, live_nodes
 from replication.settings import PlacementSettings
+from replication.znodes import own_path
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
@@ -333,7 +331,7 @@ async def test_what_would_be_marked_is_said_by_what_stands_there_now() -> None:
 async def test_while_auto_recovery_is_switched_off_nothing_is_marked() -> None:
     cluster = await Cluster.start()
     fault = await fault_of(cluster)
-    await cluster.store.create(payloads.disable_path(UR), with_parents=True)
+    await cluster.store.create(znodes.disable_path(UR), with_parents=True)
 
     with pytest.raises(RejectedError, match="bookmender enable"):
         await publish_here(visiting(cluster), [fault], lambda left: None)

@@ -9,14 +9,21 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from daemon.operating import hold_command
-from daemon.operating.hold import HoldState, begin_hold, end_hold, hold_text, read_hold
+from daemon.cli import hold as hold_command
+from daemon.cli.hold import HoldState, begin_hold, end_hold, hold_text, read_hold
 from daemon.visit import Visit
 from ledgers.errors import ConflictError
-from ledgers.metadata import BookieId
-from replication.cluster.cluster_view import HOLD
-from replication.cluster.order_book import OrderBook, drain_place, hold_place, maintenance_place
-from replication.cluster.orders import DrainOrder, HoldOrder, MaintenanceWindow
+from ledgers.model import BookieId
+from replication.cluster import HOLD
+from replication.orders import (
+    DrainOrder,
+    HoldOrder,
+    MaintenanceWindow,
+    OrderBook,
+    drain_place,
+    hold_place,
+    maintenance_place,
+)
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES

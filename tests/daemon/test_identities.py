@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from auditor.endangered import reborn_bookies
 from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding
-from daemon.operating import identities_command
-from daemon.operating.identities_command import give_trust, trust_identities, withdraw_trust
+from auditor.underreplication import reborn_bookies
+from daemon.cli import identities as identities_command
+from daemon.cli.identities import give_trust, trust_identities, withdraw_trust
 from daemon.visit import Visit
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from ledgers.store import Stat
-from replication.cluster.order_book import OrderBook
+from replication.orders import OrderBook
 from replication.outcome import Outcome
 from replication.reasons import Reason
 from tests.auditor.auditing import auditing

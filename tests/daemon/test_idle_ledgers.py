@@ -6,12 +6,11 @@ import math
 
 import pytest
 
-from auditor.checks.idle_sightings import Sighting
+from auditor.checks.idle import Sighting
 from auditor.settings import ChecksSettings
-from daemon.operating.close_ledger import doubts_about
-from daemon.operating.idle_command import exit_code
-from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
-from ledgers.metadata import LedgerState
+from daemon.cli.close_ledger import doubts_about
+from daemon.cli.idle import IdleLedger, IdleLedgers, exit_code, find_idle
+from ledgers.model import LedgerState
 from tests.daemon.closing import DAY_S, remember
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out

@@ -6,12 +6,18 @@ from types import ModuleType
 import click
 import pytest
 
-from daemon.operating import hold_command, maintenance_command
-from daemon.operating.java_leader import UNREADABLE_VOTE, disregards, java_leader, leader_concerns
+from daemon.cli import hold as hold_command
+from daemon.cli import maintenance as maintenance_command
+from daemon.cli.orders import UNREADABLE_VOTE, disregards, java_leader, leader_concerns
 from daemon.status.command import render
-from replication.cluster.order_book import OrderBook, hold_place, maintenance_place
-from replication.cluster.orders import HoldOrder, MaintenanceWindow
-from replication.queue import payloads
+from replication import znodes
+from replication.orders import (
+    HoldOrder,
+    MaintenanceWindow,
+    OrderBook,
+    hold_place,
+    maintenance_place,
+)
 from tests.auditor.auditing import leading
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.status_values import WHOLE
@@ -25,8 +31,8 @@ LEADS = "Java's AutoRecovery (java-1:3181), which knows no"
 
 async def led_by_java(cluster: Cluster) -> None:
     await cluster.store.create(
-        f"{payloads.election_path(UR)}/V_0000000003",
-        payloads.vote_to_bytes("java-1:3181"),
+        f"{znodes.election_path(UR)}/V_0000000003",
+        znodes.vote_to_bytes("java-1:3181"),
         with_parents=True,
     )
 
@@ -50,7 +56,7 @@ async def test_it_leads_where_the_leader_is_none_of_our_nodes() -> None:
     await led_by_java(cluster)
     assert await java_leader(here) == "java-1:3181"
 
-    await cluster.store.set(f"{payloads.election_path(UR)}/V_0000000003", b"\xff", version=-1)
+    await cluster.store.set(f"{znodes.election_path(UR)}/V_0000000003", b"\xff", version=-1)
 
     assert await java_leader(here) == UNREADABLE_VOTE
 
@@ -61,7 +67,7 @@ async def test_while_auto_recovery_is_disabled_it_marks_nothing() -> None:
     await led_by_java(cluster)
     assert await leader_concerns(visiting(cluster), "holds") == [disregards("java-1:3181", "holds")]
 
-    await cluster.store.create(payloads.disable_path(UR), with_parents=True)
+    await cluster.store.create(znodes.disable_path(UR), with_parents=True)
 
     assert await leader_concerns(visiting(cluster), "holds") == []
 

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import pytest
 from click.testing import Result
 
-from auditor.index.note import IndexNote
-from auditor.noting import WRITE_S
-from daemon.operating import last_copies, maintenance_command
-from daemon.operating.bookie_ids import known_bookies
-from daemon.operating.hold import read_hold
-from daemon.operating.last_copies import LeftWithout, left_without
-from daemon.operating.maintenance_command import open_window, read_windows
+from auditor.absence_tracker import WRITE_S
+from auditor.ledger_map_updater import IndexNote
+from daemon.cli import maintenance as last_copies
+from daemon.cli import maintenance as maintenance_command
+from daemon.cli.bookies import known_bookies
+from daemon.cli.hold import read_hold
+from daemon.cli.maintenance import LeftWithout, left_without, open_window, read_windows
 from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
-from ledgers.metadata import BookieId
-from replication.cluster.orders import MaintenanceWindow
+from ledgers.model import BookieId
+from replication.orders import MaintenanceWindow
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed
 from tests.daemon.in_memory import run_in_memory

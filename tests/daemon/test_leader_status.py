@@ -8,11 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from auditor.absence import NAMING_MAX_MS, StoredAbsences
-from auditor.checks.kinds import KINDS
-from auditor.checks.records import CheckRecord, CheckRun, check_path
-from auditor.index.note import IndexNote, index_note_path
+from auditor.checks.records import KINDS, CheckRecord, CheckRun, check_path
+from auditor.ledger_map_updater import IndexNote, index_note_path
 from auditor.settings import AuditorSettings
-from daemon.operating.check_rows import CheckRow
+from daemon.cli.check import CheckRow
 from daemon.status.command import render
 from daemon.status.leader import (
     LeaderState,
@@ -22,11 +21,11 @@ from daemon.status.leader import (
     losses_due_ms,
 )
 from daemon.status.state import Status
-from ledgers.metadata import BookieId
-from replication.cluster.membership import Half
-from replication.cluster.orders import HoldOrder
-from replication.queue import payloads
-from replication.queue.listing import read_marks
+from ledgers.model import BookieId
+from replication import znodes
+from replication.marks import read_marks
+from replication.nodes import Half
+from replication.orders import HoldOrder
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import DELAY, SOON_S, delayed, with_ledgers
 from tests.daemon.status_values import WHOLE, node
@@ -75,7 +74,7 @@ async def test_without_a_leader_of_ours_nobody_counts_a_delay_that_there_is() ->
     cluster = await with_ledgers((B1, B2))
     assert (await gathered(cluster, None, B1)).uncounted == frozenset(), "there is none"
 
-    delay = payloads.recovery_delay_to_bytes(100)
+    delay = znodes.recovery_delay_to_bytes(100)
     await cluster.store.create(DELAY, delay, with_parents=True)
 
     assert (await gathered(cluster, None, B1)).uncounted == {B1}

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from daemon import ledger_command
-from daemon.operating.identities_command import give_trust
+from daemon.cli import ledger as ledger_command
+from daemon.cli.identities import give_trust
 from daemon.visit import Visit
 from ledgers.errors import CorruptionError
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.in_memory import Prepare, run_in_memory
 from tests.daemon.visits import visiting

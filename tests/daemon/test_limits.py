@@ -9,39 +9,27 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from daemon.cli import limits as limits_command
+from daemon.cli.limits import change_limits, concerns, effective_limits, limits, merged
+from daemon.cli.option_types import Limit
 from daemon.limits import (
     SHARES_INTERVAL_S,
     keep_to_our_share,
     keep_to_pace,
     yield_to_clients,
 )
-from daemon.operating import limits_command
-from daemon.operating.limits_command import (
-    change_limits,
-    concerns,
-    effective_limits,
-    limits,
-    merged,
-)
-from daemon.option_types import Limit
 from daemon.settings import Settings, ZooKeeperSettings
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.flow import Activity, FlowControl, FlowLimits, flow_limits
-from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.flow_control import Activity, FlowControl, FlowLimits, flow_limits
+from ledgers.bulk.limiters import Budgets
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
-from replication.cluster.activity import (
-    STALE_AFTER_S,
-    ActivitySource,
-    ClientActivity,
-    activity_path,
-)
-from replication.cluster.membership import Half, Membership
-from replication.cluster.order_book import OrderBook, limits_place
-from replication.cluster.orders import LIMIT_RANGES, LimitsOrder
-from replication.cluster.own_state import fsck_executors_path, nodes_path
-from replication.queue.batching import LINGER_S, Batcher
+from replication.client_activity import STALE_AFTER_S, ActivitySource, ClientActivity, activity_path
+from replication.nodes import Half, Membership
+from replication.orders import LIMIT_RANGES, LimitsOrder, OrderBook, limits_place
 from replication.settings import ReplicationSettings
+from replication.transactions import LINGER_S, Batcher
+from replication.znodes import fsck_executors_path, nodes_path
 from tests.auditor.scenes import SOON_S
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.local.archive import archive_path, flags, keep
+from daemon.local.jars import archive_path, flags, keep
 from daemon.local.java import Java
 
 

@@ -5,11 +5,11 @@ import socket
 import pytest
 
 from daemon.local_bookie import local_bookie, own_addresses
-from ledgers.formats.bookie_info import Address
-from ledgers.metadata import BookieId
+from ledgers.codec.registration import Address
+from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.store import Stat
-from replication.cluster.cluster_view import ClusterView
+from replication.cluster import ClusterView
 
 
 def view(

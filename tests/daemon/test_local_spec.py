@@ -7,9 +7,9 @@ import pytest
 
 from daemon.local.ports import PORT_FIRST, PORT_LAST
 from daemon.local.spec import FILE_NAME, ClusterSpec, Storage, find_bookie, settle
+from ledgers.codec.layout import Layout, MetadataUri
 from ledgers.errors import SettingsError
-from ledgers.formats.layout import Layout, MetadataUri
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 SAVED = ClusterSpec(
     storage=Storage.DB,

@@ -10,7 +10,7 @@ from daemon.local.commands import local
 from daemon.local.spec import ClusterSpec
 from daemon.local.status import BookieState, ServerStatus, at_rest, bookie_state
 from ledgers.errors import SettingsError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 BOOKIE = BookieId("127.0.0.1:20002")
 HERE = frozenset({BOOKIE})

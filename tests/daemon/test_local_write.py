@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from daemon.demo import trying
-from daemon.demo.shapes import OPEN_SIZE, Ending, shapes_to_try
-from daemon.demo.workload import Workload, Written
+from daemon.demo import scenario
+from daemon.demo.workload import OPEN_SIZE, Ending, Workload, Written, shapes_to_try
 from daemon.local import commands, views
 from daemon.local.commands import local
 from daemon.local.spec import ClusterSpec
@@ -131,7 +130,7 @@ def test_who_interrupts_it_is_told_what_there_is_and_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, begun: list[Written], said: list[str]
 ) -> None:
     monkeypatch.setattr(commands, "_status", lambda data: RUNNING)
-    monkeypatch.setattr(trying, "write_ledgers", ending_with(KeyboardInterrupt(), *begun))
+    monkeypatch.setattr(scenario, "write_ledgers", ending_with(KeyboardInterrupt(), *begun))
 
     told = CliRunner().invoke(local, ["write"]).stderr
 
@@ -144,7 +143,7 @@ def test_where_bookies_fail_it_says_what_was_written_why_it_ended_and_what_helps
     status = with_bookies("writable", "down", "writable")
     monkeypatch.setattr(commands, "_status", lambda data: status)
     error = NotEnoughBookiesError("no bookie is left")
-    monkeypatch.setattr(trying, "write_ledgers", ending_with(error, written(1, is_closed=True)))
+    monkeypatch.setattr(scenario, "write_ledgers", ending_with(error, written(1, is_closed=True)))
 
     ended = CliRunner().invoke(local, ["write", "--ledgers", "2"])
 
@@ -188,7 +187,7 @@ def test_what_helps_depends_on_how_the_bookies_are(status: ClusterStatus, helps:
 def test_all_that_was_wanted_is_told_in_short() -> None:
     done = [written(1, is_closed=True), written(2, is_closed=False, ending=Ending.ABANDONED)]
 
-    assert trying.what_was_written(done, ledger_count=2) == [
+    assert scenario.what_was_written(done, ledger_count=2) == [
         "wrote 2 ledgers, 10 entries",
         "left open, as by a writer that died: ledger 2",
     ]

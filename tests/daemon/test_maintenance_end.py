@@ -5,15 +5,14 @@ import asyncio
 
 import pytest
 
-from auditor.index.note import IndexNote
+from auditor.ledger_map_updater import IndexNote
 from auditor.settings import AuditorSettings
-from daemon.operating import maintenance_command
-from daemon.operating.maintenance_command import end_concerns, end_window, open_window
+from daemon.cli import maintenance as maintenance_command
+from daemon.cli.maintenance import end_concerns, end_window, open_window
 from ledgers.clock import SystemClock
-from ledgers.metadata import BookieId
-from replication.cluster.order_book import OrderBook, hold_place
-from replication.cluster.orders import HoldOrder
-from replication.queue import payloads
+from ledgers.model import BookieId
+from replication import znodes
+from replication.orders import HoldOrder, OrderBook, hold_place
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import DELAY, SOON_S, delayed, with_ledgers
 from tests.daemon.in_memory import run_in_memory
@@ -56,7 +55,7 @@ async def test_without_a_delay_it_is_lost_at_once_and_its_ledgers_are_counted() 
 @in_virtual_time
 async def test_with_a_delay_it_has_that_time_to_come_back() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
-    await cluster.store.create(DELAY, payloads.recovery_delay_to_bytes(600), with_parents=True)
+    await cluster.store.create(DELAY, znodes.recovery_delay_to_bytes(600), with_parents=True)
 
     assert await ended(cluster, settings=delayed(600)) == [
         f"{B1} is not registered, and counts as lost in 10 min, unless it is back by then: 1 ledger that "
@@ -70,7 +69,7 @@ async def test_what_keeps_its_ledgers_from_being_marked_is_said_too() -> None:
     await cluster.kill(B1)
     here, told = visiting(cluster), list[str]()
 
-    await cluster.store.create(payloads.disable_path(UR), with_parents=True)
+    await cluster.store.create(znodes.disable_path(UR), with_parents=True)
     told += await end_concerns(here, B1, clock=cluster.clock)
     book, place = OrderBook(cluster.store, UR), hold_place(UR)
     await book.give(place, HoldOrder(since_ms=0), over=await book.standing(place))

@@ -12,35 +12,34 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from auditor.endangered import Endangered
+from auditor.marker import OwnQueue
 from auditor.observation import Absence, Difference, MissingBookie, Observation
-from auditor.own_queue import OwnQueue
+from auditor.underreplication import Endangered
 from daemon.observe.command import built, exit_code
 from daemon.observe.node import ReportFile, Teller
 from daemon.observe.observing import LOOK_INTERVAL_MIN_S, LOOK_INTERVAL_S, Observing, Sight, observe
 from daemon.observe.report import to_record, to_text
-from daemon.planning import Previews
+from daemon.previews import Previews
 from daemon.visit import Visit
+from ledgers.codec.layout import Layout
 from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
-from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import LedgerState
-from ledgers.operations.tasks import task_scope
+from ledgers.model import LedgerState
 from ledgers.placement import RandomPlacement
-from ledgers.placement.racks import Racks
-from ledgers.read_only import ReadOnlyStore
+from ledgers.placement.topology import Racks
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.order_book import OrderBook
-from replication.cluster.orders import HoldOrder
-from replication.cluster.own_state import own_path
-from replication.planning.plan import Plan, Repair
-from replication.planning.preview import Preview, Previewer
-from replication.planning.survey import Surveyor
-from replication.planning.targets import Receivers
-from replication.queue import payloads
+from ledgers.store import ReadOnlyStore
+from ledgers.tasks import task_scope
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.inspection import Surveyor
+from replication.orders import HoldOrder, OrderBook
+from replication.plan import Plan, Repair
+from replication.preview import Preview, Previewer
 from replication.reasons import Blocked, Reason
+from replication.targets import Receivers
+from replication.znodes import own_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, shut_out
@@ -182,8 +181,8 @@ async def test_the_plan_is_bounded_and_marks_of_others_come_after_what_is_endang
 @in_virtual_time
 async def test_what_is_marked_in_our_own_queue_is_planned_for_after_the_rest() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B2), (B3, B4))
-    await cluster.store.create(payloads.mark_path(own_path(UR), 2), with_parents=True)
-    await cluster.store.create(payloads.mark_path(own_path(UR), 0), with_parents=True)
+    await cluster.store.create(znodes.mark_path(own_path(UR), 2), with_parents=True)
+    await cluster.store.create(znodes.mark_path(own_path(UR), 0), with_parents=True)
     await cluster.mark(B2, ledger_id=1)
     await cluster.kill(B1)
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=5)) as looks:

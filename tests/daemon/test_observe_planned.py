@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from auditor.endangered import Endangered
+from auditor.marker import OwnQueue
 from auditor.observation import Difference
-from auditor.own_queue import OwnQueue
+from auditor.underreplication import Endangered
 from daemon.observe.observing import ledgers_to_repair
-from replication.cluster.orders import HoldOrder
+from replication.orders import HoldOrder
 from tests.daemon.test_observe import seeing
 from tests.replication.ledger_values import B1
 

@@ -7,26 +7,30 @@ import json
 import click
 import pytest
 
-from daemon.operating.bookie_command import gather_bookies
-from daemon.operating.bookie_ids import BookieArgument, hint, known_bookies, require_known
-from daemon.operating.bookies import (
+from daemon.cli.bookie import gather_bookies
+from daemon.cli.bookies import (
+    BookieArgument,
     BookieRow,
     BookieState,
+    hint,
+    known_bookies,
     maintenance_text,
+    require_known,
 )
-from daemon.operating.maintenance_command import concerns as window_concerns
-from daemon.operating.maintenance_command import (
-    end_window,
-    open_window,
-    read_windows,
-)
-from daemon.option_types import Duration, ReasonText
+from daemon.cli.maintenance import concerns as window_concerns
+from daemon.cli.maintenance import end_window, open_window, read_windows
+from daemon.cli.option_types import Duration, ReasonText
 from ledgers.bookies import Room
 from ledgers.errors import BookmenderError, UnauthorizedError, UnavailableError
-from ledgers.metadata import BookieId
-from replication.cluster.order_book import OrderBook, drain_place, maintenance_place
-from replication.cluster.orders import DrainOrder, MaintenanceWindow
-from replication.queue import payloads
+from ledgers.model import BookieId
+from replication import znodes
+from replication.orders import (
+    DrainOrder,
+    MaintenanceWindow,
+    OrderBook,
+    drain_place,
+    maintenance_place,
+)
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import DELAY, delayed, with_ledgers
 from tests.daemon.visits import order_drain, visiting
@@ -182,7 +186,7 @@ async def test_a_window_that_comes_too_late_says_so() -> None:
     assert f"{B1} is lost already, with 1 ledger marked" in concern
     assert await window_concerns(here, B2, clock=cluster.clock) == []
 
-    shut_out(here.store, payloads.mark_path(UR, 0))
+    shut_out(here.store, znodes.mark_path(UR, 0))
     assert await window_concerns(here, B2, clock=cluster.clock) == [
         f"1 mark cannot be read and may be for {B2}: bookmender queue list"
     ]
@@ -221,7 +225,7 @@ async def test_a_bookie_is_lost_in_the_list_when_it_is_so_in_status() -> None:
     listed = await states_listed(cluster)
     await cluster.kill(B1)
     nobody_counts = await states_listed(cluster)
-    delay = payloads.recovery_delay_to_bytes(100)
+    delay = znodes.recovery_delay_to_bytes(100)
     await cluster.store.create(DELAY, delay, with_parents=True)
     nobody_knows = await states_listed(cluster)
     async with auditing(cluster, settings=delayed(100)):

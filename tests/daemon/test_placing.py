@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.placing import Placing, begin_placing, rack_source, rule_of, weighting_of
-from daemon.rack_sources import FileRacks, ScriptRacks
+from daemon.placement import (
+    FileRacks,
+    Placing,
+    ScriptRacks,
+    begin_placing,
+    rack_source,
+    rule_of,
+    weighting_of,
+)
 from ledgers.errors import SettingsError
 from ledgers.placement import (
     DEFAULT_RACK,
@@ -23,10 +30,10 @@ from ledgers.placement import (
     ZoneRule,
 )
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.own_state import racks_path
-from replication.cluster.racks import ZnodeRacks
+from replication.cluster import ViewSource
+from replication.racks import ZnodeRacks
 from replication.settings import PlacementSettings
+from replication.znodes import racks_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import ROOT, UR

@@ -9,15 +9,16 @@ import pytest
 from click.testing import CliRunner
 
 from auditor.findings import Finding
-from daemon import plan_command, planning
-from daemon.plan_command import to_json, to_text
-from daemon.planning import Chosen, Previews, ledgers_of, plan_for
-from ledgers.metadata import BookieId
-from replication.cluster.own_state import findings_path
-from replication.planning.plan import Plan, Repair
-from replication.planning.preview import Preview
-from replication.queue import payloads
+from daemon import previews as planning
+from daemon.cli import plan as plan_command
+from daemon.cli.plan import to_json, to_text
+from daemon.previews import Chosen, Previews, ledgers_of, plan_for
+from ledgers.model import BookieId
+from replication import znodes
+from replication.plan import Plan, Repair
+from replication.preview import Preview
 from replication.reasons import Blocked, Reason
+from replication.znodes import findings_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
 from tests.replication.cluster import in_virtual_time, shut_out
@@ -221,10 +222,8 @@ async def test_where_nothing_is_marked_as_nobody_marks_the_plan_says_so() -> Non
 @in_virtual_time
 async def test_where_nothing_is_marked_and_all_is_well_the_plan_says_nothing_of_it() -> None:
     cluster = await with_ledgers((B1, B2))
-    vote = payloads.vote_to_bytes("java:3181")
-    await cluster.store.create(
-        f"{payloads.election_path(UR)}/V_0000000003", vote, with_parents=True
-    )
+    vote = znodes.vote_to_bytes("java:3181")
+    await cluster.store.create(f"{znodes.election_path(UR)}/V_0000000003", vote, with_parents=True)
 
     found = await plan_for(visiting(cluster), [], None, limit=1)
 

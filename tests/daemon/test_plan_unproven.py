@@ -6,12 +6,13 @@ from contextlib import nullcontext
 
 import pytest
 
-from daemon import plan_command, planning
-from daemon.plan_command import UNREADABLE_SHOWN_MAX, to_json, to_text
-from daemon.planning import Previews, plan_for
-from ledgers.metadata import BookieId, LedgerState
-from replication.planning.plan import Plan
-from replication.planning.preview import Preview
+from daemon import previews
+from daemon.cli import plan as plan_command
+from daemon.cli.plan import UNREADABLE_SHOWN_MAX, to_json, to_text
+from daemon.previews import Previews, plan_for
+from ledgers.model import BookieId, LedgerState
+from replication.plan import Plan
+from replication.preview import Preview
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -27,7 +28,7 @@ def _whole_previews(monkeypatch: pytest.MonkeyPatch) -> None:
         async def preview(self, ledger_id: int, *, distrusted: Collection[BookieId]) -> Preview:
             return Preview(ledger_id=ledger_id, plan=Plan())
 
-    monkeypatch.setattr(planning, "open_previewer", lambda *_, **__: nullcontext(Whole()))
+    monkeypatch.setattr(previews, "open_previewer", lambda *_, **__: nullcontext(Whole()))
 
 
 async def prepare(cluster: Cluster) -> None:

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from daemon.operating.progress import LINE_INTERVAL_S, Eta, ProgressLine, counted, duration_text
+from daemon.cli.progress import LINE_INTERVAL_S, Eta, ProgressLine, counted, duration_text
 
 
 class Terminal(io.StringIO):

@@ -4,17 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.causes import Cause, Why, causes_path, causes_to_bytes
-from auditor.findings import Finding
-from daemon.queue_command import line_of, queue_rows
+from auditor.findings import Cause, Finding, Why, causes_path, causes_to_bytes
+from daemon.cli.queue import line_of, queue_rows
 from daemon.status.gathering import gather_status
-from replication.cluster.order_book import OrderBook, drain_place
-from replication.cluster.orders import DrainOrder
-from replication.cluster.own_state import findings_path
-from replication.queue import payloads
-from replication.queue.listing import MarkedLedger, read_locks, read_marks
-from replication.queue.payloads import Mark
+from replication import znodes
+from replication.marks import MarkedLedger, read_locks, read_marks
+from replication.orders import DrainOrder, OrderBook, drain_place
 from replication.reasons import Reason
+from replication.znodes import Mark, findings_path
 from tests.daemon.status_values import note
 from tests.daemon.visits import rows_of, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -54,9 +51,9 @@ async def test_a_mark_and_a_lock_that_acls_shut_away_fail_no_listing() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.mark(B1, ledger_id=ledger_id)
-    await cluster.store.create(payloads.lock_path(UR, 1), is_ephemeral=True)
+    await cluster.store.create(znodes.lock_path(UR, 1), is_ephemeral=True)
     visit = visiting(cluster)
-    shut_out(visit.store, payloads.mark_path(UR, 0), payloads.lock_path(UR, 1))
+    shut_out(visit.store, znodes.mark_path(UR, 0), znodes.lock_path(UR, 1))
 
     marked = await read_marks(visit.store, UR, range(3))
     rows = await queue_rows(visit, marked, own=())
@@ -78,7 +75,7 @@ async def test_a_mark_and_a_lock_that_acls_shut_away_fail_no_listing() -> None:
 async def test_of_a_mark_that_is_damaged_it_is_said_that_nobody_need_mend_it() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=0)
-    await cluster.store.set(payloads.mark_path(UR, 0), b"\xff", version=-1)
+    await cluster.store.set(znodes.mark_path(UR, 0), b"\xff", version=-1)
 
     (row,) = await queue_rows(visiting(cluster), await read_marks(cluster.store, UR, [0]), own=())
 
@@ -181,7 +178,7 @@ async def test_what_was_noted_of_a_mark_that_is_gone_is_not_told_of_the_next_one
     await cluster.mark(B1, ledger_id=1)
     async with cluster.node("host-b") as worker:
         await worker.notes.write(note(1, Reason.NO_TARGET, "no room"))
-        await cluster.store.delete(payloads.mark_path(UR, 1), version=-1)  # by a worker of Java's
+        await cluster.store.delete(znodes.mark_path(UR, 1), version=-1)  # by a worker of Java's
         await cluster.mark(B2, ledger_id=1)
 
         status = await gather_status(visiting(cluster), clock=cluster.clock)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from daemon.node import run_node
-from daemon.rack_sources import (
+from daemon.placement import (
     ASK_INTERVAL_S,
     HOSTS_MAX,
     LOOK_INTERVAL_S,

@@ -7,23 +7,15 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from daemon.operating import repair_command
-from daemon.operating.repair_by_hand import (
-    RepairedByHand,
-    find_ledgers,
-    shut_away,
-    wait_done,
-    waits_text,
-)
-from daemon.operating.tries import order_tries
+from daemon.cli import repair as repair_command
+from daemon.cli.repair import RepairedByHand, find_ledgers, shut_away, wait_done, waits_text
+from daemon.cli.stuck import order_tries
 from daemon.status.records import help_text
-from replication.cluster.order_book import OrderBook, tries_place
-from replication.cluster.orders import TriesOrder
-from replication.cluster.own_state import own_path, waiting_path
-from replication.queue import payloads
+from replication import znodes
+from replication.ledger_record import UnprovenEnd, WaitingNote
+from replication.orders import OrderBook, TriesOrder, tries_place
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote
-from replication.waiting.unproven_ends import UnprovenEnd
+from replication.znodes import own_path, waiting_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -102,10 +94,10 @@ async def test_what_is_left_of_an_end_that_cannot_be_proven_is_looked_at_once_mo
 @in_virtual_time
 async def test_marks_that_acls_shut_away_are_told_as_nobody_can_take_them() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B2), (B1, B2))
-    marks = [payloads.mark_path(own_path(UR), ledger_id) for ledger_id in range(3)]
-    await cluster.store.create(marks[0], payloads.mark_to_bytes(payloads.Mark()), with_parents=True)
+    marks = [znodes.mark_path(own_path(UR), ledger_id) for ledger_id in range(3)]
+    await cluster.store.create(marks[0], znodes.mark_to_bytes(znodes.Mark()), with_parents=True)
     await cluster.store.create(marks[1], b"\xff", with_parents=True)
-    await cluster.store.create(marks[2], payloads.mark_to_bytes(payloads.Mark()), with_parents=True)
+    await cluster.store.create(marks[2], znodes.mark_to_bytes(znodes.Mark()), with_parents=True)
     shut_out(cluster.store, marks[2])
 
     shut = await shut_away(cluster.store, UR, [0, 1, 2, 3])
@@ -175,8 +167,8 @@ async def mark_and_note(cluster: Cluster, reason: Reason, *, grace_s: int = 0) -
         since_ms=0,
         grace_until_ms=cluster.clock.wall_ms() + grace_s * 1000 if grace_s else 0,
     )
-    mark = payloads.mark_path(own_path(UR), 0)
-    await cluster.store.create(mark, payloads.mark_to_bytes(payloads.Mark()), with_parents=True)
+    mark = znodes.mark_path(own_path(UR), 0)
+    await cluster.store.create(mark, znodes.mark_to_bytes(znodes.Mark()), with_parents=True)
     await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
 
 

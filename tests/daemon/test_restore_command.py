@@ -9,13 +9,13 @@ import pytest
 import structlog
 from click.testing import CliRunner, Result
 
-from daemon import restore_command
-from daemon.restore_command import restore
+from daemon.cli import restore as restore_command
+from daemon.cli.restore import restore
+from ledgers.codec.metadata import serialize_metadata
 from ledgers.errors import RejectedError
-from ledgers.formats.metadata_codec import serialize_metadata
 from ledgers.store import Stat
 from replication.journal import JournalRecord, MetadataJournal, read_journal
-from replication.restoring import Restoring
+from replication.restore import Restoring
 from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger
 
 WRITTEN_MS = 1_700_000_000_000

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.service_variables import is_of_service, service_variables
-from daemon.settings import ENVIRONMENT_PREFIX, load_settings
+from daemon.settings import ENVIRONMENT_PREFIX, is_of_service, load_settings, service_variables
 from ledgers.errors import SettingsError
 from tests.daemon.settings_given import URI, VARIABLE
 

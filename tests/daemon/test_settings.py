@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from daemon.settings import Settings, load_settings
+from ledgers.codec.layout import Layout
 from ledgers.errors import SettingsError
-from ledgers.formats.layout import Layout
 from tests.daemon.settings_given import URI, URI_LINE, VARIABLE, load, refused
 
 # --- Where they come from -------------------------------------------------------------------------

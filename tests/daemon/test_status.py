@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.index.note import IndexNote
+from auditor.ledger_map_updater import IndexNote
 from auditor.records import AuditRecord
-from daemon.operating.bookies import BookieRow, BookieState
+from daemon.cli.bookies import BookieRow, BookieState
 from daemon.status.command import render
 from daemon.status.leader import LeaderState
 from daemon.status.records import help_text
-from replication.cluster.membership import Half, NodeInfo
-from replication.cluster.orders import HoldOrder, MaintenanceWindow
-from replication.queue.listing import LockedLedger
+from replication.marks import LockedLedger
+from replication.nodes import Half, NodeInfo
+from replication.orders import HoldOrder, MaintenanceWindow
 from replication.reasons import Reason
 from tests.daemon.status_values import WHOLE, node, note
 from tests.replication.ledger_values import B1, B2, B3

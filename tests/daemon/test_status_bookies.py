@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.index.note import IndexNote
-from auditor.outages import Outages
-from daemon.operating.maintenance_command import end_window, open_window
+from auditor.absence import Outages
+from auditor.ledger_map_updater import IndexNote
+from daemon.cli.maintenance import end_window, open_window
 from daemon.status.command import render
 from daemon.status.gathering import gather_status
 from daemon.status.leader import LeaderState
 from daemon.status.verdict import verdict_text
-from ledgers.metadata import BookieId
-from replication.cluster.membership import Half
-from replication.cluster.orders import HoldOrder
+from ledgers.model import BookieId
+from replication.ledger_record import WaitingNote
+from replication.nodes import Half
+from replication.orders import HoldOrder
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, with_ledgers
 from tests.daemon.status_values import WHOLE, node

@@ -3,12 +3,12 @@
 import asyncio
 from dataclasses import replace
 
-from auditor.index.note import IndexNote
+from auditor.ledger_map_updater import IndexNote
 from auditor.records import AuditRecord
-from daemon.operating.drains import order_drains
-from daemon.operating.maintenance_command import concerns as window_concerns
-from daemon.operating.maintenance_command import open_window
-from daemon.queue_command import line_of
+from daemon.cli.drain import order_drains
+from daemon.cli.maintenance import concerns as window_concerns
+from daemon.cli.maintenance import open_window
+from daemon.cli.queue import line_of
 from daemon.settings import Settings
 from daemon.status.command import render
 from daemon.status.gathering import gather_status
@@ -16,12 +16,12 @@ from daemon.status.state import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status
 from daemon.status.verdict import verdict_text
 from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.registration import Registration
-from replication.cluster.membership import Half
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
+from replication import znodes
+from replication.nodes import Half
 from replication.reasons import Reason
+from replication.znodes import own_path
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.daemon.status_values import WHOLE, note
@@ -44,10 +44,8 @@ async def gathered(cluster: Cluster, clock: Clock | None = None) -> Status:
 
 
 async def let_java_lead(cluster: Cluster) -> None:
-    vote = payloads.vote_to_bytes("java:3181")
-    await cluster.store.create(
-        f"{payloads.election_path(UR)}/V_0000000003", vote, with_parents=True
-    )
+    vote = znodes.vote_to_bytes("java:3181")
+    await cluster.store.create(f"{znodes.election_path(UR)}/V_0000000003", vote, with_parents=True)
 
 
 @in_virtual_time
@@ -79,7 +77,7 @@ async def test_a_bookie_that_was_wiped_and_did_not_come_back_is_lost_though_it_h
     None
 ):
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(payloads.disable_path(UR), with_parents=True)
+    await cluster.store.create(znodes.disable_path(UR), with_parents=True)
     async with auditing(cluster):
         await asyncio.sleep(60)
         await cluster.kill(B1)
@@ -95,13 +93,13 @@ async def test_a_bookie_that_came_back_empty_while_nothing_may_be_marked_is_told
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(60)
-        await cluster.store.create(payloads.disable_path(UR), with_parents=True)
+        await cluster.store.create(znodes.disable_path(UR), with_parents=True)
         await cluster.kill(B1)
         await cluster.wipe(B1)
         await cluster.revive(B1)
         await asyncio.sleep(60)
         disabled = await gathered(cluster, cluster.clock)
-        await cluster.store.delete(payloads.disable_path(UR))
+        await cluster.store.delete(znodes.disable_path(UR))
         await asyncio.sleep(60)
         enabled = await gathered(cluster, cluster.clock)
 
@@ -121,8 +119,8 @@ async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None
     await cluster.mark(B1, ledger_id=1)
     await cluster.mark(B1, B3, ledger_id=2)
     await cluster.mark(B1, ledger_id=3)
-    await cluster.store.create(payloads.mark_path(UR, 4), b"\xff", with_parents=True)
-    await cluster.store.create(payloads.disable_path(UR))
+    await cluster.store.create(znodes.mark_path(UR, 4), b"\xff", with_parents=True)
+    await cluster.store.create(znodes.disable_path(UR))
 
     async with leading(cluster, "host-a") as leader, cluster.node("host-b") as worker:
         await worker.take(2)
@@ -177,7 +175,7 @@ async def test_a_java_auditor_leads_as_it_calls_itself() -> None:
 @in_virtual_time
 async def test_a_leader_whose_vote_cannot_be_read_is_unknown_and_no_obstacle() -> None:
     cluster = await Cluster.start()
-    await cluster.store.create(f"{payloads.election_path(UR)}/V_0000000003", b"\xff")
+    await cluster.store.create(f"{znodes.election_path(UR)}/V_0000000003", b"\xff")
 
     status = await gathered(cluster)
 
@@ -193,10 +191,10 @@ async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_fir
 
     async with cluster.node("host-b") as worker:
         await worker.take(2)
-        java = payloads.lock_to_bytes("java-host")
-        await cluster.store.create(payloads.lock_path(UR, 3), java, is_ephemeral=True)
+        java = znodes.lock_to_bytes("java-host")
+        await cluster.store.create(znodes.lock_path(UR, 3), java, is_ephemeral=True)
         await asyncio.sleep(10)
-        await cluster.store.create(payloads.lock_path(UR, 1), b"\xff")
+        await cluster.store.create(znodes.lock_path(UR, 1), b"\xff")
         status = await gathered(cluster)
         rows = await rows_of(cluster, 1, 2, 3)
 
@@ -290,7 +288,7 @@ async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> N
     await open_window(here, B1, duration_s=3_600, reason="disk", clock=SystemClock())
     await order_drains(here, [B2], may_fence=False, clock=SystemClock())
     await cluster.kill(B1)
-    await cluster.store.create(payloads.mark_path(own_path(UR), 5), with_parents=True)
+    await cluster.store.create(znodes.mark_path(own_path(UR), 5), with_parents=True)
     await let_java_lead(cluster)
 
     status = await gather_status(here)

@@ -4,15 +4,14 @@ see it."""
 import pytest
 
 from auditor.findings import Finding
-from daemon.queue_command import line_of, queue_rows
+from daemon.cli.queue import line_of, queue_rows
 from daemon.status.command import render
 from daemon.status.gathering import gather_status
-from ledgers.metadata import BookieId
-from replication.cluster.membership import Half, Membership
-from replication.cluster.own_state import findings_path, own_path
-from replication.queue import payloads
-from replication.queue.listing import read_marks
-from replication.queue.payloads import Mark
+from ledgers.model import BookieId
+from replication import znodes
+from replication.marks import read_marks
+from replication.nodes import Half, Membership
+from replication.znodes import Mark, findings_path, own_path
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
@@ -25,8 +24,8 @@ async def own_mark(*found_bad: BookieId) -> Cluster:
     """Of ledger 5, which a check found bad on these; without any it is of a drain."""
     cluster = await Cluster.start(B1, B2, B3)
     await Membership.join(cluster.store, UR, node_info("node-1", Half.AUDITOR))
-    data = payloads.mark_to_bytes(Mark(replicas=found_bad or (B1,), ctime_ms=1))
-    await cluster.store.create(payloads.mark_path(OWN, 5), data, with_parents=True)
+    data = znodes.mark_to_bytes(Mark(replicas=found_bad or (B1,), ctime_ms=1))
+    await cluster.store.create(znodes.mark_path(OWN, 5), data, with_parents=True)
     if found_bad:
         found = Finding(check="fsck", bookies=found_bad, detail="entry 3", found_ms=1)
         await cluster.store.create(findings_path(UR, 5), found.to_json(), with_parents=True)
@@ -76,7 +75,7 @@ async def test_both_queues_are_one_total_and_what_stands_in_both_counts_once() -
     cluster = await own_mark(B1)
     await cluster.mark(B2, ledger_id=4)
     await cluster.mark(B1, ledger_id=5)
-    await cluster.store.create(payloads.mark_path(OWN, 6), with_parents=True)
+    await cluster.store.create(znodes.mark_path(OWN, 6), with_parents=True)
 
     status = await gather_status(visiting(cluster), clock=cluster.clock)
 

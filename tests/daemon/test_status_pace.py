@@ -9,9 +9,9 @@ from daemon.settings import Settings
 from daemon.status.command import render
 from daemon.status.gathering import gather_status
 from daemon.status.pace import CopyingPace, copying_pace, pace_text
-from replication.cluster.activity import ClientActivity, activity_path
-from replication.cluster.membership import Half
-from replication.cluster.orders import LimitsOrder
+from replication.client_activity import ClientActivity, activity_path
+from replication.nodes import Half
+from replication.orders import LimitsOrder
 from tests.daemon.status_values import WHOLE, node
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time

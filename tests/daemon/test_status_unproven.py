@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from daemon.status.command import render
 from daemon.status.gathering import gather_status
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from tests.daemon.status_values import WHOLE
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time

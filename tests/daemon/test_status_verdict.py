@@ -7,15 +7,15 @@ import pytest
 from auditor.absence import Copyless
 from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Counts, Summary
-from auditor.index.note import IndexNote
+from auditor.ledger_map_updater import IndexNote
 from auditor.records import DrainProgress
-from daemon.operating.bookies import BookieRow, BookieState
+from daemon.cli.bookies import BookieRow, BookieState
 from daemon.status.command import render
 from daemon.status.leader import LeaderState
 from daemon.status.verdict import verdict_text
-from ledgers.metadata import BookieId
-from replication.cluster.membership import Half
-from replication.cluster.orders import DrainOrder, MaintenanceWindow
+from ledgers.model import BookieId
+from replication.nodes import Half
+from replication.orders import DrainOrder, MaintenanceWindow
 from replication.reasons import Reason
 from tests.daemon.status_values import WHOLE, node, note
 from tests.replication.ledger_values import B1, B2, B3

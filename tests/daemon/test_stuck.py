@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from daemon.operating.stuck import (
+from daemon.cli.stuck import (
     NOBODY_WAITS,
     SOON_S,
     Waits,
@@ -12,8 +12,8 @@ from daemon.operating.stuck import (
     waiting_text,
     waits_for_help,
 )
+from replication.ledger_record import WaitingNote
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote
 
 NOW_MS = 10**12
 SOON_MS = int(SOON_S * 1000)

@@ -6,16 +6,26 @@ from types import ModuleType
 import click
 import pytest
 
-from daemon.operating import (
-    bookie_command,
-    drain_command,
-    hold_command,
-    limits_command,
-    maintenance_command,
+from daemon.cli import (
+    bookie as bookie_command,
 )
-from daemon.operating.maintenance_command import open_window
+from daemon.cli import (
+    drain as drain_command,
+)
+from daemon.cli import (
+    hold as hold_command,
+)
+from daemon.cli import (
+    limits as limits_command,
+)
+from daemon.cli import (
+    maintenance as maintenance_command,
+)
+from daemon.cli.maintenance import open_window
 from daemon.status import command as status_command
-from replication.cluster.order_book import (
+from replication.orders import (
+    DrainOrder,
+    HoldOrder,
     OrderBook,
     checks_place,
     drain_place,
@@ -26,7 +36,6 @@ from replication.cluster.order_book import (
     maintenance_place,
     tries_place,
 )
-from replication.cluster.orders import DrainOrder, HoldOrder
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster

@@ -3,16 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from daemon.operating.drains import order_drains
-from daemon.queue_command import queue_rows
+from daemon.cli.drain import order_drains
+from daemon.cli.queue import queue_rows
 from daemon.settings import Settings
 from daemon.visit import Visit
-from ledgers.formats.layout import Layout
+from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.registration import Registration
-from replication.queue.listing import read_marks
+from replication.marks import read_marks
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import ROOT, UR
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import port_of
-from ledgers.entry import HEADER_BYTES, EntryDigest, EntryHeader
-from ledgers.metadata import BookieId
+from ledgers.digest import HEADER_BYTES, EntryDigest, EntryHeader
+from ledgers.model import BookieId
 from tests.cluster.bookies_in_trouble import expire
 
 FILE_HEADER_BYTES = 1024

@@ -22,8 +22,8 @@ from typing import Any
 from auditor.fsck.levels import Level
 from auditor.fsck.results.reading import Results
 from auditor.fsck.verdicts import Finding, Grade
+from daemon.cli.stuck import listed
 from daemon.local.cluster import LocalCluster
-from daemon.operating.marks import listed
 from ledgers.errors import BookmenderError
 from tests.cluster.steps import Bench, bench, nodes, wait_for
 from tests.fsck.browser import counts_shown, find_chromium

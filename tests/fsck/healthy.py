@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.demo.shapes import Ending, shapes
+from daemon.demo.workload import Ending, shapes
 from daemon.local.cluster import LocalCluster
 from tests.cluster.beside_java import javas
 from tests.cluster.our_client import our_client

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from auditor.fsck.levels import Level
-from auditor.fsck.sampling import sampled
+from auditor.fsck.look import sampled
 from auditor.fsck.verdicts import Finding, Grade
-from ledgers.formats.metadata_codec import serialize_metadata
+from ledgers.codec.metadata import serialize_metadata
 from ledgers.manager import VersionedMetadata
-from ledgers.metadata import BookieId, LedgerMetadata, Segment
+from ledgers.model import BookieId, LedgerMetadata, Segment
 from tests.fsck.damage import Copy
 
 METADATA, ENDS, SAMPLE, FULL = Level

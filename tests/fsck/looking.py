@@ -13,17 +13,16 @@ from auditor.fsck.executor import Executor
 from auditor.fsck.inspecting import look_again, look_at, look_at_all
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
-from ledgers.bookie.quarantine import Quarantine
-from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.clock import Clock
-from ledgers.formats.layout import Layout
+from ledgers.codec.layout import Layout
+from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.read_only import ReadOnlyStore
+from ledgers.model import BookieId, LedgerMetadata
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.order_book import OrderBook
+from ledgers.store import ReadOnlyStore
+from replication.cluster import ViewSource
+from replication.orders import OrderBook
 from tests.replication.cluster import DIGEST, PAYLOAD_BYTES, Cluster, named_by
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, ROOT, UR

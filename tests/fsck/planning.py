@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.levels import FsckJob, FsckOptions, Level
 from auditor.fsck.results.checked import CHECKED
 from auditor.fsck.results.plan import DAY_MS, plan_rows
-from auditor.fsck.running import FsckJob
 
 NOW_MS = 1_000 * DAY_MS
 OUTPUT = Path("unused")

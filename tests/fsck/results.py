@@ -13,7 +13,7 @@ from auditor.fsck.results.reading import Results
 from auditor.fsck.results.rows import VERSION, VERSION_NOTE, to_batch
 from auditor.fsck.results.summary import Counts, Summary, write_summary
 from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 RUN = "20261121T193500Z"
 LATER_RUN = "20261122T193500Z"

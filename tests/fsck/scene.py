@@ -14,8 +14,8 @@ from auditor.fsck.verdicts import Finding, Grade
 from daemon.local.cluster import LocalCluster
 from daemon.settings import Settings
 from daemon.visit import visit
-from ledgers.entry import EntryDigest
-from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.digest import EntryDigest
+from ledgers.model import BookieId, LedgerMetadata
 from tests.fsck.damage import Copy, cut_entry_logs, stopped, storage, wipe_but_identity
 from tests.fsck.kinds import ENTRY_COUNT, KINDS, CopyDamage, Kind, Told
 from tests.fsck.running import options, run, told

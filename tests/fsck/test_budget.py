@@ -12,16 +12,16 @@ from auditor.fsck.budget import (
     LULL_S,
     ROOM_S,
     LeasedPace,
+    ReadShare,
     SharedPace,
     share_of,
     takes_from_others,
 )
 from auditor.fsck.levels import FsckOptions
-from auditor.fsck.pace import ReadShare
 from ledgers.errors import SessionLostError
 from ledgers.memory.store import MemoryStore, MemoryTree
-from replication.cluster.membership import Half, Membership
-from replication.cluster.own_state import fsck_executors_path
+from replication.nodes import Half, Membership
+from replication.znodes import fsck_executors_path
 from tests.replication.cluster import in_virtual_time
 from tests.replication.nodes import UR, node_info
 from tests.replication.overload import overload

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from auditor.fsck.comparing import differing
-from ledgers.fingerprints import Fingerprints
-from ledgers.metadata import BookieId
-from ledgers.striping import stores
-from replication.planning.entry_runs import EntryRuns
+from auditor.fsck.judging import differing
+from ledgers.digest import Fingerprints
+from ledgers.model import BookieId, stores
+from replication.entry_runs import EntryRuns
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment
 
 FIRST, LAST = 100, 139

@@ -3,8 +3,8 @@
 
 import pytest
 
-from auditor.fsck.spark import contents
-from auditor.fsck.spark.contents import Reach, ledger_rows
+from auditor.fsck.spark import sources
+from auditor.fsck.spark.sources import Reach, ledger_rows
 from tests.fsck.looking import ALL, let_in
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
@@ -17,7 +17,7 @@ def test_a_ledger_that_cannot_be_read_has_a_row_that_says_why(
     @in_virtual_time
     async def scenario() -> None:
         cluster = await Cluster.start()
-        let_in(monkeypatch, contents, cluster)
+        let_in(monkeypatch, sources, cluster)
         for ledger_id in (1, 3, 4):
             await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
         await cluster.store.set(cluster.manager.path(3), b"no metadata", version=0)

@@ -8,9 +8,8 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, WAITING, Dispatch
+from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, WAITING, Dispatch, Work
 from auditor.fsck.spark.session import with_attempts
-from auditor.fsck.spark.streams import Work
 from ledgers.errors import UnavailableError
 
 NUMBERS = pa.schema([("number", pa.int64())])

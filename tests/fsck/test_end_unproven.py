@@ -8,11 +8,11 @@ import pytest
 from auditor.fsck.inspecting import look_again
 from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from ledgers.appending import BookiePool
 from ledgers.errors import UnprovenEndError
-from ledgers.metadata import BookieId, LedgerState
-from ledgers.operations.ensembles import BookiePool
-from ledgers.operations.recovery import recover_ledger
+from ledgers.model import BookieId, LedgerState
 from ledgers.placement import Candidate, RandomPlacement
+from ledgers.recovery import recover_ledger
 from tests.fsck.looking import ALL, executor, look, look_twice, one_ledger, options, told
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5

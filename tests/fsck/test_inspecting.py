@@ -11,7 +11,7 @@ from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from ledgers.placement import RackRule
 from tests.fsck.looking import (
     ALL,

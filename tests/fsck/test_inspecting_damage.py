@@ -9,7 +9,7 @@ from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.fsck.looking import look_twice, replace_payload, told
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4

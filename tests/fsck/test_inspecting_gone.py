@@ -9,7 +9,7 @@ from auditor.checks.copies import SECOND_LOOK_S
 from auditor.fsck.inspecting import look_again
 from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding, Grade
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from tests.fsck.looking import ALL, executor, look, look_twice, one_ledger, options, told
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4

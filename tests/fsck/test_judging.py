@@ -6,18 +6,28 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.fsck.judging import Stretch, excused_indexes, judge, without_copy
-from auditor.fsck.scale import EntryCopies
-from auditor.fsck.summing_up import EVIDENCE_MAX, SummingUp
-from auditor.fsck.verdicts import Evidence, Finding, Grade
+from auditor.fsck.judging import (
+    EVIDENCE_MAX,
+    Stretch,
+    SummingUp,
+    excused_indexes,
+    judge,
+    without_copy,
+)
+from auditor.fsck.verdicts import EntryCopies, Evidence, Finding, Grade
 from ledgers.bookies import Answer
-from ledgers.fragments import Fragment, known_fragments
 from ledgers.manager import VersionedMetadata
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
+from ledgers.model import (
+    BookieId,
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    known_fragments,
+    write_set,
+)
 from ledgers.store import Stat
-from ledgers.striping import write_set
-from replication.planning.entry_runs import EntryRuns
-from replication.planning.questions import Refused
+from replication.copy_checks import Refused
+from replication.entry_runs import EntryRuns
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment
 
 ENSEMBLE = (B1, B2, B3, B4, B5)

@@ -9,7 +9,8 @@ from prometheus_client import REGISTRY
 
 from auditor.fsck.levels import Level
 from auditor.fsck.results.advice import counts_text
-from auditor.fsck.results.last import (
+from auditor.fsck.results.summary import (
+    Summary,
     last_path,
     meter_last,
     note_marked,
@@ -17,7 +18,6 @@ from auditor.fsck.results.last import (
     read_last,
     write_last,
 )
-from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.status.command import render
 from daemon.status.gathering import gather_status

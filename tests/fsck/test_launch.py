@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark import SparkContext, java_gateway
 
-from auditor.fsck.spark.launch import first_complaint, launching, next_step
+from auditor.fsck.spark.session import first_complaint, launching, next_step
 
 # --- What ends it ---------------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Iterable
 import pyarrow as pa
 import pytest
 
+from auditor.fsck.budget import FixedPace
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.pace import FixedPace
 from auditor.fsck.results.plan import Part
 from auditor.fsck.results.rows import to_batch
-from auditor.fsck.spark import looks
-from auditor.fsck.spark.looks import FirstLook, SecondLook
+from auditor.fsck.spark import dispatch
+from auditor.fsck.spark.dispatch import FirstLook, SecondLook
 from auditor.fsck.verdicts import LedgerVerdict
 from tests.fsck.planning import options
 from tests.fsck.results import whole
@@ -33,8 +33,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
             seen[ledger_id] = wanted.sample_share
             yield whole(ledger_id)
 
-    monkeypatch.setattr(looks, "inspect", look)
-    monkeypatch.setattr(looks, "recheck", look)
+    monkeypatch.setattr(dispatch, "inspect", look)
+    monkeypatch.setattr(dispatch, "recheck", look)
     return seen
 
 

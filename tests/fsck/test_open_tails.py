@@ -10,7 +10,7 @@ import pytest
 
 from auditor.fsck.levels import Level
 from auditor.fsck.results.advice import tails_text
-from auditor.fsck.results.past import past_verdicts
+from auditor.fsck.results.reading import past_verdicts
 from auditor.fsck.results.report import write_report
 from auditor.fsck.results.rows import SCHEMA, counts_of, from_table, to_batch
 from auditor.fsck.results.summary import Counts, Summary, read_summary
@@ -18,7 +18,7 @@ from daemon.fsck.texts import past_lines, summary_lines
 from ledgers.bookies import LAST_ENTRY
 from ledgers.errors import BusyError, NoAnswerError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from tests.fsck.looking import ALL, look, look_twice, one_ledger
 from tests.fsck.results import leave_results, whole
 from tests.fsck.test_report import Page

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from auditor.fsck.ledger_ids import COPY_BYTES
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.results.files import replace_table
 from auditor.fsck.results.plan import (
@@ -17,7 +18,6 @@ from auditor.fsck.results.plan import (
     to_be_weighed,
     with_weights,
 )
-from auditor.fsck.weighing import COPY_BYTES
 from tests.fsck.planning import checked, job, options, planned, table
 
 

@@ -19,12 +19,12 @@ from auditor.fsck.publishing import (
 )
 from auditor.fsck.results.advice import entries_text
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
-from auditor.marking import BothQueues
-from ledgers.metadata import BookieId
+from auditor.marker import BothQueues
+from ledgers.model import BookieId
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.znodes import own_path
 from tests.auditor.auditing import leading
 from tests.fsck.looking import look_twice, told
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -145,8 +145,8 @@ async def test_a_mark_says_which_bookies_and_a_finding_beside_it_why() -> None:
         assert await publisher.publish([fault], left.append) == Published(new=1)
         assert await publisher.publish([fault], left.append) == Published(known=1)
 
-    data, _ = await cluster.store.get(payloads.mark_path(UR, LEDGER))
-    assert payloads.parse_mark(data).replicas == (B1,)
+    data, _ = await cluster.store.get(znodes.mark_path(UR, LEDGER))
+    assert znodes.parse_mark(data).replicas == (B1,)
     found = (await read_findings(cluster.store, UR, [LEDGER]))[LEDGER]
     assert (found.check, found.bookies, found.detail) == ("fsck", (B1,), fault.detail)
     assert left == [0, 0]
@@ -162,8 +162,8 @@ async def test_a_mark_of_somebody_else_keeps_what_it_says() -> None:
     async with publishing(cluster) as publisher:
         assert await publisher.publish([fault]) == Published(new=1)
 
-    data, _ = await cluster.store.get(payloads.mark_path(UR, LEDGER))
-    assert set(payloads.parse_mark(data).replicas) == {B1, B3}
+    data, _ = await cluster.store.get(znodes.mark_path(UR, LEDGER))
+    assert set(znodes.parse_mark(data).replicas) == {B1, B3}
 
 
 @in_virtual_time

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from auditor.fsck.spark.ranges import WantedLedgers, push
+from auditor.fsck.spark.sources import WantedLedgers, push
 
 ID = ("ledger_id",)
 LEDGERS = [0, 3, 5, 8, 2**63 - 1]

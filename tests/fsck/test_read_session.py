@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from auditor.fsck.budget import FixedPace
 from auditor.fsck.executor import open_executor
+from auditor.fsck.inspecting import unchanged
 from auditor.fsck.ledger_ids import list_ledger_ids
 from auditor.fsck.levels import FsckOptions, SessionTimeouts
-from auditor.fsck.pace import FixedPace
-from auditor.fsck.unchanged import unchanged
 from ledgers.errors import UnavailableError
 from ledgers.zookeeper.store import ZooKeeperStore
 

@@ -6,14 +6,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from auditor.fsck.levels import Level
-from auditor.fsck.reads import LedgerReads
-from auditor.fsck.sampling import sampled
+from auditor.fsck.look import LedgerReads, sampled
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, BusyError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId
-from replication.planning.entry_runs import EntryRuns
-from replication.planning.questions import Refused
+from ledgers.model import BookieId
+from replication.copy_checks import Refused
+from replication.entry_runs import EntryRuns
 from tests.fsck.looking import look, one_ledger, options, replace_payload, told
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B4

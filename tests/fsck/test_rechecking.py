@@ -9,10 +9,10 @@ from auditor.fsck.inspecting import look_again, look_at
 from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.bookies import Transfer
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import BusyError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId, DigestType, Segment
+from ledgers.model import BookieId, DigestType, Segment
 from tests.fsck.looking import (
     ALL,
     executor,

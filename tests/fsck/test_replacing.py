@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fsck.results.replacing import replace_file
+from auditor.fsck.results.files import replace_file
 
 
 def test_a_file_is_on_disk_before_it_stands_in_its_place(

@@ -10,10 +10,9 @@ import pytest
 
 from auditor.fsck.levels import Level
 from auditor.fsck.results.advice import advice_for, headline
-from auditor.fsck.results.figures import WORST_MAX
-from auditor.fsck.results.report import EVIDENCE_MAX, write_report
+from auditor.fsck.results.report import EVIDENCE_MAX, WORST_MAX, write_report
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.fsck.results import damaged, leave_results, seen, whole
 
 A, B = BookieId("a:3181"), BookieId("b:3181")

@@ -8,16 +8,15 @@ import pytest
 
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.results.advice import advice_for, headline
-from auditor.fsck.results.changes import compare
-from auditor.fsck.results.figures import UNKNOWN_RACK, WORST_MAX, figures_of
 from auditor.fsck.results.files import replace_table
-from auditor.fsck.results.reading import Results
+from auditor.fsck.results.reading import Results, compare
+from auditor.fsck.results.report import UNKNOWN_RACK, WORST_MAX, figures_of
 from auditor.fsck.results.rows import VERSION_NOTE
 from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary, read_summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.errors import CorruptionError, SettingsError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.fsck.results import (
     DAY_MS,
     LATER_RUN,

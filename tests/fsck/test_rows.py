@@ -7,7 +7,7 @@ import pytest
 
 from auditor.fsck.results.rows import SCHEMA, counts_of, from_table, to_batch
 from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.fsck.results import counted
 
 A, B, C = (BookieId(f"bookie-{name}:3181") for name in "abc")

@@ -8,12 +8,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.levels import FsckJob, FsckOptions, Level
 from auditor.fsck.results.checked import CHECKED
 from auditor.fsck.results.plan import plan_rows
 from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
 from auditor.fsck.results.run_folder import RunFolder, sweep, unfinished_runs
-from auditor.fsck.running import FsckJob
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from tests.fsck.results import counted
 

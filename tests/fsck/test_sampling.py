@@ -2,8 +2,8 @@
 
 import pytest
 
-from auditor.fsck.sampling import sampled
-from ledgers.striping import stores
+from auditor.fsck.look import sampled
+from ledgers.model import stores
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0])

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from auditor.fsck.scale import EntryCopies
-from auditor.fsck.verdicts import Grade
+from auditor.fsck.verdicts import EntryCopies, Grade
 
 LOST, AT_RISK, DEGRADED, UNKNOWN, WHOLE = Grade
 

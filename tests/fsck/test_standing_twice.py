@@ -4,7 +4,7 @@ import pytest
 
 from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding, Grade
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.fsck.looking import look, one_ledger, told
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2

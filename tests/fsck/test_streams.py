@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from auditor.fsck.results.rows import SCHEMA, to_batch
-from auditor.fsck.spark.streams import from_stream, in_streams, out_of_streams, to_stream
+from auditor.fsck.spark.dispatch import from_stream, in_streams, out_of_streams, to_stream
 from tests.fsck.test_rows import VERDICTS
 
 ROWS = to_batch(VERDICTS)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from auditor.fsck import unchanged as module
-from auditor.fsck.unchanged import unchanged
+from auditor.fsck import inspecting as module
+from auditor.fsck.inspecting import unchanged
 from tests.fsck.looking import ALL, let_in, options
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 

@@ -8,10 +8,10 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from auditor.fsck import inspecting
+from auditor.fsck.budget import BeginPace, FixedPace, ReadShare
 from auditor.fsck.executor import Allowance
 from auditor.fsck.inspecting import inspect, recheck
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.pace import BeginPace, FixedPace, ReadShare
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError

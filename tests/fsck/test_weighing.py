@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.fsck import weighing
+from auditor.fsck import ledger_ids
+from auditor.fsck.ledger_ids import COPY_BYTES, LIGHTEST, weigh, weight_of
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, weigh, weight_of
-from ledgers.metadata import LedgerMetadata, LedgerState, Segment
+from ledgers.model import LedgerMetadata, LedgerState, Segment
 from tests.fsck.looking import ALL, let_in, options
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
@@ -47,7 +47,7 @@ def test_what_is_gone_or_cannot_be_read_weighs_least(monkeypatch: pytest.MonkeyP
     @in_virtual_time
     async def scenario() -> None:
         cluster = await Cluster.start()
-        let_in(monkeypatch, weighing, cluster)
+        let_in(monkeypatch, ledger_ids, cluster)
         for ledger_id in (1, 3, 4):
             await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
         await cluster.store.set(cluster.manager.path(3), b"no metadata", version=0)

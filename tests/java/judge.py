@@ -18,8 +18,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from daemon.local import jars
 from daemon.local.java import Java
+from ledgers.codec.layout import MetadataUri, parse_layout
 from ledgers.errors import BookmenderError, CorruptionError, SettingsError
-from ledgers.formats.layout import MetadataUri, parse_layout
 from tests.java import messages
 from tests.java.build import compiled_classes, find_compiler
 from tests.java.messages import AnyRecord, Expected, Verdict

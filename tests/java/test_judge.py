@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from daemon.local.ports import free_ports
+from ledgers.codec.layout import MetadataUri
 from ledgers.errors import SettingsError
-from ledgers.formats.layout import MetadataUri
 from tests.java import judge
 from tests.java.messages import BadCopy, LedgerVerdict, Summary, Verdict
 

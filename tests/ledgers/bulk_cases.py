@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import Answer, Transfer, TransferResult
-from ledgers.entry import EntryDigest
-from ledgers.metadata import DigestType
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.limiters import Budgets
+from ledgers.digest import EntryDigest
+from ledgers.model import DigestType
 from tests.fake_bookie import FakeBookie
 
 LEDGER_ID = 7

@@ -4,12 +4,12 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookies import Standing, Transfer, TransferResult
-from ledgers.entry import HEADER
-from ledgers.formats.bookie_info import Resolve, spelled_address
-from ledgers.metadata import BookieId
+from ledgers.bulk.limiters import Budgets
+from ledgers.client import BookieClient, BookieClientSettings
+from ledgers.codec.registration import Resolve, spelled_address
+from ledgers.digest import HEADER
+from ledgers.model import BookieId
 from tests.ledgers.scripted_bookie import (
     Peer,
     v2_batch_reply,

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from ledgers.bookie.budget import ReadBudget
-from ledgers.bookie.connection import Connection, ConnectionSettings
-from ledgers.bookie.protocol import v2, v3
-from ledgers.bookie.protocol.messages import Add, Codec, Read, Reply, Request
-from ledgers.bookie.protocol.status import Status
-from ledgers.entry import HEADER
+from ledgers.bulk.limiters import ReadBudget
+from ledgers.connection import Connection, ConnectionSettings
+from ledgers.digest import HEADER
+from ledgers.wire import v2, v3
+from ledgers.wire.messages import Add, Codec, Read, Reply, Request, Status
 from tests.ledgers.scripted_bookie import Peer, Script, scripted_bookie, step, v2_reply, v3_reply
 
 SETTINGS = ConnectionSettings(request_timeout_s=5.0, queue_timeout_s=30.0)

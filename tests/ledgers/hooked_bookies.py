@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from ledgers.bookies import LacAnswer
 from ledgers.clock import Clock
-from ledgers.entry import EntryHeader
+from ledgers.digest import EntryHeader
 from ledgers.memory.bookies import MemoryBookies
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 T = TypeVar("T")
 

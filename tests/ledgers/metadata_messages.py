@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ledgers.formats.bookkeeper_metadata_pb2 import LedgerMetadataFormat
+from ledgers.codec.bookkeeper_metadata_pb2 import LedgerMetadataFormat
 from tests.vectors import Case, cases
 
 GOLDEN = cases("ledger_metadata")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK, RackRule, Rule, RuledPlacement
 
 SEEDS = range(60)

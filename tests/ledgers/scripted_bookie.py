@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
-from ledgers.bookie.protocol.frames import frame
-from ledgers.bookie.protocol.status import Status
-from ledgers.formats.bookie_info import Address
-from ledgers.metadata import BookieId
+from ledgers.codec.registration import Address
+from ledgers.model import BookieId
+from ledgers.wire import bookkeeper_wire_pb2 as wire
+from ledgers.wire.framing import frame
+from ledgers.wire.messages import Status
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ledgers.store import SessionState
-from ledgers.zookeeper.kazoo_multi_read import MultiRead
+from ledgers.zookeeper.kazoo_internals import MultiRead
 from ledgers.zookeeper.kazoo_session import OnReply
 from ledgers.zookeeper.session import session_lost
 

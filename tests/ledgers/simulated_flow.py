@@ -6,11 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ledgers.bookie.budget import Window
-from ledgers.bookie.bulk.flow import FlowControl, ReplyTimes
-from ledgers.bookie.bulk.gates import Way, WindowGate
-from ledgers.bookie.bulk.readings import AnyReading
-from ledgers.metadata import BookieId
+from ledgers.bulk.flow_control import FlowControl, ReplyTimes
+from ledgers.bulk.limiters import Way, Window, WindowGate
+from ledgers.bulk.transfer import AnyReading
+from ledgers.model import BookieId
 
 QUANTUM = 16
 ENTRY_BYTES = 1_000

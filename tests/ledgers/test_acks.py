@@ -1,6 +1,6 @@
 import pytest
 
-from ledgers.operations.acks import AckWindow
+from ledgers.appending import AckWindow
 
 
 def window(*, confirmed: int = -1, ack_quorum: int = 2) -> AckWindow:

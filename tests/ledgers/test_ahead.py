@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from ledgers.errors import UnavailableError
-from ledgers.operations.ahead import read_ahead
+from ledgers.tasks import read_ahead
 from tests.virtual_time import run
 
 

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from ledgers.answers import until_answered
 from ledgers.errors import (
     LeadershipLostError,
     NoNodeError,
@@ -14,6 +13,7 @@ from ledgers.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from ledgers.tasks import until_answered
 from tests.virtual_time import LoopClock, run
 
 

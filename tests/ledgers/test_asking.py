@@ -12,8 +12,8 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.metadata import BookieId
-from ledgers.operations.asking import Result, Results, ask, given, said
+from ledgers.model import BookieId
+from ledgers.quorum import Result, Results, ask, given, said
 from tests.virtual_time import LoopClock, run
 
 A, B, C = (BookieId(name) for name in "abc")

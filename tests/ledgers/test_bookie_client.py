@@ -6,13 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ledgers.bookie.channel import BackOffSettings, back_off_s
-from ledgers.bookie.client import BookieClient
-from ledgers.bookie.connection import ConnectionSettings
-from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
-from ledgers.bookie.protocol.frames import frame
-from ledgers.bookie.protocol.status import Status
 from ledgers.bookies import LAST_ENTRY, LacAnswer
+from ledgers.client import BookieClient
+from ledgers.codec.registration import Address, spelled_address
+from ledgers.connection import BackOffSettings, ConnectionSettings, back_off_s
 from ledgers.errors import (
     AuthenticationRequiredError,
     NoAnswerError,
@@ -20,8 +17,10 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.formats.bookie_info import Address, spelled_address
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
+from ledgers.wire import bookkeeper_wire_pb2 as wire
+from ledgers.wire.framing import frame
+from ledgers.wire.messages import Status
 from tests.ledgers.client_cases import (
     ENTRY,
     KEY,

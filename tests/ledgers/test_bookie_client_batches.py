@@ -5,9 +5,9 @@ from collections.abc import Awaitable
 
 import pytest
 
-from ledgers.bookie.client import BookieClient
-from ledgers.bookie.protocol.status import Status
+from ledgers.client import BookieClient
 from ledgers.errors import NoSuchEntryError, UnavailableError
+from ledgers.wire.messages import Status
 from tests.ledgers.client_cases import (
     ENTRY,
     SETTINGS,

@@ -4,14 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledgers.codec.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from ledgers.codec.registration import Address, parse_address, parse_bookie_id, registered_address
 from ledgers.errors import CorruptionError
-from ledgers.formats.bookie_info import (
-    Address,
-    parse_address,
-    parse_bookie_id,
-    registered_address,
-)
-from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
 from tests.vectors import Case, cases
 
 REGISTRATIONS = [case for case in cases("znode_payloads") if case["kind"] == "available"]

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from ledgers.bookie.budget import Budgets, ReadBudget, reads_in_flight_max
-from ledgers.metadata import BookieId
+from ledgers.bulk.limiters import Budgets, ReadBudget, reads_in_flight_max
+from ledgers.model import BookieId
 
 
 @pytest.mark.parametrize(

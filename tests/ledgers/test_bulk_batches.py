@@ -6,7 +6,8 @@ import struct
 
 import pytest
 
-from ledgers.bookie.bulk.readings import (
+from ledgers.bookies import Answer
+from ledgers.bulk.transfer import (
     BATCH_BYTES,
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,
@@ -14,7 +15,6 @@ from ledgers.bookie.bulk.readings import (
     has_runs,
     run_length,
 )
-from ledgers.bookies import Answer
 from tests.fake_bookie import EIO, ENOLEDGER, READ_BATCH
 from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
 

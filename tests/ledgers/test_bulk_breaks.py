@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from ledgers.bookie.bulk.lane import IDLE_MAX_S
 from ledgers.bookies import Answer
+from ledgers.bulk.connection import IDLE_MAX_S
+from ledgers.codec.registration import Address, spelled_address
 from ledgers.errors import UnavailableError
-from ledgers.formats.bookie_info import Address, spelled_address
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.fake_bookie import ADD, READ
 from tests.ledgers.bulk_cases import LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
 

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from ledgers.bookies import Answer, Transfer
-from ledgers.entry import EntryDigest
-from ledgers.formats.bookie_info import Address, spelled_address
-from ledgers.metadata import BookieId, DigestType
+from ledgers.codec.registration import Address, spelled_address
+from ledgers.digest import EntryDigest
+from ledgers.model import BookieId, DigestType
 from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, play
 from tests.vectors import cases
 

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from ledgers.bookie.bulk.lane import UNASKED_MAX
-from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX
 from ledgers.bookies import Answer
+from ledgers.bulk.connection import UNASKED_MAX
 from ledgers.errors import (
     BookmenderError,
     BusyError,
@@ -17,6 +16,7 @@ from ledgers.errors import (
     UnavailableError,
     UnreadableError,
 )
+from ledgers.wire.framing import FRAME_BYTES_MAX
 from tests.fake_bookie import ADD, READ, forged_reply
 from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
 

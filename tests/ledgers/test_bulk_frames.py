@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ledgers.bookie.bulk.frames import (
+from ledgers.bulk.frames import (
     READ_REPLY,
     REPLY,
     REPLY_BYTES,
@@ -14,8 +14,8 @@ from ledgers.bookie.bulk.frames import (
     read_requests,
     recovery_add_prefix,
 )
-from ledgers.entry import EntryDigest, master_key
-from ledgers.metadata import DigestType
+from ledgers.digest import EntryDigest, master_key
+from ledgers.model import DigestType
 from tests.vectors import Case, cases
 
 REQUESTS = [case for case in cases("frames_v2") if case["direction"] == "request"]

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from ledgers.bookie.bulk.flow import BURST_S as FLOW_BURST_S
-from ledgers.bookie.bulk.flow import (
+from ledgers.bulk.flow_control import BURST_S as FLOW_BURST_S
+from ledgers.bulk.flow_control import (
     SHARED_ADDS_PER_S,
     SHARED_BYTES_PER_S,
     STARTING_ENTRIES,
@@ -16,8 +16,8 @@ from ledgers.bookie.bulk.flow import (
     BookieFlow,
     flow_limits,
 )
-from ledgers.bookie.bulk.gates import BURST_S, Pace, Way
-from ledgers.bookie.bulk.readings import AnyReading
+from ledgers.bulk.limiters import BURST_S, Pace, Way
+from ledgers.bulk.transfer import AnyReading
 from tests.ledgers.bulk_cases import Scene, play
 from tests.replication.cluster import in_virtual_time
 

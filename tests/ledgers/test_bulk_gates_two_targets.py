@@ -6,9 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from ledgers.bookie.budget import Window
-from ledgers.bookie.bulk.gates import Pace, Way, WindowGate
-from ledgers.bookie.bulk.readings import AnyReading
+from ledgers.bulk.limiters import Pace, Way, Window, WindowGate
+from ledgers.bulk.transfer import AnyReading
 from tests.replication.cluster import in_virtual_time
 
 QUANTUM = 16

@@ -5,8 +5,8 @@ import asyncio
 
 import pytest
 
-from ledgers.bookie.bulk.frames import BATCH_REPLY_BYTES
-from ledgers.bookie.bulk.inbox import RECEIVE_BYTES, Inbox, ReceiveBuffer
+from ledgers.bulk.connection import RECEIVE_BYTES, Inbox, ReceiveBuffer
+from ledgers.bulk.frames import BATCH_REPLY_BYTES
 
 
 class Judge:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from ledgers.bookie.bulk.lane import IDLE_MAX_S
 from ledgers.bookies import Answer
+from ledgers.bulk.connection import IDLE_MAX_S
 from ledgers.errors import UnavailableError
 from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from ledgers.bookie.budget import ASKED_BYTES_MAX
-from ledgers.bookie.bulk.job import QUANTUM_COUNT
+from ledgers.bulk.limiters import ASKED_BYTES_MAX
+from ledgers.bulk.transfer import QUANTUM_COUNT
 from tests.ledgers.bulk_cases import SHORT_TIMEOUT_S, Scene, play
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from ledgers.bookie.budget import READS_IN_FLIGHT_DEFAULT
-from ledgers.bookie.bulk.flow import START_SHARE
+from ledgers.bulk.flow_control import START_SHARE
+from ledgers.bulk.limiters import READS_IN_FLIGHT_DEFAULT
 from ledgers.errors import BusyError
 from tests.fake_bookie import ETOOMANYREQUESTS
 from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from ledgers.bookie.bulk.job import is_first_choice
+from ledgers.bulk.transfer import is_first_choice
 from tests.ledgers.bulk_cases import Scene, play
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import aclosing
 
-from ledgers.changing import Changing
+from ledgers.tasks import Changing
 from tests.virtual_time import run
 
 

@@ -4,14 +4,13 @@ import asyncio
 
 import pytest
 
-from ledgers.bookie.budget import ReadBudget
-from ledgers.bookie.connection import BrokenConnectionError, Connection
-from ledgers.bookie.protocol import v3
-from ledgers.bookie.protocol.messages import Reply
-from ledgers.bookie.protocol.status import Status
+from ledgers.bulk.limiters import ReadBudget
+from ledgers.codec.registration import Address
+from ledgers.connection import BrokenConnectionError, Connection
 from ledgers.errors import CorruptionError, UnavailableError
-from ledgers.formats.bookie_info import Address
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
+from ledgers.wire import v3
+from ledgers.wire.messages import Reply, Status
 from tests.ledgers.connection_cases import (
     BOTH,
     SETTINGS,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ledgers.bookie.connection import BrokenConnectionError
-from ledgers.bookie.protocol.messages import ListEntries, ReadBatch
+from ledgers.connection import BrokenConnectionError
 from ledgers.errors import NoAnswerError, UnavailableError
+from ledgers.wire.messages import ListEntries, ReadBatch
 from tests.ledgers.connection_cases import (
     V2,
     V3,

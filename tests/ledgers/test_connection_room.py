@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from ledgers.bookie.budget import ReadBudget
-from ledgers.bookie.connection import ConnectionSettings
-from ledgers.bookie.protocol.messages import ListEntries, ReadBatch, Request
-from ledgers.bookie.protocol.status import Status
+from ledgers.bulk.limiters import ReadBudget
+from ledgers.connection import ConnectionSettings
 from ledgers.errors import RejectedError, UnavailableError
+from ledgers.wire.messages import ListEntries, ReadBatch, Request, Status
 from tests.ledgers.connection_cases import (
     SETTINGS,
     V2,

@@ -7,7 +7,7 @@ import pytest
 from ledgers.errors import NodeExistsError, NotEnoughBookiesError
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import DigestType, LedgerMetadata, Segment
+from ledgers.model import DigestType, LedgerMetadata, Segment
 from ledgers.store import Operation
 from tests.ledgers.world import BOOKIES, PASSWORD, World
 from tests.virtual_time import run

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgers.entry import HEADER_BYTES, EntryDigest, EntryHeader, master_key
+from ledgers.digest import HEADER_BYTES, EntryDigest, EntryHeader, master_key
 from ledgers.errors import DigestMismatchError
-from ledgers.metadata import DigestType
+from ledgers.model import DigestType
 from tests.vectors import Case, cases
 
 PROVING = [DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC]

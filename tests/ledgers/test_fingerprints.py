@@ -6,10 +6,9 @@ import asyncio
 import pytest
 
 from ledgers.bookies import Answer, Transfer, TransferResult
-from ledgers.entry import EntryDigest
-from ledgers.fingerprints import NO_FINGERPRINT, Fingerprints
+from ledgers.digest import NO_FINGERPRINT, EntryDigest, Fingerprints
 from ledgers.memory.bookies import MemoryBookies
-from ledgers.metadata import BookieId, DigestType
+from ledgers.model import BookieId, DigestType
 from tests.fake_bookie import FakeBookie
 from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, play
 from tests.virtual_time import LoopClock, run

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ledgers.bookie.bulk.flow import (
+from ledgers.bulk.flow_control import (
     SHARED_ADDS_PER_S,
     SHARED_BYTES_PER_S,
     SHARED_SINGLE_READS_PER_S,
@@ -15,7 +15,7 @@ from ledgers.bookie.bulk.flow import (
     FlowControl,
     flow_limits,
 )
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.ledgers.simulated_flow import (
     WINDOW_ENTRIES,
     Client,

@@ -2,9 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgers.fragments import Fragment, fragments
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
-from ledgers.striping import write_set
+from ledgers.model import (
+    BookieId,
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    Segment,
+    fragments,
+    write_set,
+)
 
 A, B, C, D = map(BookieId, ("a:1", "b:1", "c:1", "d:1"))
 ABC, ABD = (A, B, C), (A, B, D)

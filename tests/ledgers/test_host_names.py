@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ledgers.bookie import names
-from ledgers.bookie.names import HostNames, connect
+from ledgers import host_names
+from ledgers.codec.registration import Address
 from ledgers.errors import NameNotResolvedError
-from ledgers.formats.bookie_info import Address
+from ledgers.host_names import HostNames, connect
 from tests.ledgers.scripted_bookie import scripted_bookie
 
 DEAD = [f"dead-{i}" for i in range(8)]
@@ -42,7 +42,7 @@ def dns() -> Dns:
 
 
 def test_dead_names_delay_no_healthy_one(dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "LOOKUP_WAIT_S", 0.2)
+    monkeypatch.setattr(host_names, "LOOKUP_WAIT_S", 0.2)
 
     async def main() -> None:
         hosts = HostNames(dns)
@@ -92,7 +92,7 @@ def test_a_numeric_address_is_never_looked_up(dns: Dns, host: str) -> None:
 def test_a_known_address_is_used_while_the_name_is_looked_up_again(
     dns: Dns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names, "REFRESH_S", 0.0)
+    monkeypatch.setattr(host_names, "REFRESH_S", 0.0)
 
     async def main() -> None:
         hosts = HostNames(dns)
@@ -111,7 +111,7 @@ def test_a_known_address_is_used_while_the_name_is_looked_up_again(
 def test_a_known_address_is_kept_where_the_name_fails_later(
     dns: Dns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names, "REFRESH_S", 0.0)
+    monkeypatch.setattr(host_names, "REFRESH_S", 0.0)
 
     async def main() -> None:
         hosts = HostNames(dns)

@@ -4,12 +4,11 @@ import asyncio
 
 import pytest
 
+from ledgers.codec.layout import Layout
 from ledgers.errors import UnavailableError
-from ledgers.formats.layout import Layout
+from ledgers.manager import create_with_parents, new_ledger_id
 from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.store import Create
-from ledgers.zookeeper.id_generator import new_ledger_id
-from ledgers.zookeeper.parents import create_with_parents
 
 COUNTER_END = 2**31 - 1
 

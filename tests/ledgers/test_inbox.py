@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import Any
 
-from ledgers.zookeeper.inbox import Inbox
+from ledgers.zookeeper.kazoo_session import Inbox
 
 
 def test_messages_arrive_on_the_loop_in_their_order() -> None:

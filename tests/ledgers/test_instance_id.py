@@ -1,7 +1,7 @@
 import pytest
 
-from ledgers.instance_id import read_instance_id
 from ledgers.memory.store import MemoryStore, MemoryTree
+from ledgers.registration import read_instance_id
 from tests.virtual_time import run
 
 

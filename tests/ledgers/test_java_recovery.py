@@ -8,7 +8,7 @@ import pytest
 from ledgers.errors import ConflictError, NotEnoughBookiesError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from tests.ledgers.world import LEDGER_ID, A, B, C, D, E, F, World
 from tests.virtual_time import run
 

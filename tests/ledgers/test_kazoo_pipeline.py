@@ -9,8 +9,14 @@ from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.serialization import Close, GetData, SetData
 
 from daemon.local.ports import LOOPBACK
-from ledgers.zookeeper.kazoo_pipeline import SEND_BYTES_MAX, OneSessionHandler, PipelinedConnection
-from ledgers.zookeeper.kazoo_watch import AddWatch, RemoveWatches, WatchMode
+from ledgers.zookeeper.kazoo_internals import (
+    SEND_BYTES_MAX,
+    AddWatch,
+    OneSessionHandler,
+    PipelinedConnection,
+    RemoveWatches,
+    WatchMode,
+)
 
 
 class Outcome:

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledgers.codec.layout import Layout, MetadataUri, parse_layout, serialize_layout
 from ledgers.errors import CorruptionError, SettingsError
-from ledgers.formats.layout import Layout, MetadataUri, parse_layout, serialize_layout
 from tests.vectors import Case, cases
 
 ROOT = "/ledgers"

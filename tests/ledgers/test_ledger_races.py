@@ -14,10 +14,10 @@ from ledgers.errors import BookmenderError, UnavailableError
 from ledgers.memory.bookies import Fault, Op, no_faults
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.operations.reader import replicas_in
-from ledgers.operations.writer import LedgerWriter
+from ledgers.model import BookieId, LedgerMetadata
+from ledgers.reading import replicas_in
 from ledgers.store import Operation
+from ledgers.writing import LedgerWriter
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import BOOKIES, A, B, C, World
 from tests.virtual_time import run

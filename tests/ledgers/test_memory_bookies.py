@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from ledgers.bookies import LAST_ENTRY, Answer, LacAnswer, Transfer, TransferResult
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import (
     BookmenderError,
     FencedError,
@@ -15,9 +15,8 @@ from ledgers.errors import (
     ReadOnlyError,
     UnavailableError,
 )
-from ledgers.memory.bookie import MemoryBookie
-from ledgers.memory.bookies import NO_FAULT, Fault, MemoryBookies, Op
-from ledgers.metadata import BookieId, DigestType
+from ledgers.memory.bookies import NO_FAULT, Fault, MemoryBookie, MemoryBookies, Op
+from ledgers.model import BookieId, DigestType
 from tests.virtual_time import LoopClock, run
 
 DIGEST = EntryDigest(DigestType.CRC32C, b"foobar")

@@ -2,10 +2,10 @@
 
 import pytest
 
+from ledgers.codec.bookkeeper_metadata_pb2 import LedgerMetadataFormat
+from ledgers.codec.metadata import parse_metadata, serialize_metadata
 from ledgers.errors import CorruptionError
-from ledgers.formats.bookkeeper_metadata_pb2 import LedgerMetadataFormat
-from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
-from ledgers.metadata import BookieId, DigestType, LedgerState
+from ledgers.model import BookieId, DigestType, LedgerState
 from tests.ledgers.metadata_messages import GOLDEN, HEADER, binary_of, closed_message, name_of
 from tests.vectors import Case, cases
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledgers.codec.metadata import LAST_ENTRY_MAX, parse_metadata, serialize_metadata
 from ledgers.errors import CorruptionError
-from ledgers.formats.metadata_codec import LAST_ENTRY_MAX, parse_metadata, serialize_metadata
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 from tests.ledgers.metadata_messages import GOLDEN, HEADER, name_of
 from tests.vectors import Case
 

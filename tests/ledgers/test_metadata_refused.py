@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from ledgers.codec.bookkeeper_metadata_pb2 import LedgerMetadataFormat
+from ledgers.codec.metadata import parse_metadata
 from ledgers.errors import CorruptionError
-from ledgers.formats.bookkeeper_metadata_pb2 import LedgerMetadataFormat
-from ledgers.formats.metadata_codec import parse_metadata
 from tests.ledgers.metadata_messages import HEADER, binary, binary_of, closed_message
 
 

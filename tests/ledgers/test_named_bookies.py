@@ -2,9 +2,8 @@
 
 import pytest
 
-from ledgers.formats.metadata_codec import serialize_metadata
-from ledgers.formats.named_bookies import may_name
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.codec.metadata import may_name, serialize_metadata
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 
 HERE, THERE, ELSEWHERE = BookieId("b1:3181"), BookieId("b2:3181"), BookieId("b3:3181")
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import (
     DigestMismatchError,
     NoSuchEntryError,
@@ -9,9 +9,9 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
-from ledgers.operations.asking import Result
-from ledgers.operations.opening import OpenedLedger, Tail, ledger_digest, tail_verdict
+from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.quorum import Result
+from ledgers.reading import OpenedLedger, Tail, ledger_digest, tail_verdict
 from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, World
 from tests.virtual_time import run
 

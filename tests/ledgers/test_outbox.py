@@ -14,8 +14,7 @@ from kazoo.protocol.serialization import Exists, GetData
 
 from ledgers.errors import SessionLostError
 from ledgers.store import SessionState
-from ledgers.zookeeper.outbox import READS_MAX, Outbox
-from ledgers.zookeeper.window import REQUESTS_FIRST, REQUESTS_MIN, SLOW_TIMES
+from ledgers.zookeeper.flow import READS_MAX, REQUESTS_FIRST, REQUESTS_MIN, SLOW_TIMES, Outbox
 from tests import virtual_time
 from tests.ledgers.scripted_session import SOON_S, ScriptedSession, turn
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledgers.zookeeper.pace import BURST_S, Pace
+from ledgers.zookeeper.flow import BURST_S, Pace
 
 
 def went_in(pace: Pace, duration_s: float, *, start_s: float = 1_000.0) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from ledgers.errors import NotEnoughBookiesError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK, Candidate, RackRule, RegionRule, Rule, ZoneRule
 from tests.ledgers.placing import ENFORCED, SEEDS, named, policy_of
 

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from ledgers.errors import NotEnoughBookiesError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import (
     DEFAULT_RACK,
     Candidate,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from ledgers.errors import NotEnoughBookiesError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import (
     DEFAULT_RACK,
     Adherence,

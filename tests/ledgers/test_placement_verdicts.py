@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from ledgers.errors import NotEnoughBookiesError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import (
     DEFAULT_RACK,
     Adherence,
@@ -20,8 +20,7 @@ from ledgers.placement import (
     RuledPlacement,
     ZoneRule,
 )
-from ledgers.placement.arrangements import Shape
-from ledgers.placement.verdicts import judge_racks
+from ledgers.placement.rules import Shape, judge_racks
 
 FAIL, SOFT, STRICT = Adherence.FAIL, Adherence.SOFT, Adherence.STRICT
 UNKNOWN = Adherence.UNKNOWN

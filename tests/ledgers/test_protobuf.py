@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledgers.codec.bookkeeper_metadata_pb2 import LedgerMetadataFormat
+from ledgers.codec.protobuf import format_text, parse_binary, parse_text
 from ledgers.errors import CorruptionError
-from ledgers.formats.bookkeeper_metadata_pb2 import LedgerMetadataFormat
-from ledgers.formats.protobuf import format_text, parse_binary, parse_text
 
 Entry = LedgerMetadataFormat.cMetadataMapEntry
 

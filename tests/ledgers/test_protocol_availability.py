@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgers.bookie.protocol.availability import RUN_COUNT_MAX, decode_availability
 from ledgers.errors import CorruptionError
+from ledgers.wire.messages import RUN_COUNT_MAX, decode_availability
 from tests.vectors import Case, cases
 
 Group = tuple[int, int, int, int]

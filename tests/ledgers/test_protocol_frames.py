@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX, FrameReader, frame
 from ledgers.errors import CorruptionError, RejectedError
+from ledgers.wire.framing import FRAME_BYTES_MAX, FrameReader, frame
 
 
 def packets_of(reader: FrameReader) -> list[bytes]:

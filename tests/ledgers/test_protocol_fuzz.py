@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgers.bookie.protocol import v2, v3
-from ledgers.bookie.protocol.availability import decode_availability
-from ledgers.bookie.protocol.frames import FrameReader
 from ledgers.errors import CorruptionError
+from ledgers.wire import v2, v3
+from ledgers.wire.framing import FrameReader
+from ledgers.wire.messages import decode_availability
 from tests.vectors import cases
 
 Decode = Callable[[bytes], object]

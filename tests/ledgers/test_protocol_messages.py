@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ledgers.bookie.protocol.messages import Add, Read, ReadBatch, Request, WriteLac
-from ledgers.entry import HEADER
+from ledgers.digest import HEADER
+from ledgers.wire.messages import Add, Read, ReadBatch, Request, WriteLac
 
 KEY = bytes(20)
 

@@ -1,7 +1,5 @@
 import pytest
 
-from ledgers.bookie.protocol.messages import Reply
-from ledgers.bookie.protocol.status import Status
 from ledgers.errors import (
     BookmenderError,
     BusyError,
@@ -12,6 +10,7 @@ from ledgers.errors import (
     UnavailableError,
     UnreadableError,
 )
+from ledgers.wire.messages import Reply, Status
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 import pytest
 
-from ledgers.bookie.protocol import v2
-from ledgers.bookie.protocol.messages import (
+from ledgers.errors import CorruptionError
+from ledgers.wire import v2
+from ledgers.wire.messages import (
     Add,
     ListEntries,
     Read,
@@ -11,7 +12,6 @@ from ledgers.bookie.protocol.messages import (
     Request,
     WriteLac,
 )
-from ledgers.errors import CorruptionError
 from tests.vectors import Case, cases
 
 KEY = bytes(20)

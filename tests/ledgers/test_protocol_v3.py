@@ -1,8 +1,10 @@
 import pytest
 
-from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
-from ledgers.bookie.protocol import v3
-from ledgers.bookie.protocol.messages import (
+from ledgers.bookies import LacAnswer, Room
+from ledgers.errors import CorruptionError
+from ledgers.wire import bookkeeper_wire_pb2 as wire
+from ledgers.wire import v3
+from ledgers.wire.messages import (
     Add,
     ListEntries,
     Read,
@@ -10,11 +12,9 @@ from ledgers.bookie.protocol.messages import (
     ReadLac,
     ReadRoom,
     Request,
+    Status,
     WriteLac,
 )
-from ledgers.bookie.protocol.status import Status
-from ledgers.bookies import LacAnswer, Room
-from ledgers.errors import CorruptionError
 from tests.vectors import Case, cases
 
 OPERATIONS = set(wire.OperationType.values())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ledgers.bookie.quarantine import WAIT_MAX_S, WAIT_MIN_S, Quarantine, Shut
-from ledgers.metadata import BookieId
+from ledgers.health import WAIT_MAX_S, WAIT_MIN_S, Quarantine, Shut
+from ledgers.model import BookieId
 from tests.ledgers.client_cases import ManualClock
 
 B1, B2 = BookieId("b1:3181"), BookieId("b2:3181")

@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 from msgspec.structs import replace
 
-from ledgers.bookie.quarantine import WAIT_MIN_S, Quarantine
-from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import Answer, Bookies, Transfer
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import BusyError, NoAnswerError, UnavailableError
+from ledgers.health import WAIT_MIN_S, Quarantine, QuarantiningBookies
 from ledgers.memory.bookies import Fault, MemoryBookies, Op
-from ledgers.metadata import BookieId, DigestType
+from ledgers.model import BookieId, DigestType
 from tests.virtual_time import LoopClock, run
 
 A, B, TARGET = BookieId("a:3181"), BookieId("b:3181"), BookieId("t:3181")

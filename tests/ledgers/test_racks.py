@@ -2,12 +2,12 @@
 
 import pytest
 
+from ledgers.codec.pulsar import parse_pulsar_racks
+from ledgers.codec.registration import Address
 from ledgers.errors import CorruptionError
-from ledgers.formats.bookie_info import Address
-from ledgers.formats.pulsar_racks import parse_pulsar_racks
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK
-from ledgers.placement.racks import Racks, clean_rack, find_rack, names_of
+from ledgers.placement.topology import Racks, clean_rack, find_rack, names_of
 
 A, B = BookieId("bookie-a:3181"), BookieId("bookie-b:3181")
 

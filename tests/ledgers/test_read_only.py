@@ -6,8 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from ledgers.memory.store import MemoryStore, MemoryTree
-from ledgers.read_only import ReadOnlyStore
-from ledgers.store import Check, Create, EventKind, MetadataStore
+from ledgers.store import Check, Create, EventKind, MetadataStore, ReadOnlyStore
 from tests.replication.cluster import in_virtual_time
 from tests.virtual_time import LoopClock
 

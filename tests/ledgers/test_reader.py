@@ -9,8 +9,8 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerState
-from ledgers.operations.reader import LedgerEntry, LedgerReader
+from ledgers.model import LedgerState
+from ledgers.reading import LedgerEntry, LedgerReader
 from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, World
 from tests.virtual_time import run
 

@@ -12,9 +12,8 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.metadata import BookieId, LedgerState
-from ledgers.operations.asking import Result
-from ledgers.operations.recovery_verdicts import recovery_verdict
+from ledgers.model import BookieId, LedgerState
+from ledgers.quorum import Result, recovery_verdict
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, E, World
 from tests.virtual_time import run

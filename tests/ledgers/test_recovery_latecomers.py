@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from ledgers.errors import ReadOnlyError, UnavailableError
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from tests.ledgers.hooked_bookies import Call, Hook, nothing
 from tests.ledgers.world import LEDGER_ID, A, B, C, D, E, F, World
 from tests.virtual_time import run

@@ -4,9 +4,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.bookies import LAST_ENTRY
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.errors import FencedError, UnavailableError, UnprovenEndError
-from ledgers.metadata import DigestType, LedgerState
+from ledgers.model import DigestType, LedgerState
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import LEDGER_ID, PASSWORD, A, B, C, D, E, F, World
 from tests.virtual_time import run

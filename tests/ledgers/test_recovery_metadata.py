@@ -7,7 +7,7 @@ import pytest
 from ledgers.errors import ConflictError, LockLostError, NoSuchLedgerError
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import LedgerState, Segment
+from ledgers.model import LedgerState, Segment
 from ledgers.store import Check, Operation
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import LEDGER_ID, A, B, C, D, E, World

@@ -11,10 +11,10 @@ from random import Random
 
 import pytest
 
-from ledgers.entry import EntryHeader
+from ledgers.digest import EntryHeader
 from ledgers.errors import BookmenderError, FencedError, UnavailableError
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
-from ledgers.operations.reader import replicas_in
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.reading import replicas_in
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import BOOKIES, LEDGER_ID, PASSWORD, TIMEOUT_S, World
 from tests.virtual_time import run

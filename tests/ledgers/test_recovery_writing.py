@@ -3,7 +3,7 @@
 import pytest
 
 from ledgers.bookies import LAST_ENTRY
-from ledgers.entry import EntryDigest, EntryHeader
+from ledgers.digest import EntryDigest, EntryHeader
 from ledgers.errors import (
     BookmenderError,
     FencedError,
@@ -12,7 +12,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId, DigestType, LedgerState, Segment
+from ledgers.model import BookieId, DigestType, LedgerState, Segment
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, E, World
 from tests.virtual_time import run

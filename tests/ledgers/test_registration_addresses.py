@@ -2,9 +2,9 @@
 
 import pytest
 
+from ledgers.codec.registration import Address
 from ledgers.errors import UnavailableError
-from ledgers.formats.bookie_info import Address
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie, latest_registrant
 
 OLD, NEW, NAMED = BookieId("a:3181"), BookieId("newcomer"), BookieId("bk-old")

@@ -6,9 +6,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.endangered import reborn_bookies
+from auditor.underreplication import reborn_bookies
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
+from replication.cluster import ViewSource
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT

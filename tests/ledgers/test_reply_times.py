@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ledgers.bookie.bulk.flow import ROUND_SAMPLES, TRIAL_INTERVAL_S, TRIAL_ROUNDS, ReplyTimes
+from ledgers.bulk.flow_control import ROUND_SAMPLES, TRIAL_INTERVAL_S, TRIAL_ROUNDS, ReplyTimes
 
 CAP = 1_000
 

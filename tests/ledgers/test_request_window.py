@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledgers.zookeeper.window import (
+from ledgers.zookeeper.flow import (
     BEST_PERIOD_S,
     REQUESTS_FIRST,
     REQUESTS_MAX,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ledgers.errors import UnavailableError
-from ledgers.shared_reads import SharedReads
+from ledgers.tasks import SharedReads
 from tests.replication.cluster import in_virtual_time
 
 

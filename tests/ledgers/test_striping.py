@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgers.striping import StripedEntries, covers, entries_of, stores, write_set
+from ledgers.model import StripedEntries, covers, entries_of, stores, write_set
 from tests.vectors import Case, cases
 
 

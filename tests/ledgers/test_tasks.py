@@ -4,7 +4,7 @@ import math
 import pytest
 
 from ledgers.errors import UnavailableError
-from ledgers.operations.tasks import gather_in_parts, task_scope, wait_woken
+from ledgers.tasks import gather_in_parts, task_scope, wait_woken
 from tests.virtual_time import run
 
 

@@ -3,8 +3,8 @@ not supported."""
 
 import pytest
 
+from ledgers.codec.layout import Layout, MetadataUri
 from ledgers.errors import SettingsError
-from ledgers.formats.layout import Layout, MetadataUri
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from ledgers.entry import EntryHeader
+from ledgers import appending
+from ledgers.digest import EntryHeader
 from ledgers.errors import (
     FencedError,
     LedgerClosedError,
@@ -13,9 +14,8 @@ from ledgers.errors import (
 )
 from ledgers.memory.bookies import Fault, Op
 from ledgers.memory.store import Fault as StoreFault
-from ledgers.metadata import DigestType, LedgerState
-from ledgers.operations import appending
-from ledgers.operations.writer import PAYLOAD_BYTES_MAX
+from ledgers.model import DigestType, LedgerState
+from ledgers.writing import PAYLOAD_BYTES_MAX
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import BOOKIES, World
 from tests.virtual_time import run

@@ -15,8 +15,8 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerMetadata, LedgerState, Segment
-from ledgers.operations.writer import changed_by_writer, closed_by_writer
+from ledgers.model import LedgerMetadata, LedgerState, Segment
+from ledgers.writing import changed_by_writer, closed_by_writer
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import BOOKIES, A, B, C, D, World
 from tests.virtual_time import run

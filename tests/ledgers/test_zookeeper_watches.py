@@ -10,7 +10,7 @@ from kazoo.exceptions import ConnectionLoss, KazooException, NoNodeError, Thrott
 
 from ledgers.errors import SessionLostError
 from ledgers.store import Event, EventKind
-from ledgers.zookeeper.kazoo_watch import AddOneShotWatch, AddWatch, OneShotWatch
+from ledgers.zookeeper.kazoo_internals import AddOneShotWatch, AddWatch, OneShotWatch
 from ledgers.zookeeper.session import READ_TRIES_MAX, Session, Subscription
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.ledgers.scripted_session import ScriptedSession

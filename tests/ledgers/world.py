@@ -5,20 +5,18 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from random import Random
 
-from ledgers.entry import EntryDigest
+from ledgers.appending import BookiePool
+from ledgers.codec.layout import Layout
+from ledgers.digest import EntryDigest
 from ledgers.errors import UnavailableError
-from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore, MemoryTree
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata, Segment
-from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.ensembles import BookiePool
-from ledgers.operations.opening import OpenedLedger, find_end
-from ledgers.operations.reader import LedgerReader
-from ledgers.operations.recovery import recover_ledger
-from ledgers.operations.writer import LedgerWriter
+from ledgers.model import BookieId, DigestType, LedgerMetadata, Segment
 from ledgers.placement import Candidate, RandomPlacement
+from ledgers.reading import LedgerReader, OpenedLedger, find_end
+from ledgers.recovery import recover_ledger
 from ledgers.store import Operation
+from ledgers.writing import LedgerOptions, LedgerWriter
 from tests.ledgers.hooked_bookies import Call, HookedBookies
 from tests.virtual_time import LoopClock
 

@@ -12,22 +12,20 @@ from dataclasses import replace
 from typing import Any, ParamSpec
 
 from ledgers.bookies import Bookies
-from ledgers.entry import EntryDigest
+from ledgers.codec.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from ledgers.codec.layout import Layout
+from ledgers.codec.registration import spelled_address
+from ledgers.digest import EntryDigest
 from ledgers.errors import NoNodeError, UnauthorizedError
-from ledgers.formats.bookie_info import spelled_address
-from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
-from ledgers.formats.layout import Layout
 from ledgers.manager import Journal, LedgerManager, VersionedMetadata
-from ledgers.memory.bookie import MemoryBookie
+from ledgers.memory.bookies import MemoryBookie
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Segment, write_set
 from ledgers.store import Create, MetadataStore, Operation, Stat
-from ledgers.striping import write_set
-from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids
-from replication.queue.payloads import Mark
-from replication.queue.tree import prepare_tree
+from replication import znodes
+from replication.marks import marked_ledger_ids, prepare_tree
 from replication.settings import ReplicationSettings
+from replication.znodes import Mark
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import LEDGER, ROOT, UR, Node, running_node
 from tests.replication.watched import RecordingBookies, WatchedTree
@@ -220,8 +218,8 @@ class Cluster:
 
     async def mark(self, *replicas: BookieId, ledger_id: int = LEDGER, ctime_ms: int = 1) -> None:
         """As an auditor would; a mark that stands is written again."""
-        path = payloads.mark_path(UR, ledger_id)
-        data = payloads.mark_to_bytes(Mark(replicas=replicas, ctime_ms=ctime_ms))
+        path = znodes.mark_path(UR, ledger_id)
+        data = znodes.mark_to_bytes(Mark(replicas=replicas, ctime_ms=ctime_ms))
         if await self.store.exists(path) is None:
             await self.store.create(path, data, with_parents=True)
         else:
@@ -230,10 +228,10 @@ class Cluster:
     async def marked(self, ur: str = UR) -> list[int]:
         """``ur``: below which the marks stand, the shared ones or our own."""
         found = await marked_ledger_ids(self.store, ur)
-        return [i for i in found if await self.store.exists(payloads.mark_path(ur, i))]
+        return [i for i in found if await self.store.exists(znodes.mark_path(ur, i))]
 
     async def locked(self) -> list[str]:
-        return await self.store.children(payloads.locks_path(UR))
+        return await self.store.children(znodes.locks_path(UR))
 
     async def assert_queue_empty(self) -> None:
         assert await self.marked() == []
@@ -375,7 +373,7 @@ async def with_lost_b2(count: int, *bookies: BookieId) -> Cluster:
 def times_taken(cluster: Cluster, ledger_id: int = LEDGER) -> list[float]:
     """When anybody tries to lock the ledger, as it happens."""
     times_s: list[float] = []
-    lock = payloads.lock_path(UR, ledger_id)
+    lock = znodes.lock_path(UR, ledger_id)
 
     def note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
         if any(isinstance(each, Create) and each.path == lock for each in operations):

@@ -2,9 +2,8 @@
 
 from msgspec.structs import replace
 
-from ledgers.metadata import BookieId
-from replication.copying.copy_index import copy_index
-from replication.copying.copy_job import CopyJob, CopyOutcome
+from ledgers.model import BookieId
+from replication.copying import CopyJob, CopyOutcome, copy_index
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B7, BOOKIES, fragment
 from tests.replication.nodes import LEDGER

@@ -5,8 +5,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ledgers.fragments import Fragment, known_fragments
-from replication.queue import payloads
+from ledgers.model import Fragment, known_fragments
+from replication import znodes
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import UR
 
@@ -27,7 +27,7 @@ async def javas_worker(cluster: Cluster) -> AsyncIterator[None]:
 async def _run(cluster: Cluster) -> None:
     while True:
         for ledger_id in await cluster.marked():
-            if await cluster.store.exists(payloads.lock_path(UR, ledger_id)) is None:
+            if await cluster.store.exists(znodes.lock_path(UR, ledger_id)) is None:
                 await _replicate(cluster, ledger_id)
         await asyncio.sleep(LOOK_S)
 
@@ -39,7 +39,7 @@ async def _replicate(cluster: Cluster, ledger_id: int) -> None:
     for fragment in known_fragments(ledger_id, metadata, lac=-1):
         for index in range(fragment.ensemble_size):
             _copy_unless_whole(cluster, fragment, index)
-    await cluster.store.delete(payloads.mark_path(UR, ledger_id))
+    await cluster.store.delete(znodes.mark_path(UR, ledger_id))
 
 
 def _copy_unless_whole(cluster: Cluster, fragment: Fragment, index: int) -> None:

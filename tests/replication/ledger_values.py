@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 
-from ledgers.entry import EntryDigest
-from ledgers.fragments import Fragment
+from ledgers.digest import EntryDigest
 from ledgers.manager import VersionedMetadata
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, DigestType, Fragment, LedgerMetadata, LedgerState, Segment
 from ledgers.registration import BookieView
 from ledgers.store import Stat
-from replication.cluster.cluster_view import ClusterView
-from replication.cluster.orders import Orders
-from replication.planning.check import IndexFinding
-from replication.planning.survey import Survey
+from replication.cluster import ClusterView
+from replication.copy_checks import IndexFinding
+from replication.inspection import Survey
+from replication.orders import Orders
 
 BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(1, 8))
 B1, B2, B3, B4, B5, B6, B7 = BOOKIES

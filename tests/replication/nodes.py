@@ -6,39 +6,36 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from ledgers.bookie.quarantine import Quarantine
-from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.entry import EntryDigest
-from ledgers.formats.layout import Layout
+from ledgers.codec.layout import Layout
+from ledgers.digest import EntryDigest
+from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.manager import Journal, LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore, MemoryTree
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK, RackRule, RandomPlacement, RuledPlacement
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.isolation import IsolationGroups
-from replication.cluster.membership import Half, Membership, NodeInfo
-from replication.cluster.order_book import OrderBook
-from replication.copying.copier import Copier
-from replication.planning.open_ledger import OpenLedgers
-from replication.planning.survey import Surveyor
-from replication.planning.targets import Receivers
-from replication.queue import payloads
-from replication.queue.batching import Batcher
-from replication.queue.mark_tree import MarkTree
-from replication.queue.queue import Queue
-from replication.queue.take import QueuedLedger, Take
+from replication import znodes
+from replication.cluster import IsolationGroups, ViewSource
+from replication.copier import Copier
+from replication.inspection import Surveyor
+from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
+from replication.locks import QueuedLedger, Take
+from replication.marks import MarkTree
+from replication.nodes import Half, Membership, NodeInfo
+from replication.open_ledgers import OpenLedgers
+from replication.orders import OrderBook
 from replication.recent_copies import CopyRecorder
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
-from replication.waiting.notes import WaitingNotesWriter
-from replication.waiting.unproven_ends import UnprovenEnds
+from replication.targets import Receivers
+from replication.transactions import Batcher
+from replication.work_queue import Queue
 from replication.worker import ReplicationWorker
 
 ROOT = "/ledgers"
-UR = payloads.underreplication_path(ROOT)
+UR = znodes.underreplication_path(ROOT)
 LEDGER = 7
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from ledgers.bookies import Transfer
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
-from ledgers.metadata import BookieId, LedgerState
-from replication.cluster.order_book import drain_place, maintenance_place
-from replication.cluster.orders import DrainOrder, MaintenanceWindow
+from ledgers.model import BookieId, LedgerState
+from replication.orders import DrainOrder, MaintenanceWindow, drain_place, maintenance_place
 from replication.outcome import Outcome
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ledgers.bookie.bulk.flow import Activity
-from replication.cluster.activity import (
+from ledgers.bulk.flow_control import Activity
+from replication.client_activity import (
     STALE_AFTER_S,
     ActivitySource,
     ClientActivity,

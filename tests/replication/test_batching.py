@@ -14,7 +14,7 @@ from ledgers.errors import (
 from ledgers.memory.store import Fault, MemoryStore, MemoryTree
 from ledgers.store import Check, Create, MultiFailed
 from ledgers.zookeeper.session import REQUEST_BYTES_MAX
-from replication.queue.batching import (
+from replication.transactions import (
     BATCH_BYTES_MAX,
     BATCH_TRANSACTIONS_MAX,
     SENDER_COUNT,

@@ -6,9 +6,8 @@ import pytest
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId
-from replication.planning.check import Verdict, check, judge
-from replication.planning.questions import Refused, questions, transfer_slices
+from ledgers.model import BookieId
+from replication.copy_checks import Refused, Verdict, check, judge, questions, transfer_slices
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, fragment
 
@@ -201,8 +200,8 @@ def test_half_of_ten_million_entries_are_asked_for_without_being_listed() -> Non
 async def test_a_bookie_that_stopped_answering_is_not_asked_for_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("replication.planning.questions.TRANSFER_ENTRIES_MAX", 9)
-    monkeypatch.setattr("replication.planning.questions.SILENT_ENTRIES_MAX", 3)
+    monkeypatch.setattr("replication.copy_checks.TRANSFER_ENTRIES_MAX", 9)
+    monkeypatch.setattr("replication.copy_checks.SILENT_ENTRIES_MAX", 3)
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=99)
     cluster.bookies.fail(B2, Op.READ, Fault(error=UnavailableError))

@@ -5,18 +5,18 @@ from collections import Counter
 
 import pytest
 
-from ledgers.metadata import BookieId
-from replication.queue.choice import (
+from ledgers.model import BookieId
+from replication.ledger_picker import (
     HELP_MAX,
     DueLedger,
+    Shares,
     most_endangered_first,
     others_to_read,
     own_to_read,
 )
-from replication.queue.mark_tree import SeenMark
-from replication.queue.payloads import Mark
-from replication.queue.shares import Shares
-from replication.queue.take import QueuedLedger
+from replication.locks import QueuedLedger
+from replication.marks import SeenMark
+from replication.znodes import Mark
 from tests.replication.ledger_values import B1, B2, B3
 
 SEED = 3

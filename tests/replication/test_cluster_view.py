@@ -4,13 +4,20 @@ import asyncio
 
 import pytest
 
+from ledgers.codec.registration import Address
 from ledgers.errors import UnavailableError
-from ledgers.formats.bookie_info import Address
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ORDERS_POLL_S, RETRY_S, ViewSource
-from replication.cluster.order_book import OrderBook, drain_place, limits_place, maintenance_place
-from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow
+from replication.cluster import ORDERS_POLL_S, RETRY_S, ViewSource
+from replication.orders import (
+    DrainOrder,
+    LimitsOrder,
+    MaintenanceWindow,
+    OrderBook,
+    drain_place,
+    limits_place,
+    maintenance_place,
+)
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import ROOT, UR

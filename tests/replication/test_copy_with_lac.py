@@ -6,11 +6,11 @@ import asyncio
 import pytest
 
 from ledgers.bookies import LAST_ENTRY, Answer, Transfer
-from ledgers.entry import EntryDigest, EntryHeader
+from ledgers.digest import EntryDigest, EntryHeader
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from replication.copying.with_lac import lac_to_tell, transfer_with_lac, with_lac
+from ledgers.model import DigestType, LedgerMetadata, LedgerState, Segment
+from replication.copying import lac_to_tell, transfer_with_lac, with_lac
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, working

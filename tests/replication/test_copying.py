@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from ledgers.bookies import Answer, Bookies, Standing, Transfer, TransferResult
 from ledgers.errors import BusyError, FencedError, ReadOnlyError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
-from ledgers.metadata import BookieId
-from replication.copying.copy_index import LACKING_MAX, RESUME_PAUSE_S, copy_index
-from replication.copying.copy_job import CopyOutcome
-from replication.planning.entry_runs import EntryRuns
+from ledgers.model import BookieId
+from replication.copying import LACKING_MAX, RESUME_PAUSE_S, CopyOutcome, copy_index
+from replication.entry_runs import EntryRuns
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, entry_bytes, in_virtual_time
 from tests.replication.copies import ALL, cluster_with_ledger, copy, job, whole_ledger
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
@@ -184,7 +183,7 @@ async def test_a_copy_without_entries_is_complete_at_once() -> None:
 @in_virtual_time
 async def test_a_long_copy_comes_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await cluster_with_ledger()
-    monkeypatch.setattr("replication.copying.copy_index.SLICE_ENTRIES", 2)
+    monkeypatch.setattr("replication.copying.SLICE_ENTRIES", 2)
     for entry_id in (1, 7):  # in the first and in the last slice; only B2 has them too
         cluster.bookie(B2).lose(LEDGER, entry_id)
 
@@ -201,7 +200,7 @@ async def test_a_target_whose_connection_breaks_late_is_sent_just_the_rest(
     monkeypatch: pytest.MonkeyPatch, entries_before: int
 ) -> None:
     cluster = await cluster_with_ledger()
-    monkeypatch.setattr("replication.copying.copy_index.RESUME_WORTH_ENTRIES", 4)
+    monkeypatch.setattr("replication.copying.RESUME_WORTH_ENTRIES", 4)
     adds = 0
 
     def break_once(bookie: BookieId, op: Op, ledger_id: int) -> Fault:

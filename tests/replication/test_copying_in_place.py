@@ -4,7 +4,7 @@ import pytest
 
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from replication.copying.copy_job import CopyJob
+from replication.copying import CopyJob
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.copies import cluster_with_ledger, copy
 from tests.replication.ledger_values import B2, B3, BOOKIES, fragment

@@ -6,9 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from ledgers.bookies import Answer, Standing
-from ledgers.metadata import BookieId
-from replication.copying.copy_job import CopyJob
-from replication.copying.sources import STRETCH_ENTRIES, SliceProgress, assign
+from ledgers.model import BookieId
+from replication.copying import STRETCH_ENTRIES, CopyJob, SliceProgress, assign
 from tests.replication.copies import whole_ledger
 from tests.replication.ledger_values import B2, B3, BOOKIES
 

@@ -10,20 +10,20 @@ from daemon.threads import leaves
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from ledgers.store import Create, Operation, SetData
-from replication.queue import payloads
-from replication.queue.take import Take
+from replication import znodes
+from replication.ledger_record import WaitingNote
+from replication.locks import Take
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from replication.waiting.notes import WaitingNote
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, UR, Node, working
 from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
-LOCK = payloads.lock_path(UR, LEDGER)
+LOCK = znodes.lock_path(UR, LEDGER)
 NOTE = WaitingNote(ledger_id=LEDGER, reason=Reason.NO_COPY, detail="", node="node-1", since_ms=0)
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from replication.backoff import JITTER, REMEMBERED_S, Deferrals, RetryPace
+from replication.ledger_record import World
 from replication.reasons import Reason
-from replication.waiting.deferrals import JITTER, REMEMBERED_S, Deferrals, RetryPace
-from replication.waiting.world import World
 
 SEED = 20
 LEDGER = 5

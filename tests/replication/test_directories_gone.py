@@ -4,10 +4,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.errors import SessionLostError
-from replication.cluster.membership import Membership
-from replication.cluster.own_state import nodes_path, waiting_path
+from replication.ledger_record import WaitingNote, WaitingNotes
+from replication.nodes import Membership
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote, WaitingNotes
+from replication.znodes import nodes_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, BOOKIES
 from tests.replication.nodes import LEDGER, ROOT, UR, node_info

@@ -8,14 +8,14 @@ import pytest
 
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory.store import MemoryStore
-from replication.queue import payloads
-from replication.queue.disable_switch import DisableSwitch
+from replication import znodes
+from replication.orders import DisableSwitch
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.nodes import UR, working
 from tests.replication.overload import overload
 
-DISABLE = payloads.disable_path(UR)
+DISABLE = znodes.disable_path(UR)
 SOON_S = 0.5
 
 

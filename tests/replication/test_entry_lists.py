@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
+from replication.copy_checks import SILENT_REST_S, EntryLists, lacks
 from replication.outcome import DONE, OutcomeKind
-from replication.planning.entry_lists import SILENT_REST_S, EntryLists, lacks
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, fragment

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replication.planning.entry_runs import NO_ENTRIES, EntryRuns, merged
+from replication.entry_runs import NO_ENTRIES, EntryRuns, merged
 
 ids = st.sets(st.integers(0, 60)).map(sorted)
 

@@ -9,12 +9,10 @@ from msgspec import structs
 
 from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.errors import UnavailableError
-from ledgers.fragments import fragments
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerState, Segment
+from ledgers.model import LedgerState, Segment, fragments
+from replication.copy_checks import Verdict, judge, questions
 from replication.outcome import DONE, OutcomeKind
-from replication.planning.check import Verdict, judge
-from replication.planning.questions import questions
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import PASSWORD, Cluster, in_virtual_time, named_by

@@ -11,28 +11,29 @@ from typing import Any
 import pytest
 
 from auditor.absence import StoredAbsences
-from auditor.causes import causes_path, read_causes
-from auditor.findings import Finding, read_findings
+from auditor.findings import Finding, causes_path, read_causes, read_findings
 from auditor.records import last_audit, last_drains, read_absences, read_identities
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
-from replication.cluster.activity import ClientActivity, activity_path, read_activity
-from replication.cluster.membership import live_nodes
-from replication.cluster.order_book import (
+from replication.client_activity import ClientActivity, activity_path, read_activity
+from replication.ledger_record import WaitingNote, WaitingNotes, World
+from replication.marks import read_urgent, urgent_to_bytes
+from replication.nodes import live_nodes
+from replication.orders import (
+    DrainOrder,
+    HoldOrder,
+    LimitsOrder,
+    MaintenanceWindow,
     OrderBook,
+    Orders,
     drain_place,
     hold_place,
     limits_place,
     maintenance_place,
 )
-from replication.cluster.orders import (
-    DrainOrder,
-    HoldOrder,
-    LimitsOrder,
-    MaintenanceWindow,
-    Orders,
-)
-from replication.cluster.own_state import (
+from replication.racks import remembered_racks
+from replication.reasons import Reason
+from replication.znodes import (
     RECORD_BYTES_MAX,
     findings_path,
     nodes_path,
@@ -42,11 +43,6 @@ from replication.cluster.own_state import (
     urgent_path,
     waiting_path,
 )
-from replication.cluster.rack_memory import remembered_racks
-from replication.queue.urgent import read_urgent, urgent_to_bytes
-from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote, WaitingNotes
-from replication.waiting.world import World
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR, node_info

@@ -3,13 +3,13 @@
 import asyncio
 import random
 
-from replication.cluster.membership import Half, Membership
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
-from replication.queue.given_ledgers import GivenLedgers
-from replication.queue.mark_tree import DIRECTORIES_LISTED_MAX
+from replication import znodes
+from replication.marks import DIRECTORIES_LISTED_MAX
+from replication.nodes import Half, Membership
 from replication.settings import ReplicationSettings
+from replication.work_queue import GivenLedgers
 from replication.worker import ReplicationWorker
+from replication.znodes import own_path
 from tests.replication.cluster import Cluster, in_virtual_time, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import UR, Node, node_info
@@ -44,12 +44,12 @@ def by_hand(cluster: Cluster, node: Node, *ledger_ids: int) -> ReplicationWorker
 
 async def mark_own(cluster: Cluster, *ledger_ids: int) -> None:
     for ledger_id in ledger_ids:
-        await cluster.store.create(payloads.mark_path(OWN, ledger_id), with_parents=True)
+        await cluster.store.create(znodes.mark_path(OWN, ledger_id), with_parents=True)
 
 
 async def run_until_unmarked(cluster: Cluster, worker: ReplicationWorker, *ledger_ids: int) -> None:
     async def are_done() -> bool:
-        paths = [payloads.mark_path(ur, i) for ur in (UR, OWN) for i in ledger_ids]
+        paths = [znodes.mark_path(ur, i) for ur in (UR, OWN) for i in ledger_ids]
         return not any([await cluster.store.exists(path) for path in paths])
 
     running = asyncio.create_task(worker.run())
@@ -121,7 +121,7 @@ async def test_nothing_is_left_to_workers_that_may_be_gone_or_busy() -> None:
 @in_virtual_time
 async def test_it_is_repaired_by_hand_while_auto_recovery_is_disabled() -> None:
     cluster = await with_lost_b2(1)
-    await cluster.store.create(payloads.disable_path(UR))
+    await cluster.store.create(znodes.disable_path(UR))
     async with cluster.node() as node:
         await run_until_unmarked(cluster, by_hand(cluster, node, 0), 0)
 

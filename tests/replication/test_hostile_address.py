@@ -5,13 +5,13 @@ from collections import Counter
 
 import pytest
 
-from daemon.operating.close_ledger import CloseRefusedError
+from daemon.cli.close_ledger import CloseRefusedError
 from ledgers.errors import NoAnswerError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
+from replication.locks import Take
+from replication.open_ledgers import WriterSighting
 from replication.outcome import Outcome
-from replication.planning.open_ledger import WriterSighting
-from replication.queue.take import Take
 from replication.reasons import Reason
 from tests.daemon.closing import close
 from tests.replication.cluster import Cluster, in_virtual_time

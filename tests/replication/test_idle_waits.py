@@ -3,7 +3,7 @@ seldom."""
 
 import pytest
 
-from replication.queue.idle_waits import BUSY_LOOKS_PER_S, IDLE_LOOKS_PER_S, IdleWaits
+from replication.ledger_picker import BUSY_LOOKS_PER_S, IDLE_LOOKS_PER_S, IdleWaits
 
 
 def waits_s(*, worker_count: int, count: int = 10) -> list[float]:

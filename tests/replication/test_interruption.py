@@ -17,7 +17,7 @@ from ledgers.memory import bookies as memory_bookies
 from ledgers.memory import store as memory_store
 from ledgers.memory.bookies import NO_FAULT, Op
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, queue_empty, until

@@ -8,17 +8,15 @@ from collections.abc import AsyncGenerator, Mapping
 import pytest
 from structlog.testing import capture_logs
 
+from ledgers.codec.pulsar import CONFIG_KEY, PULSAR_RACKS_PATH, Isolation, isolation_of
 from ledgers.errors import UnauthorizedError
-from ledgers.formats.pulsar_isolation import CONFIG_KEY, Isolation, isolation_of
-from ledgers.formats.pulsar_racks import PULSAR_RACKS_PATH
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.isolation import IsolationGroups, bookies_within
+from replication.cluster import IsolationGroups, ViewSource, bookies_within
 from replication.outcome import OutcomeKind
-from replication.planning.targets import Receivers
 from replication.reasons import Reason
+from replication.targets import Receivers
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, ROOT

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ClusterView
-from replication.planning.check import Verdict
-from replication.planning.survey import OpenEnd, Survey, Surveyor
+from replication.cluster import ClusterView
+from replication.copy_checks import Verdict
+from replication.inspection import OpenEnd, Survey, Surveyor
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from ledgers.metadata import BookieId
-from replication.queue import payloads
+from ledgers.model import BookieId
+from replication import znodes
 from tests.auditor.auditing import Leader, leading
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
@@ -20,8 +20,8 @@ SEED = 11
 
 
 async def replicas(cluster: Cluster, ledger_id: int = LEDGER) -> tuple[BookieId, ...]:
-    data, _ = await cluster.store.get(payloads.mark_path(UR, ledger_id))
-    return payloads.parse_mark(data).replicas
+    data, _ = await cluster.store.get(znodes.mark_path(UR, ledger_id))
+    return znodes.parse_mark(data).replicas
 
 
 @pytest.mark.compat(
@@ -131,4 +131,4 @@ async def test_ledgers_marked_while_others_are_done_with_are_all_handled_and_the
         await node.queue.tidy()
 
     assert sorted(done) == wanted
-    assert await cluster.store.children(payloads.marks_path(UR)) == []
+    assert await cluster.store.children(znodes.marks_path(UR)) == []

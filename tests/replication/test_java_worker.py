@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from replication.outcome import OutcomeKind
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4

@@ -7,18 +7,18 @@ import pytest
 
 from ledgers.errors import BookmenderError, SessionLostError, UnknownOutcomeError
 from ledgers.store import Check, Delete
-from replication.cluster.own_state import waiting_path
-from replication.queue import payloads
-from replication.queue.listing import locked_ledger_ids
-from replication.queue.lock_by_hand import (
+from replication import znodes
+from replication.ledger_record import WaitingNote
+from replication.lock_by_hand import (
     GRACE_WAIT_MAX_S,
     TELL_INTERVAL_S,
     WAIT_MAX_S,
     LockedError,
     locked,
 )
+from replication.marks import locked_ledger_ids
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote
+from replication.znodes import waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import LEDGER, UR
 from tests.replication.refusing import refuse
@@ -46,8 +46,8 @@ async def test_it_can_be_had_where_no_node_has_ever_run() -> None:
 @in_virtual_time
 async def test_it_is_not_taken_from_whoever_has_it() -> None:
     cluster = await Cluster.start()
-    path = payloads.lock_path(UR, LEDGER)
-    await cluster.store.create(path, payloads.lock_to_bytes("host-b"))
+    path = znodes.lock_path(UR, LEDGER)
+    await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
 
     with pytest.raises(LockedError, match="host-b is at work on it"):
         async with locked(
@@ -55,7 +55,7 @@ async def test_it_is_not_taken_from_whoever_has_it() -> None:
         ):
             raise AssertionError("it was given")
 
-    assert payloads.parse_lock((await cluster.store.get(path))[0]) == "host-b"
+    assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-b"
 
 
 @pytest.mark.parametrize("error", [UnknownOutcomeError, SessionLostError])
@@ -80,8 +80,8 @@ async def test_what_was_done_under_it_is_told_though_it_cannot_be_given_back(
 @in_virtual_time
 async def test_whoever_has_it_is_waited_for_a_while() -> None:
     cluster = await Cluster.start()
-    path = payloads.lock_path(UR, LEDGER)
-    await cluster.store.create(path, payloads.lock_to_bytes("host-b"))
+    path = znodes.lock_path(UR, LEDGER)
+    await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
 
     async def let_go() -> None:
         await asyncio.sleep(WAIT_MAX_S / 2)
@@ -92,13 +92,13 @@ async def test_whoever_has_it_is_waited_for_a_while() -> None:
         async with locked(
             LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
         ):
-            assert payloads.parse_lock((await cluster.store.get(path))[0]) == "host-a"
+            assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-a"
 
 
 async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
     """By host-b, which has the lock meanwhile: its path."""
-    path = payloads.lock_path(UR, LEDGER)
-    await cluster.store.create(path, payloads.lock_to_bytes("host-b"))
+    path = znodes.lock_path(UR, LEDGER)
+    await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
     now_ms = cluster.clock.wall_ms()
     note = WaitingNote(
         ledger_id=LEDGER,
@@ -128,7 +128,7 @@ async def test_a_grace_that_a_worker_waits_out_is_waited_for_and_told_of() -> No
         async with locked(
             LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=told.append
         ):
-            assert payloads.parse_lock((await cluster.store.get(path))[0]) == "host-a"
+            assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-a"
 
     assert told[0] == "waiting up to 25 s for host-b, which has ledger 7: left to its writer"
     assert len(told) == -(-grace_s // TELL_INTERVAL_S)
@@ -181,7 +181,7 @@ async def test_the_grace_of_a_node_that_lost_the_ledger_is_not_told_of_the_one_t
     cluster = await Cluster.start()
     path = await left_to_its_writer(cluster, grace_s=GRACE_WAIT_MAX_S + 1)
     await cluster.store.delete(path)
-    await cluster.store.create(path, payloads.lock_to_bytes("host-c"))
+    await cluster.store.create(path, znodes.lock_to_bytes("host-c"))
 
     with pytest.raises(LockedError, match="host-c is at work on it"):
         async with locked(

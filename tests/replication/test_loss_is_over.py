@@ -6,11 +6,10 @@ Else its mark would tell of a loss as long as the bookie that drains finds no ta
 
 import pytest
 
-from ledgers.metadata import BookieId, LedgerState
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
-from replication.queue.payloads import Mark
+from ledgers.model import BookieId, LedgerState
+from replication import znodes
 from replication.reasons import Reason
+from replication.znodes import Mark, own_path
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, Node, working
@@ -32,8 +31,8 @@ async def lost_and_draining(*, last: int = 9) -> Cluster:
 
 async def mark_as_our_own(cluster: Cluster, bookie: BookieId) -> None:
     """As the leader does for one that drains."""
-    data = payloads.mark_to_bytes(Mark(replicas=(bookie,), ctime_ms=1))
-    await cluster.store.create(payloads.mark_path(OWN, LEDGER), data, with_parents=True)
+    data = znodes.mark_to_bytes(Mark(replicas=(bookie,), ctime_ms=1))
+    await cluster.store.create(znodes.mark_path(OWN, LEDGER), data, with_parents=True)
 
 
 async def waits_for_a_target(cluster: Cluster, node: Node) -> None:

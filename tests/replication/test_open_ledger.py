@@ -4,17 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from ledgers.fragments import fragments
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment, fragments
 from ledgers.registration import BookieView, RegisteredBookie
-from replication.cluster.cluster_view import ClusterView
-from replication.planning.open_fragment import leaving_members
-from replication.planning.open_ledger import (
-    GRACES_MAX,
-    WriterSighting,
-    next_sighting,
-    wanted_for_coverage,
-)
+from replication.cluster import ClusterView
+from replication.inspection import leaving_members
+from replication.open_ledgers import GRACES_MAX, WriterSighting, next_sighting, wanted_for_coverage
 from replication.reasons import Reason
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 

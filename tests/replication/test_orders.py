@@ -6,18 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.errors import ConflictError, CorruptionError
-from replication.cluster.order_book import (
-    OrderBook,
-    Place,
-    checks_place,
-    drain_place,
-    draining_path,
-    hold_place,
-    limits_place,
-    maintenance_path,
-    maintenance_place,
-)
-from replication.cluster.orders import (
+from replication.orders import (
     TRIES_TOLD_MAX,
     TRIES_TOLD_S,
     ChecksOrder,
@@ -25,8 +14,17 @@ from replication.cluster.orders import (
     HoldOrder,
     LimitsOrder,
     MaintenanceWindow,
+    OrderBook,
     Orders,
+    Place,
     TriesOrder,
+    checks_place,
+    drain_place,
+    draining_path,
+    hold_place,
+    limits_place,
+    maintenance_path,
+    maintenance_place,
 )
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2

@@ -8,19 +8,18 @@ import pytest
 
 from ledgers.errors import SettingsError
 from ledgers.memory.store import MemoryStore
-from replication.cluster.membership import Half, LiveNode, Membership, live_nodes
-from replication.cluster.own_state import nodes_path, waiting_path
-from replication.queue import payloads
-from replication.queue.listing import (
+from replication import znodes
+from replication.ledger_record import WaitingNote
+from replication.marks import (
     MarkedLedger,
     locked_ledger_ids,
     marked_ledger_ids,
+    prepare_tree,
     read_marks,
 )
-from replication.queue.payloads import Mark
-from replication.queue.tree import prepare_tree
+from replication.nodes import Half, LiveNode, Membership, live_nodes
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote
+from replication.znodes import Mark, nodes_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR, node_info
@@ -39,8 +38,8 @@ async def test_preparing_the_tree_makes_what_java_expects_and_may_be_done_twice(
     for _ in range(2):
         await prepare_tree(cluster.store, UR)
 
-    assert (await cluster.store.get(payloads.layout_path(UR)))[0] == payloads.LAYOUT_DATA
-    for path in (payloads.marks_path(UR), payloads.locks_path(UR), payloads.election_path(UR)):
+    assert (await cluster.store.get(znodes.layout_path(UR)))[0] == znodes.LAYOUT_DATA
+    for path in (znodes.marks_path(UR), znodes.locks_path(UR), znodes.election_path(UR)):
         assert await cluster.store.children(path) == []
 
 
@@ -48,7 +47,7 @@ async def test_preparing_the_tree_makes_what_java_expects_and_may_be_done_twice(
 async def test_rule_s8_a_tree_of_another_layout_is_not_touched() -> None:
     cluster = Cluster()
     layout = b'type: "HIERARCHICAL"\nversion: 1\n'
-    await cluster.store.create(payloads.layout_path(UR), layout, with_parents=True)
+    await cluster.store.create(znodes.layout_path(UR), layout, with_parents=True)
 
     with pytest.raises(SettingsError, match="BASIC"):
         await prepare_tree(cluster.store, UR)
@@ -170,8 +169,8 @@ async def test_the_whole_queue_is_listed_in_order() -> None:
     ledger_ids = [3, 65_536, 2**33, 2**62]
     for ledger_id in reversed(ledger_ids):
         await cluster.mark(B1, ledger_id=ledger_id)
-    await cluster.store.create(payloads.lock_path(UR, 3))
-    await cluster.store.create(f"{payloads.locks_path(UR)}/strange")
+    await cluster.store.create(znodes.lock_path(UR, 3))
+    await cluster.store.create(f"{znodes.locks_path(UR)}/strange")
 
     assert await marked_ledger_ids(cluster.store, UR) == ledger_ids
     assert await locked_ledger_ids(cluster.store, UR) == {3}
@@ -181,7 +180,7 @@ async def test_the_whole_queue_is_listed_in_order() -> None:
 async def test_a_mark_that_cannot_be_read_is_listed_and_one_that_is_gone_is_not() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, B2, ledger_id=1, ctime_ms=9)
-    await cluster.store.create(payloads.mark_path(UR, 2), b"\xff", with_parents=True)
+    await cluster.store.create(znodes.mark_path(UR, 2), b"\xff", with_parents=True)
 
     assert await read_marks(cluster.store, UR, [1, 2, 3]) == [
         MarkedLedger(ledger_id=1, mark=Mark(replicas=(B1, B2), ctime_ms=9)),

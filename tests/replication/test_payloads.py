@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgers.errors import CorruptionError, SettingsError
-from ledgers.metadata import BookieId
-from replication.queue import payloads
-from replication.queue.payloads import Audit, Mark
+from ledgers.model import BookieId
+from replication import znodes
+from replication.znodes import Audit, Mark
 from tests.vectors import Case, cases
 
-UR = payloads.underreplication_path("/ledgers")
+UR = znodes.underreplication_path("/ledgers")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
@@ -33,17 +33,17 @@ def _name(case: Case) -> str:
 def test_marks_and_locks_lie_where_java_puts_them(case: Case) -> None:
     ledger_id = case["ledger_id"]
 
-    assert payloads.mark_path(UR, ledger_id) == case["under_replicated"]
-    assert payloads.lock_path(UR, ledger_id) == case["lock"]
+    assert znodes.mark_path(UR, ledger_id) == case["under_replicated"]
+    assert znodes.lock_path(UR, ledger_id) == case["lock"]
 
 
 @pytest.mark.parametrize("case", cases("paths"), ids=lambda case: str(case["ledger_id"]))
 def test_a_ledger_is_found_again_by_its_mark_and_its_lock(case: Case) -> None:
     directory = case["under_replicated"].rpartition("/")[0]
-    parent, _, name = directory.removeprefix(payloads.marks_path(UR) + "/").rpartition("/")
+    parent, _, name = directory.removeprefix(znodes.marks_path(UR) + "/").rpartition("/")
 
-    assert payloads.ledger_ids_below(parent, [name]) == [case["ledger_id"]]
-    assert payloads.ledger_id_of_lock(case["lock"].rpartition("/")[2]) == case["ledger_id"]
+    assert znodes.ledger_ids_below(parent, [name]) == [case["ledger_id"]]
+    assert znodes.ledger_id_of_lock(case["lock"].rpartition("/")[2]) == case["ledger_id"]
 
 
 @pytest.mark.parametrize("case", _znodes("mark"), ids=_name)
@@ -51,35 +51,35 @@ def test_marks_are_read_and_written_as_java_does(case: Case) -> None:
     fields, data = case["fields"], bytes.fromhex(case["data"])
     expected = Mark(replicas=tuple(fields["replicas"]), ctime_ms=fields["ctime"])
 
-    assert payloads.parse_mark(data) == expected
-    assert payloads.mark_to_bytes(expected) == data
-    assert payloads.mark_path(UR, fields["ledger_id"]) == case["path"]
+    assert znodes.parse_mark(data) == expected
+    assert znodes.mark_to_bytes(expected) == data
+    assert znodes.mark_path(UR, fields["ledger_id"]) == case["path"]
 
 
 @pytest.mark.parametrize("case", _znodes("lock"), ids=_name)
 def test_locks_are_read_and_written_as_java_does(case: Case) -> None:
     holder, data = case["fields"]["bookie_id"], bytes.fromhex(case["data"])
 
-    assert payloads.parse_lock(data) == holder
-    assert payloads.lock_to_bytes(holder) == data
+    assert znodes.parse_lock(data) == holder
+    assert znodes.lock_to_bytes(holder) == data
 
 
 @pytest.mark.parametrize("case", _znodes("vote", "elected auditor"), ids=_name)
 def test_votes_are_read_and_written_as_java_does(case: Case) -> None:
     candidate, data = case["fields"]["bookie_id"], bytes.fromhex(case["data"])
 
-    assert payloads.parse_vote(data) == candidate
-    assert payloads.vote_to_bytes(candidate) == data
-    assert case["path"].startswith(payloads.election_path(UR))
+    assert znodes.parse_vote(data) == candidate
+    assert znodes.vote_to_bytes(candidate) == data
+    assert case["path"].startswith(znodes.election_path(UR))
 
 
 @pytest.mark.parametrize("case", _znodes("lost bookie recovery delay"), ids=lambda c: c["data"])
 def test_the_recovery_delay_is_read_and_written_as_java_does(case: Case) -> None:
     delay_s, data = case["fields"]["delay_s"], bytes.fromhex(case["data"])
 
-    assert payloads.parse_recovery_delay(data) == delay_s
-    assert payloads.recovery_delay_to_bytes(delay_s) == data
-    assert payloads.recovery_delay_path(UR) == case["path"]
+    assert znodes.parse_recovery_delay(data) == delay_s
+    assert znodes.recovery_delay_to_bytes(delay_s) == data
+    assert znodes.recovery_delay_path(UR) == case["path"]
 
 
 @pytest.mark.parametrize(
@@ -94,22 +94,22 @@ def test_times_of_audits_are_read_and_written_as_java_does(kind: str, audit: Aud
     for case in _znodes(kind):
         time_ms, data = case["fields"]["ctime"], bytes.fromhex(case["data"])
 
-        assert payloads.parse_audit_time(data) == (None if time_ms == -1 else time_ms)
-        assert payloads.audit_time_to_bytes(time_ms) == data
-        assert payloads.audit_time_path(UR, audit) == case["path"]
+        assert znodes.parse_audit_time(data) == (None if time_ms == -1 else time_ms)
+        assert znodes.audit_time_to_bytes(time_ms) == data
+        assert znodes.audit_time_path(UR, audit) == case["path"]
 
 
 def test_the_layout_is_javas() -> None:
     (case,) = _znodes("under-replication layout")
 
-    assert case["path"] == payloads.layout_path(UR)
-    assert case["data"] == payloads.LAYOUT_DATA.hex()
-    payloads.check_layout(payloads.LAYOUT_DATA)
+    assert case["path"] == znodes.layout_path(UR)
+    assert case["data"] == znodes.LAYOUT_DATA.hex()
+    znodes.check_layout(znodes.LAYOUT_DATA)
 
 
 @pytest.mark.parametrize(
     ("kind", "path"),
-    [("under-replication root", UR), ("disable switch", payloads.disable_path(UR))],
+    [("under-replication root", UR), ("disable switch", znodes.disable_path(UR))],
 )
 def test_empty_znodes_lie_where_java_puts_them(kind: str, path: str) -> None:
     assert {case["path"] for case in _znodes(kind)} == {path}
@@ -136,7 +136,7 @@ def test_empty_znodes_lie_where_java_puts_them(kind: str, path: str) -> None:
     ],
 )
 def test_marks_are_read_as_the_text_format_allows(data: bytes, mark: Mark) -> None:
-    assert payloads.parse_mark(data) == mark
+    assert znodes.parse_mark(data) == mark
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def test_marks_are_read_as_the_text_format_allows(data: bytes, mark: Mark) -> No
 )
 def test_a_mark_that_java_would_refuse_is_corruption(data: bytes) -> None:
     with pytest.raises(CorruptionError):
-        payloads.parse_mark(data)
+        znodes.parse_mark(data)
 
 
-@pytest.mark.parametrize("parse", [payloads.parse_lock, payloads.parse_vote])
+@pytest.mark.parametrize("parse", [znodes.parse_lock, znodes.parse_vote])
 def test_an_empty_lock_or_vote_names_nobody(parse: Callable[[bytes], str | None]) -> None:
     assert parse(b"") is None
 
 
 def test_an_audit_that_never_ran_has_no_time() -> None:
-    assert payloads.parse_audit_time(b"") is None
+    assert znodes.parse_audit_time(b"") is None
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_an_audit_that_never_ran_has_no_time() -> None:
 )
 def test_a_tree_laid_out_otherwise_is_refused(data: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
-        payloads.check_layout(data)
+        znodes.check_layout(data)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_tree_laid_out_otherwise_is_refused(data: bytes, error: type[Exception
 )
 def test_a_recovery_delay_that_is_no_number_of_seconds_is_corruption(data: bytes) -> None:
     with pytest.raises(CorruptionError):
-        payloads.parse_recovery_delay(data)
+        znodes.parse_recovery_delay(data)
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_a_recovery_delay_that_is_no_number_of_seconds_is_corruption(data: bytes
     ],
 )
 def test_other_names_are_no_locks(name: str) -> None:
-    assert payloads.ledger_id_of_lock(name) is None
+    assert znodes.ledger_id_of_lock(name) is None
 
 
 def test_directories_that_are_no_ledgers_are_passed_over() -> None:
     names = ["0002", "00FF", "2", "00002", "urL0", "00g0", ""]
 
-    assert payloads.ledger_ids_below("0000/0000/0000", names) == [2]
-    assert payloads.ledger_ids_below("ffff/0000/0000", names) == []
+    assert znodes.ledger_ids_below("0000/0000/0000", names) == [2]
+    assert znodes.ledger_ids_below("ffff/0000/0000", names) == []
 
 
 # --- any value, any bytes --------------------------------------------------------------------------
@@ -220,32 +220,32 @@ def test_directories_that_are_no_ledgers_are_passed_over() -> None:
     )
 )
 def test_any_mark_survives_its_znode(mark: Mark) -> None:
-    assert payloads.parse_mark(payloads.mark_to_bytes(mark)) == mark
+    assert znodes.parse_mark(znodes.mark_to_bytes(mark)) == mark
 
 
 @given(TEXT.filter(bool))
 def test_any_holder_survives_its_znode(name: str) -> None:
-    assert payloads.parse_lock(payloads.lock_to_bytes(name)) == name
-    assert payloads.parse_vote(payloads.vote_to_bytes(name)) == name
+    assert znodes.parse_lock(znodes.lock_to_bytes(name)) == name
+    assert znodes.parse_vote(znodes.vote_to_bytes(name)) == name
 
 
 @given(st.integers(0, 2**63 - 1))
 def test_any_ledger_is_found_again(ledger_id: int) -> None:
-    path = payloads.mark_path(UR, ledger_id)
-    parent, name, _ = path.removeprefix(payloads.marks_path(UR) + "/").rsplit("/", 2)
+    path = znodes.mark_path(UR, ledger_id)
+    parent, name, _ = path.removeprefix(znodes.marks_path(UR) + "/").rsplit("/", 2)
 
-    assert payloads.ledger_ids_below(parent, [name]) == [ledger_id]
+    assert znodes.ledger_ids_below(parent, [name]) == [ledger_id]
 
 
 @pytest.mark.parametrize(
     "parse",
     [
-        payloads.parse_mark,
-        payloads.parse_lock,
-        payloads.parse_vote,
-        payloads.parse_recovery_delay,
-        payloads.parse_audit_time,
-        payloads.check_layout,
+        znodes.parse_mark,
+        znodes.parse_lock,
+        znodes.parse_vote,
+        znodes.parse_recovery_delay,
+        znodes.parse_audit_time,
+        znodes.check_layout,
     ],
 )
 @given(data=st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
@@ -262,7 +262,7 @@ def test_every_truncation_of_a_mark_is_read_or_refused(case: Case) -> None:
 
     for length in range(len(data)):
         try:
-            mark = payloads.parse_mark(data[:length])
+            mark = znodes.parse_mark(data[:length])
         except CorruptionError:
             continue
         assert set(mark.replicas) <= set(case["fields"]["replicas"])

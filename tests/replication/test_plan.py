@@ -6,16 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from ledgers.errors import NotEnoughBookiesError
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.registration import BookieView, RegisteredBookie
-from replication.cluster.cluster_view import ClusterView
-from replication.cluster.orders import MaintenanceWindow, Orders
-from replication.planning.check import IndexFinding, Verdict
-from replication.planning.entry_runs import EntryRuns
-from replication.planning.plan import Plan, plan_repair
-from replication.planning.targets import Bar, Targets
+from replication.cluster import ClusterView
+from replication.copy_checks import IndexFinding, Verdict
+from replication.entry_runs import EntryRuns
+from replication.orders import MaintenanceWindow, Orders
+from replication.plan import Plan, plan_repair
 from replication.reasons import Reason
+from replication.targets import Bar, Targets
 from tests.replication.ledger_values import (
     B1,
     B2,

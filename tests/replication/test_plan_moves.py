@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
+from ledgers.model import BookieId, LedgerMetadata, LedgerState
 from ledgers.placement import Candidate, RackRule, RuledPlacement
-from replication.planning.check import IndexFinding, Verdict
-from replication.planning.plan import WHOLE, Plan, plan_repair
-from replication.planning.targets import Targets
+from replication.copy_checks import IndexFinding, Verdict
+from replication.plan import WHOLE, Plan, plan_repair
 from replication.reasons import Reason
+from replication.targets import Targets
 from tests.replication.ledger_values import (
     B1,
     B2,

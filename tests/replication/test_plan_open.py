@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
-from replication.planning.check import IndexFinding, Verdict
-from replication.planning.entry_runs import EntryRuns
-from replication.planning.plan import Plan, plan_repair
-from replication.planning.targets import Targets
+from replication.copy_checks import IndexFinding, Verdict
+from replication.entry_runs import EntryRuns
+from replication.plan import Plan, plan_repair
 from replication.reasons import Reason
+from replication.targets import Targets
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment, survey_of
 
 

@@ -5,18 +5,18 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ledgers.entry import EntryDigest
+from ledgers.digest import EntryDigest
 from ledgers.manager import VersionedMetadata
-from ledgers.metadata import BookieId, DigestType
+from ledgers.model import BookieId, DigestType
 from ledgers.placement import Candidate, RackRule, RuledPlacement
 from ledgers.registration import BookieView
 from ledgers.store import Stat
-from replication.cluster.cluster_view import ClusterView
-from replication.planning.check import IndexFinding, Verdict
-from replication.planning.plan import Plan, plan_repair
-from replication.planning.survey import Survey
-from replication.planning.targets import Targets
+from replication.cluster import ClusterView
+from replication.copy_checks import IndexFinding, Verdict
+from replication.inspection import Survey
+from replication.plan import Plan, plan_repair
 from replication.reasons import Reason
+from replication.targets import Targets
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, closed_ledger, fragment
 
 SEEDS = range(20)

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import Candidate, RandomPlacement
-from replication.planning.check import IndexFinding, Verdict
-from replication.planning.entry_runs import EntryRuns
-from replication.planning.plan import Plan, plan_repair
-from replication.planning.targets import SMALL_COPY_BYTES, Bar, Receivers, Targets
+from replication.copy_checks import IndexFinding, Verdict
+from replication.entry_runs import EntryRuns
+from replication.plan import Plan, plan_repair
 from replication.reasons import Reason
+from replication.targets import SMALL_COPY_BYTES, Bar, Receivers, Targets
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment, survey_of
 from tests.replication.nodes import working

@@ -8,7 +8,7 @@ import pytest
 
 from ledgers.memory.bookies import NO_FAULT, Fault, Op, no_faults
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from ledgers.placement import (
     DEFAULT_RACK,
     PlacementPolicy,
@@ -18,13 +18,12 @@ from ledgers.placement import (
 )
 from ledgers.registration import Registration
 from ledgers.store import Operation
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.order_book import OrderBook, hold_place
-from replication.cluster.orders import HoldOrder
-from replication.planning.preview import Preview, Previewer
-from replication.planning.survey import Surveyor
-from replication.planning.targets import Receivers
+from replication.cluster import ViewSource
+from replication.inspection import Surveyor
+from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.preview import Preview, Previewer
 from replication.reasons import Reason, gravest
+from replication.targets import Receivers
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT, UR

@@ -10,17 +10,17 @@ from structlog.testing import capture_logs
 from ledgers.errors import SessionLostError, UnauthorizedError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, MultiFailed, Operation, OperationResult, Stat
-from replication.queue import payloads
-from replication.queue.mark_tree import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, SeenMark
-from replication.queue.payloads import Mark
-from replication.queue.queue import Queue
-from replication.queue.take import QueuedLedger
+from replication import znodes
+from replication.locks import QueuedLedger
+from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, SeenMark
+from replication.work_queue import Queue
+from replication.znodes import Mark
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR
 
-MARK = payloads.mark_path(UR, LEDGER)
-LOCK = payloads.lock_path(UR, LEDGER)
+MARK = znodes.mark_path(UR, LEDGER)
+LOCK = znodes.lock_path(UR, LEDGER)
 DIRECTORY = MARK.rpartition("/")[0]
 EXTRA = "/extra"
 SEED = 11
@@ -50,7 +50,7 @@ async def test_a_ledger_that_is_locked_is_not_free() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.mark(B1, ledger_id=ledger_id)
-    await cluster.store.create(payloads.lock_path(UR, 1), is_ephemeral=True)
+    await cluster.store.create(znodes.lock_path(UR, 1), is_ephemeral=True)
 
     async with cluster.node() as node:
         assert await look(node.queue) == {0, 2}
@@ -73,7 +73,7 @@ async def test_of_a_long_queue_each_look_lists_another_part_and_knows_that_there
 
 @in_virtual_time
 async def test_a_look_is_content_with_enough_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replication.queue.mark_tree.LEDGERS_ENOUGH", 3)
+    monkeypatch.setattr("replication.marks.LEDGERS_ENOUGH", 3)
     cluster = await Cluster.start()
     for number in range(DIRECTORIES_AT_ONCE + 1):
         await cluster.mark(B1, ledger_id=number << 16)
@@ -101,7 +101,7 @@ async def test_an_empty_queue_and_one_without_its_znodes_have_nothing() -> None:
     async with cluster.node() as node:
         assert await look(node.queue) == frozenset()
 
-        await cluster.store.delete(payloads.marks_path(UR))
+        await cluster.store.delete(znodes.marks_path(UR))
         assert await look(node.queue) == frozenset()
 
 
@@ -113,7 +113,7 @@ async def test_tidying_removes_empty_directories_of_every_level_and_nothing_else
     cluster = await Cluster.start()
     await cluster.mark(B1)
     before = cluster.tree.snapshot()
-    empty = payloads.marks_path(UR) + "/0001/0002/0003/0004"[: 5 * depth]
+    empty = znodes.marks_path(UR) + "/0001/0002/0003/0004"[: 5 * depth]
     await cluster.store.create(empty, with_parents=True)
 
     async with cluster.node() as node:

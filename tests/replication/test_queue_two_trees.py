@@ -7,21 +7,20 @@ import pytest
 from ledgers.errors import UnknownOutcomeError
 from ledgers.memory.store import Fault
 from ledgers.store import Delete
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
-from replication.queue.payloads import Mark
-from replication.queue.queue import Queue
-from replication.queue.take import QueuedLedger
+from replication import znodes
+from replication.locks import QueuedLedger
+from replication.work_queue import Queue
+from replication.znodes import Mark, own_path
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR
 
 OWN = own_path(UR)
-SHARED_MARK, OWN_MARK = payloads.mark_path(UR, LEDGER), payloads.mark_path(OWN, LEDGER)
+SHARED_MARK, OWN_MARK = znodes.mark_path(UR, LEDGER), znodes.mark_path(OWN, LEDGER)
 
 
 async def mark(cluster: Cluster, path: str, *, ctime_ms: int = 1) -> None:
-    data = payloads.mark_to_bytes(Mark(replicas=(B1,), ctime_ms=ctime_ms))
+    data = znodes.mark_to_bytes(Mark(replicas=(B1,), ctime_ms=ctime_ms))
     await cluster.store.create(path, data, with_parents=True)
 
 
@@ -83,7 +82,7 @@ async def test_rule_s6_a_ledger_is_not_taken_when_either_mark_has_changed(change
 
     async with cluster.node() as node:
         queued = await find(node.queue)
-        await cluster.store.set(changed, payloads.mark_to_bytes(Mark(replicas=(B1, B2))), version=0)
+        await cluster.store.set(changed, znodes.mark_to_bytes(Mark(replicas=(B1, B2))), version=0)
 
         assert await node.queue.take(queued) is None
         assert await cluster.locked() == []
@@ -108,8 +107,8 @@ async def test_rule_s6_a_mark_extended_meanwhile_stays_and_the_other_goes(
         assert await cluster.store.exists(extended) is not None
         assert await cluster.store.exists(other) is None
         assert len(await cluster.locked()) == 1
-    assert await cluster.store.children(payloads.marks_path(UR)) is not None
-    assert await cluster.store.children(payloads.marks_path(OWN)) is not None
+    assert await cluster.store.children(znodes.marks_path(UR)) is not None
+    assert await cluster.store.children(znodes.marks_path(OWN)) is not None
 
 
 @pytest.mark.parametrize("path", [SHARED_MARK, OWN_MARK])

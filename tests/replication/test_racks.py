@@ -8,13 +8,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.errors import SessionLostError, UnavailableError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK
-from ledgers.placement.racks import Racks
+from ledgers.placement.topology import Racks
 from ledgers.registration import Registration
 from ledgers.store import ANY_VERSION
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.racks import (
+from replication.cluster import ViewSource
+from replication.racks import (
     RETRY_S,
     START_TIMEOUT_S,
     RackKeeper,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 
 from ledgers.errors import BookmenderError, CorruptionError, QuotaError, UnauthorizedError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import MultiFailed, Operation, OperationResult, SetData
-from replication.cluster.own_state import parse_record, recent_copies_path
 from replication.recent_copies import CopiesToRead, RecentCopies, session_of
+from replication.znodes import parse_record, recent_copies_path
 from tests.replication.cluster import Cluster, in_virtual_time, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, working

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
-from ledgers.metadata import BookieId
+from ledgers.codec.metadata import parse_metadata, serialize_metadata
+from ledgers.model import BookieId
+from replication.inspection import SMALL_ENTRIES
 from replication.outcome import DONE, OutcomeKind
-from replication.planning.survey import SMALL_ENTRIES
 from replication.reasons import Reason
 from tests.replication.cluster import (
     ENTRY_BYTES,

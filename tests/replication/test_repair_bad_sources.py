@@ -14,11 +14,11 @@ import pytest
 from ledgers.bookies import Answer
 from ledgers.errors import BookmenderError, QuotaError, UnavailableError, UnknownOutcomeError
 from ledgers.manager import VersionedMetadata
-from replication.cluster.own_state import own_path, waiting_path
+from replication import znodes
+from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.outcome import OutcomeKind
-from replication.queue import payloads
 from replication.reasons import Blocked, Reason
-from replication.waiting.notes import WaitingNote, WaitingNotes
+from replication.znodes import own_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, working
@@ -98,8 +98,8 @@ async def with_gaps(*, is_own: bool = False) -> Cluster:
     await cluster.unregister(B3)
     await cluster.register(B3, is_read_only=True)
     if is_own:
-        mark = payloads.mark_to_bytes(payloads.Mark(replicas=(B2,), ctime_ms=1))
-        path = payloads.mark_path(own_path(UR), LEDGER)
+        mark = znodes.mark_to_bytes(znodes.Mark(replicas=(B2,), ctime_ms=1))
+        path = znodes.mark_path(own_path(UR), LEDGER)
         await cluster.store.create(path, mark, with_parents=True)
     else:
         await cluster.mark(B2)
@@ -225,7 +225,7 @@ async def test_who_has_read_the_mark_before_takes_it_no_more(lost_count: int) ->
     """
     cluster = await with_gaps()
     lost = iter(range(lost_count))
-    of_mark = writes_below(payloads.mark_path(UR, LEDGER))
+    of_mark = writes_below(znodes.mark_path(UR, LEDGER))
     async with cluster.node("late") as late:
         queued = await late.queued()
         async with cluster.node("one") as node:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from ledgers.bookies import Transfer
 from ledgers.errors import FencedError, ReadOnlyError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time

@@ -4,11 +4,11 @@ ledger."""
 import pytest
 
 from ledgers.bookies import Transfer
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
+from replication.locks import QueuedLedger
+from replication.marks import SeenMark
 from replication.outcome import DONE, OutcomeKind
-from replication.queue.mark_tree import SeenMark
-from replication.queue.payloads import Mark
-from replication.queue.take import QueuedLedger
+from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, Node

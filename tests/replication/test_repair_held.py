@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from ledgers.metadata import LedgerState
-from replication.cluster.order_book import OrderBook, hold_place
-from replication.cluster.orders import HoldOrder
+from ledgers.model import LedgerState
+from replication.orders import HoldOrder, OrderBook, hold_place
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings

@@ -6,9 +6,9 @@ import asyncio
 from structlog.testing import capture_logs
 
 from ledgers.errors import JournalError
+from replication.ledger_record import WaitingNotes
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNotes
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B2
 from tests.replication.nodes import LEDGER, UR, working

@@ -6,7 +6,7 @@ import pytest
 from ledgers.bookies import Answer
 from ledgers.errors import UnavailableError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings

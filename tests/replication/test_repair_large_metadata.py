@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time

@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import (

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from ledgers.registration import BookieView
-from replication.cluster.own_state import findings_path
+from replication import znodes
 from replication.outcome import OutcomeKind
-from replication.queue import payloads
+from replication.znodes import findings_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, UR, Node
@@ -79,7 +79,7 @@ async def test_a_mark_that_was_made_anew_stands_for_all_that_was_found(is_made_a
     async with cluster.node() as node:
         queued = await node.queued()
         if is_made_anew:
-            await cluster.store.delete(payloads.mark_path(UR, LEDGER))
+            await cluster.store.delete(znodes.mark_path(UR, LEDGER))
             await cluster.mark(B2)
         take = await node.queue.take(queued)
         assert take is not None

@@ -5,7 +5,7 @@ import pytest
 from ledgers.bookies import Transfer
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time

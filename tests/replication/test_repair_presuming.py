@@ -6,9 +6,9 @@ import pytest
 from ledgers.bookies import Transfer
 from ledgers.errors import BookmenderError, BusyError, RejectedError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
+from replication.inspection import SMALL_ENTRIES
 from replication.outcome import OutcomeKind
-from replication.planning.survey import SMALL_ENTRIES
 from replication.reasons import Reason
 from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4

@@ -3,12 +3,12 @@ ledger."""
 
 import pytest
 
-from ledgers.bookie.quarantine import WAIT_MIN_S
 from ledgers.errors import NoAnswerError
+from ledgers.health import WAIT_MIN_S
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
+from replication.locks import Take
 from replication.outcome import OutcomeKind
-from replication.queue.take import Take
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5

@@ -9,9 +9,9 @@ from ledgers.errors import LockLostError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import SetData
+from replication import znodes
+from replication.locks import Take
 from replication.outcome import OutcomeKind
-from replication.queue import payloads
-from replication.queue.take import Take
 from replication.reasons import Reason
 from replication.repair import ROUNDS_MAX
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
@@ -183,7 +183,7 @@ async def test_rule_s3_a_lost_lock_ends_the_repair_and_nothing_is_written() -> N
     cluster = await lost_b2()
 
     async def lose_lock(transfer: Transfer) -> None:
-        await cluster.store.delete(payloads.lock_path(UR, LEDGER))
+        await cluster.store.delete(znodes.lock_path(UR, LEDGER))
 
     once_while_copying(cluster, lose_lock)
     async with cluster.node() as node:

@@ -1,9 +1,8 @@
 """Recoveries that were begun and never ended, where nothing is missing: ended before the mark
 goes."""
 
-from ledgers.metadata import LedgerState
-from replication.cluster.order_book import hold_place
-from replication.cluster.orders import HoldOrder
+from ledgers.model import LedgerState
+from replication.orders import HoldOrder, hold_place
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time

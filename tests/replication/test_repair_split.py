@@ -6,9 +6,9 @@ import pytest
 
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
+from replication.commit import LOST_PLACES_MAX
 from replication.outcome import OutcomeKind
-from replication.planning.rewrite import LOST_PLACES_MAX
 from replication.reasons import Reason
 from replication.repair import SPLIT_AFTER_S
 from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time

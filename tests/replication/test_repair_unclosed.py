@@ -6,12 +6,12 @@ import pytest
 
 from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId, LedgerState
-from replication.cluster.own_state import findings_path
+from ledgers.model import BookieId, LedgerState
+from replication import znodes
+from replication.open_ledgers import GRACES_MAX
 from replication.outcome import OutcomeKind
-from replication.planning.open_ledger import GRACES_MAX
-from replication.queue import payloads
 from replication.reasons import Reason
+from replication.znodes import findings_path
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR
@@ -126,7 +126,7 @@ async def test_rule_s3_a_ledger_is_not_closed_once_its_lock_is_lost() -> None:
     async with cluster.node() as node:
         take = await node.take()
         first = await node.repairer.repair(take)
-        await cluster.store.delete(payloads.lock_path(UR, LEDGER))
+        await cluster.store.delete(znodes.lock_path(UR, LEDGER))
 
         with pytest.raises(LockLostError):
             await node.repairer.repair(take, first.sighting)

@@ -8,10 +8,10 @@ import pytest
 
 from ledgers.memory.store import MemoryStore
 from ledgers.store import Delete, Operation
-from replication.cluster.own_state import parse_record, recent_copies_path, waiting_path
-from replication.queue import payloads
+from replication import znodes
 from replication.recent_copies import RecentCopies
-from replication.restoring import RestoreRefusedError
+from replication.restore import RestoreRefusedError
+from replication.znodes import parse_record, recent_copies_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, working
@@ -90,8 +90,8 @@ async def test_what_was_put_back_by_force_is_mended_by_the_nodes(
     await happens(undoing.cluster)
     if is_marked:
         await undoing.cluster.store.create(
-            payloads.mark_path(OWN, LEDGER),
-            payloads.mark_to_bytes(payloads.Mark(ctime_ms=1)),
+            znodes.mark_path(OWN, LEDGER),
+            znodes.mark_to_bytes(znodes.Mark(ctime_ms=1)),
             with_parents=True,
         )
 
@@ -121,7 +121,7 @@ async def test_whatever_is_put_back_is_marked_for_the_nodes_to_check() -> None:
 @in_virtual_time
 async def test_a_directory_that_a_crash_left_behind_gets_its_mark() -> None:
     undoing = await repaired()
-    directory = payloads.mark_path(OWN, LEDGER).rpartition("/")[0]
+    directory = znodes.mark_path(OWN, LEDGER).rpartition("/")[0]
     await undoing.cluster.store.create(directory, with_parents=True)
 
     await undoing.undo(undoing.records[0])
@@ -133,7 +133,7 @@ async def test_a_directory_that_a_crash_left_behind_gets_its_mark() -> None:
 async def test_rule_s6_the_metadata_is_not_put_back_without_its_mark() -> None:
     """A worker tidies the upper directories away before each write, but for the last."""
     undoing = await repaired()
-    parent = payloads.mark_path(OWN, LEDGER).rsplit("/", 2)[0]
+    parent = znodes.mark_path(OWN, LEDGER).rsplit("/", 2)[0]
     tidied = 0
 
     def tidy(_store: MemoryStore, operations: Sequence[Operation]) -> None:

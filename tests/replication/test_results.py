@@ -6,15 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from ledgers.errors import FencedError
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
-from replication.cluster.cluster_view import ClusterView
-from replication.copying.copy_job import CopyOutcome
-from replication.copying.foresight import Foresight
-from replication.copying.results import CopyResults
-from replication.planning.check import IndexFinding, Verdict
-from replication.planning.entry_runs import EntryRuns
-from replication.planning.plan import Plan, Repair
+from replication.cluster import ClusterView
+from replication.commit import CopyResults, Foresight
+from replication.copy_checks import IndexFinding, Verdict
+from replication.copying import CopyOutcome
+from replication.entry_runs import EntryRuns
+from replication.plan import Plan, Repair
 from replication.reasons import Reason
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment, survey_of
 

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledgers.fragments import fragments
-from ledgers.metadata import BookieId, LedgerMetadata, Segment
-from ledgers.striping import write_set
-from replication.planning.entry_runs import EntryRuns
-from replication.planning.rewrite import Change, joined, lost_places, rewritten
+from ledgers.model import BookieId, LedgerMetadata, Segment, fragments, write_set
+from replication.commit import Change, joined, lost_places, rewritten
+from replication.entry_runs import EntryRuns
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, closed_ledger
 
 Segments = list[tuple[int, tuple[BookieId, ...]]]

@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookies import Room
 from ledgers.errors import AuthenticationRequiredError, UnavailableError
+from ledgers.health import Quarantine
 from ledgers.memory.bookies import Fault, MemoryBookies, Op
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.room import (
+from replication.cluster import ViewSource
+from replication.disk_space import (
     INTERVAL_S,
     JITTER,
     NEAR_INTERVAL_S,

@@ -6,11 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Membership
-from replication.cluster.order_book import OrderBook, hold_place
-from replication.cluster.orders import HoldOrder
-from replication.cluster.shared_clock import SYNCHRONISE_INTERVAL_S, SharedClock
+from replication.cluster import ViewSource
+from replication.nodes import SYNCHRONISE_INTERVAL_S, Membership, SharedClock
+from replication.orders import HoldOrder, OrderBook, hold_place
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1
 from tests.replication.nodes import ROOT, UR, node_info

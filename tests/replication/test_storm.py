@@ -28,10 +28,10 @@ from ledgers.memory import bookies as memory_bookies
 from ledgers.memory import store as memory_store
 from ledgers.memory.bookies import NO_FAULT, Op
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
-from replication.cluster.order_book import drain_place, maintenance_place
-from replication.queue import payloads
+from replication import znodes
+from replication.orders import drain_place, maintenance_place
 from replication.settings import ReplicationSettings
 from tests.auditor.auditing import auditing
 from tests.auditor.rechecking import recheck_of
@@ -124,7 +124,7 @@ class Storm:
     async def _collect_on(self, bookie: BookieId) -> None:
         """Each ledger under its lock, as bookies do."""
         for ledger_id in range(LEDGER_COUNT):
-            lock = payloads.lock_path(UR, ledger_id)
+            lock = znodes.lock_path(UR, ledger_id)
             with suppress(NodeExistsError):
                 await self.cluster.store.create(lock, is_ephemeral=True)
                 if bookie not in (await self.cluster.metadata(ledger_id)).bookies:

@@ -4,7 +4,7 @@ from structlog.testing import capture_logs
 
 from replication.outcome import DONE, waiting
 from replication.reasons import Blocked, Reason
-from replication.summary import Summary
+from replication.worker import Summary
 
 IN_VAIN = waiting(Blocked(reason=Reason.NO_TARGET, detail="all are short of room"))
 

@@ -3,12 +3,12 @@
 import random
 from collections.abc import Iterable
 
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.placement import RandomPlacement
 from ledgers.registration import BookieView, RegisteredBookie
-from replication.cluster.cluster_view import ClusterView
-from replication.cluster.orders import DrainOrder, MaintenanceWindow, Orders
-from replication.planning.targets import SORTED_AGAIN_S, Bar, Receivers, Targets, why_nobody
+from replication.cluster import ClusterView
+from replication.orders import DrainOrder, MaintenanceWindow, Orders
+from replication.targets import SORTED_AGAIN_S, Bar, Receivers, Targets, why_nobody
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
 from tests.virtual_time import LoopClock

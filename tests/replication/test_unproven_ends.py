@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from ledgers.metadata import LedgerState
-from replication.waiting import unproven_ends
-from replication.waiting.unproven_ends import (
+from ledgers.model import LedgerState
+from replication import ledger_record
+from replication.ledger_record import (
     UnprovenEnd,
     read_unproven_end,
     unproven_among,
@@ -125,7 +125,7 @@ async def test_the_last_try_is_what_is_told_of() -> None:
 async def test_of_very_many_some_are_looked_at_again_in_one_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unproven_ends, "READ_MAX", 2)
+    monkeypatch.setattr(ledger_record, "READ_MAX", 2)
     cluster = await Cluster.start()
     async with cluster.node() as node:
         for ledger_id in range(4):  # of which there is none

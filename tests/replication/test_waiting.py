@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.store import Stat
-from replication.cluster.cluster_view import ClusterView
-from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
-from replication.reasons import Reason
-from replication.waiting.notes import BINDING_MAX_MS, WaitingNote
-from replication.waiting.whereabouts import whereabouts
-from replication.waiting.world import World
+from replication.cluster import ClusterView
+from replication.ledger_record import BINDING_MAX_MS, WaitingNote, World
+from replication.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
+from replication.reasons import Reason, whereabouts
 from tests.replication.ledger_values import B1, B2, B3
 
 WORLD = World(newest_czxid=7, bookies="b", orders="o")

@@ -3,10 +3,10 @@
 import asyncio
 
 from ledgers.errors import JournalError
+from replication.backoff import PROBE_INTERVAL_S
+from replication.ledger_record import WaitingNotes
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from replication.waiting.notes import WaitingNotes
-from replication.waiting.waiting_list import PROBE_INTERVAL_S
 from tests.replication.cluster import in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.nodes import UR, working
 

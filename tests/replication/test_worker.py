@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 
 from ledgers.bookies import Transfer
-from ledgers.metadata import LedgerState
-from replication.queue import payloads
+from ledgers.model import LedgerState
+from replication import znodes
+from replication.ledger_record import WaitingNote
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from replication.waiting.notes import WaitingNote
 from replication.worker import REPAIRED_BYTES, REPAIRED_ENTRIES, TIDY_INTERVAL_S
 from tests.replication.cluster import (
     ENTRY_BYTES,
@@ -125,7 +125,7 @@ async def test_two_nodes_share_the_work_and_do_nothing_twice() -> None:
 @in_virtual_time
 async def test_a_mark_that_comes_later_is_found_without_being_told_of_it() -> None:
     cluster = await with_lost_b2(2)
-    await cluster.store.delete(payloads.mark_path(UR, 1))
+    await cluster.store.delete(znodes.mark_path(UR, 1))
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(30)
@@ -322,7 +322,7 @@ async def test_a_reason_that_holds_again_is_noted_again() -> None:
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
-        await cluster.store.delete(payloads.mark_path(UR, LEDGER))
+        await cluster.store.delete(znodes.mark_path(UR, LEDGER))
         await node.notes.delete(LEDGER)  # another node was done with it
         await asyncio.sleep(5)
         await cluster.mark(B2)

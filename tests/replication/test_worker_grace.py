@@ -7,15 +7,14 @@ import pytest
 
 from ledgers.errors import FencedError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from ledgers.registration import BookieView, RegisteredBookie
-from replication.cluster.cluster_view import ClusterView
-from replication.cluster.order_book import drain_place
-from replication.cluster.orders import DrainOrder, Orders
-from replication.planning.open_ledger import WriterSighting, is_overtaken
+from replication.cluster import ClusterView
+from replication.ledger_record import WaitingNote
+from replication.open_ledgers import WriterSighting, is_overtaken
+from replication.orders import DrainOrder, Orders, drain_place
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from replication.waiting.notes import WaitingNote
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, Node, working

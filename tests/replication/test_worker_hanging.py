@@ -7,7 +7,7 @@ import pytest
 
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import NO_FAULT, Fault
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerState
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3

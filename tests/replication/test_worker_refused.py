@@ -9,14 +9,13 @@ from structlog.testing import capture_logs
 
 from ledgers.errors import BookmenderError, QuotaError, UnauthorizedError
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import LedgerState
+from ledgers.model import LedgerState
 from ledgers.store import Delete, Operation
-from replication.cluster.own_state import waiting_path
-from replication.queue import payloads
+from replication import znodes
+from replication.ledger_record import WaitingNote, WaitingNotes, unproven_path
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote, WaitingNotes
-from replication.waiting.unproven_ends import unproven_path
 from replication.worker import TIDY_INTERVAL_S
+from replication.znodes import waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
 from tests.replication.nodes import LEDGER, UR, working
@@ -41,7 +40,7 @@ async def test_while_a_quota_leaves_room_for_a_few_locks_the_ledgers_are_done_by
 
 
 def refuse_further_locks(store: MemoryStore, cluster: Cluster) -> None:
-    locks = payloads.locks_path(UR)
+    locks = znodes.locks_path(UR)
 
     def is_refused(operation: Operation) -> bool:
         parent = cluster.tree.nodes.find(locks)
@@ -155,7 +154,7 @@ async def test_a_lock_that_may_not_be_deleted_ends_no_session() -> None:
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark(B2)
     await cluster.kill(B2)
-    locks = payloads.locks_path(UR)
+    locks = znodes.locks_path(UR)
     async with cluster.node() as node:
         refuse(
             node.store,

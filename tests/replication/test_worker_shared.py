@@ -10,17 +10,15 @@ import structlog
 from structlog.testing import capture_logs
 
 from ledgers.bookies import Transfer
-from ledgers.metadata import LedgerState
-from replication.cluster.own_state import own_path
-from replication.queue import payloads
-from replication.queue.lookout import Lookout
-from replication.queue.payloads import Mark
-from replication.queue.urgent import urgent_to_bytes
+from ledgers.model import LedgerState
+from replication import znodes
+from replication.ledger_picker import Lookout
+from replication.ledger_record import WaitingNote, World
+from replication.marks import urgent_to_bytes
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from replication.summary import SUMMARY_INTERVAL_S
-from replication.waiting.notes import WaitingNote
-from replication.waiting.world import World
+from replication.worker import SUMMARY_INTERVAL_S
+from replication.znodes import Mark, own_path
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
 from tests.replication.nodes import UR, working
@@ -90,10 +88,10 @@ async def test_what_the_leader_calls_urgent_is_repaired_first() -> None:
 async def test_ledgers_of_our_own_queue_are_repaired_like_those_of_the_shared_one() -> None:
     cluster = await with_lost_b2(6)
     for ledger_id in (4, 5):
-        data = payloads.mark_to_bytes(Mark())
-        path = payloads.mark_path(own_path(UR), ledger_id)
+        data = znodes.mark_to_bytes(Mark())
+        path = znodes.mark_path(own_path(UR), ledger_id)
         await cluster.store.create(path, data, with_parents=True)
-    await cluster.store.delete(payloads.mark_path(UR, 5))
+    await cluster.store.delete(znodes.mark_path(UR, 5))
 
     async with cluster.node() as node, working(node):
         await until(cluster, lambda: queue_empty(cluster))
@@ -110,7 +108,7 @@ async def test_ledgers_of_our_own_queue_are_repaired_like_those_of_the_shared_on
 async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("replication.queue.lookout.WINDOW_LEDGERS_MAX", 50)
+    monkeypatch.setattr("replication.ledger_picker.WINDOW_LEDGERS_MAX", 50)
     cluster = await Cluster.start()
     async with cluster.node("writer") as writer:
         note = WaitingNote(
@@ -150,7 +148,7 @@ async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
 async def test_a_ledger_that_can_be_repaired_is_found_among_very_many_that_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("replication.queue.lookout.WINDOW_LEDGERS_MAX", 20)
+    monkeypatch.setattr("replication.ledger_picker.WINDOW_LEDGERS_MAX", 20)
     cluster = await without_target(*range(200))
     settings = ReplicationSettings(retry_min_s=3600, retry_max_s=3600)
 
@@ -168,7 +166,7 @@ async def test_a_ledger_that_can_be_repaired_is_found_among_very_many_that_wait(
 @in_virtual_time
 async def test_a_look_that_waited_long_for_a_free_place_is_not_taken_for_a_slow_one() -> None:
     cluster = await with_lost_b2(3)
-    await cluster.store.delete(payloads.mark_path(UR, 2))
+    await cluster.store.delete(znodes.mark_path(UR, 2))
 
     async def copy_for_long(transfer: Transfer) -> None:
         if transfer.target is not None and transfer.ledger_id != 2:
@@ -231,7 +229,7 @@ async def test_locks_that_wait_to_be_asked_for_are_not_asked_for_once_it_is_off(
     async with cluster.node() as node, working(node):
         while not asked:
             await settle(1)
-        await cluster.store.create(payloads.disable_path(UR))
+        await cluster.store.create(znodes.disable_path(UR))
         await asyncio.sleep(30)
 
         assert 0 < len(asked) <= 50
@@ -249,12 +247,12 @@ async def test_a_ledger_whose_grace_ends_while_all_is_off_is_given_back_unfenced
 
     async with cluster.node(settings=settings, local=B5) as node, working(node):
         await asyncio.sleep(2)
-        await cluster.store.create(payloads.disable_path(UR))
+        await cluster.store.create(znodes.disable_path(UR))
         await asyncio.sleep(30)
 
         assert await cluster.locked() == []
         assert (await cluster.metadata()).state is LedgerState.OPEN
 
-        await cluster.store.delete(payloads.disable_path(UR))
+        await cluster.store.delete(znodes.disable_path(UR))
         await until(cluster, lambda: queue_empty(cluster))
     await cluster.assert_whole()

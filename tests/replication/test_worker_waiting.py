@@ -8,17 +8,16 @@ from itertools import pairwise
 import pytest
 
 from ledgers.memory.store import Fault
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.store import Delete
-from replication.cluster.own_state import own_path, waiting_path
+from replication import znodes
+from replication.ledger_record import WaitingNote
+from replication.locks import Take
+from replication.open_ledgers import WriterSighting
 from replication.outcome import DONE, Outcome, waiting
-from replication.planning.open_ledger import WriterSighting
-from replication.queue import payloads
-from replication.queue.payloads import Mark
-from replication.queue.take import Take
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
-from replication.waiting.notes import WaitingNote
+from replication.znodes import Mark, own_path, waiting_path
 from tests.replication.cluster import (
     Cluster,
     fault_once,
@@ -184,7 +183,7 @@ SLOW = ReplicationSettings(retry_min_s=600, retry_max_s=600, idle_wait_s=0.5)
 
 async def unmark(cluster: Cluster) -> None:
     """As Java's worker does, which knows of no note."""
-    mark = payloads.mark_path(UR, LEDGER)
+    mark = znodes.mark_path(UR, LEDGER)
     await cluster.store.delete(mark)
     await cluster.store.delete(mark.rpartition("/")[0])
 
@@ -273,8 +272,8 @@ async def test_a_ledger_that_is_marked_in_both_queues_waits_while_the_older_mark
     cluster = await without_target(LEDGER)
     async with cluster.node(settings=SLOW) as node, working(node):
         await asyncio.sleep(5)
-    own = payloads.mark_path(own_path(UR), LEDGER)
-    await cluster.store.create(own, payloads.mark_to_bytes(Mark()), with_parents=True)
+    own = znodes.mark_path(own_path(UR), LEDGER)
+    await cluster.store.create(own, znodes.mark_to_bytes(Mark()), with_parents=True)
 
     async with cluster.node("node-2", settings=SLOW) as node, working(node):
         times_s = times_taken(cluster)
@@ -290,8 +289,8 @@ async def test_a_loss_does_not_wait_for_what_is_in_the_way_of_a_move(is_same_nod
     news."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
-    own = payloads.mark_path(own_path(UR), LEDGER)
-    await cluster.store.create(own, payloads.mark_to_bytes(Mark()), with_parents=True)
+    own = znodes.mark_path(own_path(UR), LEDGER)
+    await cluster.store.create(own, znodes.mark_to_bytes(Mark()), with_parents=True)
     one_rack = dict.fromkeys(BOOKIES, "/r1")
 
     async with AsyncExitStack() as stack:

@@ -3,19 +3,19 @@ restoring."""
 
 import random
 
-from ledgers.formats.layout import Layout
+from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Membership
-from replication.cluster.order_book import OrderBook
-from replication.cluster.own_state import own_path
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.inspection import Surveyor
 from replication.journal import JournalRecord
-from replication.planning.survey import Surveyor
-from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids
-from replication.restoring import Restorer, Restoring
+from replication.marks import marked_ledger_ids
+from replication.nodes import Membership
+from replication.orders import OrderBook
+from replication.restore import Restorer, Restoring
+from replication.znodes import own_path
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, ROOT, UR, node_info
@@ -76,7 +76,7 @@ class Undoing:
 
     async def own_marks(self) -> list[int]:
         found = await marked_ledger_ids(self.cluster.store, OWN)
-        return [i for i in found if await self.store.exists(payloads.mark_path(OWN, i))]
+        return [i for i in found if await self.store.exists(znodes.mark_path(OWN, i))]
 
     async def is_unmarked(self) -> bool:
         return await self.own_marks() == []

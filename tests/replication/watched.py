@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ledgers.bookies import Transfer, TransferResult
 from ledgers.clock import Clock
+from ledgers.codec.layout import Layout
+from ledgers.codec.metadata import parse_metadata
 from ledgers.errors import CorruptionError
-from ledgers.formats.layout import Layout
-from ledgers.formats.metadata_codec import parse_metadata
 from ledgers.memory.bookies import MemoryBookies
 from ledgers.memory.store import MemoryTree
-from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.model import BookieId, LedgerMetadata
 from ledgers.store import Operation, OperationResult, SetData
 from tests.replication.nodes import ROOT
 

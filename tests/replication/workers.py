@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, Operation
-from replication.queue import payloads
+from replication import znodes
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
@@ -20,8 +20,8 @@ def lockers(cluster: Cluster) -> dict[int, list[MemoryStore]]:
 
     def note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
         for each in operations:
-            if isinstance(each, Create) and each.path.startswith(payloads.locks_path(UR)):
-                ledger_id = payloads.ledger_id_of_lock(each.path.rpartition("/")[2])
+            if isinstance(each, Create) and each.path.startswith(znodes.locks_path(UR)):
+                ledger_id = znodes.ledger_id_of_lock(each.path.rpartition("/")[2])
                 assert ledger_id is not None
                 asked.setdefault(ledger_id, []).append(store)
         return None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ledgers.errors import NoSuchLedgerError
-from ledgers.metadata import BookieId, Segment
+from ledgers.model import BookieId, Segment
 from tests.znode_cluster import ZnodeCluster, bookie, closed
 
 BOOKIE_COUNT = 30

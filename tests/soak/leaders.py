@@ -9,7 +9,7 @@ from pathlib import Path
 from auditor.election import current_leader
 from bench.usage import rss_bytes
 from daemon.local.processes import Child, stop_all
-from replication.cluster.membership import live_nodes
+from replication.nodes import live_nodes
 from tests.cluster.steps import AUDITOR_ONLY, STOP_TIMEOUT_S, start_node
 from tests.znode_cluster import UR, ZnodeCluster
 

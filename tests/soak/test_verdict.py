@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from tests.soak.leaders import growth_bytes_per_s
 from tests.soak.verdict import judge
 

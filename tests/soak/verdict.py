@@ -4,7 +4,7 @@ auditor."""
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 SHOWN_MAX = 10
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from ledgers.errors import ConflictError, NoNodeError, NoSuchLedgerError, NotEmptyError
 from ledgers.manager import VersionedMetadata
-from ledgers.metadata import BookieId, LedgerMetadata, Segment
-from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids
+from ledgers.model import BookieId, LedgerMetadata, Segment
+from replication import znodes
+from replication.marks import marked_ledger_ids
 from tests.znode_cluster import UR, ZnodeCluster
 
 
@@ -41,7 +41,7 @@ class SoakWorker:
     ) -> None:
         """The mark goes at the version at which it was read: one that grew meanwhile stays (rule
         S6)."""
-        path = payloads.mark_path(UR, ledger_id)
+        path = znodes.mark_path(UR, ledger_id)
         try:
             _, stat = await self.cluster.store.get(path)
             found = await self._read(ledger_id)

@@ -9,10 +9,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from auditor.fsck.results.replacing import replace_file
+from auditor.fsck.results.files import replace_file
+from ledgers.codec.layout import MetadataUri
 from ledgers.errors import CorruptionError, SettingsError
-from ledgers.formats.layout import MetadataUri
-from replication.cluster.own_state import parse_record, text
+from replication.znodes import parse_record, text
 
 CLUSTER_FILE = "cluster.json"
 

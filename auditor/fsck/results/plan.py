@@ -17,12 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.inspecting import Written
+from auditor.fsck.ledger_ids import COPY_BYTES, LIGHTEST, is_weighed
+from auditor.fsck.levels import FsckJob, FsckOptions, Level
 from auditor.fsck.results.checked import last_looks, skippable, suspects
 from auditor.fsck.results.files import replace_tables
-from auditor.fsck.running import FsckJob
-from auditor.fsck.unchanged import Written
-from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, is_weighed
 
 PART_MIN: Mapping[Level, int] = {Level.METADATA: 3_500, Level.ENDS: 100}
 """Ledgers in a part, if ledgers are not weighed. Fewer are not worth a Spark job and a session.

@@ -2,23 +2,240 @@
 
 Programs may read it too: each count has an element such as ``id="verdict-lost"`` with the number in
 ``data-count``. Everything from the cluster is escaped, bookie ids included.
+
+The figures of the report, counted from a run's rows: by bookie, by rack, by age, and the worst
+ledgers.
+
+Counts column by column, so that a million ledgers fit in memory.
+
+The report's CSS: light or dark as the reader's system, readable on a phone. Loads nothing from
+the network.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from auditor.fsck.results.advice import advice_for, headline, tails_text
-from auditor.fsck.results.figures import AgeFigure, Figures, PlaceFigure, figures_of
+from auditor.fsck.results.files import replace_file
 from auditor.fsck.results.reading import Results
-from auditor.fsck.results.replacing import replace_file
-from auditor.fsck.results.style import STYLE
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 from ledgers.sizes import size_text
+
+WORST_MAX = 200
+"""Number of ledgers that are shown one by one."""
+UNKNOWN_RACK = "rack not known"
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+AGES = (
+    (0, "up to an hour"),
+    (HOUR_MS, "up to a day"),
+    (DAY_MS, "up to a week"),
+    (7 * DAY_MS, "up to a month"),
+    (30 * DAY_MS, "up to a year"),
+    (365 * DAY_MS, "more than a year"),
+)
+"""The age since the last write of the metadata: the lower bound in milliseconds, and a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceFigure:
+    """A bookie or a rack. ``ledgers``: number of ledgers with a finding there; ``by_finding``
+    splits it."""
+
+    name: str
+    ledgers: int
+    by_finding: Mapping[Finding, int] = field(default_factory=dict)
+    rack: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgeFigure:
+    """The ledgers of one age."""
+
+    name: str
+    by_grade: Mapping[Grade, int]
+
+    @property
+    def ledgers(self) -> int:
+        return sum(self.by_grade.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """All figures. ``worst``: at most ``WORST_MAX`` ledgers with a finding, or not whole, the worst
+    first. ``told_count``: the number of all such ledgers."""
+
+    bookies: Sequence[PlaceFigure]
+    racks: Sequence[PlaceFigure]
+    ages: Sequence[AgeFigure]
+    worst: Sequence[LedgerVerdict]
+    told_count: int
+
+
+def figures_of(results: Results, racks: Mapping[BookieId, str]) -> Figures:
+    """Return the figures of a run. ``racks``: the known racks of bookies."""
+    told = results.table(
+        ["ledger_id", "verdict", "is_wrong", "length"],
+        where=(pc.field("verdict") != Grade.WHOLE.value)
+        | (pc.list_value_length(pc.field("reasons")) > 0),
+    )
+    seen = _seen(results)
+    return Figures(
+        bookies=_place_figures(seen, {b: b for b in seen["bookie"].unique().to_pylist()}, racks),
+        racks=_place_figures(
+            seen, {b: racks.get(b, UNKNOWN_RACK) for b in seen["bookie"].unique().to_pylist()}, {}
+        ),
+        ages=_age_figures(results),
+        worst=_worst_ledgers(results, told),
+        told_count=told.num_rows,
+    )
+
+
+def _seen(results: Results) -> pa.Table:
+    """Return ledger, bookie and finding, each combination once."""
+    rows = results.table(
+        ["ledger_id", "evidence"], where=pc.list_value_length(pc.field("evidence")) > 0
+    ).combine_chunks()
+    ledger_ids, evidence = rows["ledger_id"], rows["evidence"]
+    flat = pc.list_flatten(evidence)
+    table = pa.table(
+        {
+            "ledger_id": pc.take(ledger_ids, pc.list_parent_indices(evidence)),
+            "bookie": pc.struct_field(flat, "bookie"),
+            "finding": pc.struct_field(flat, "finding"),
+        }
+    )
+    named = table.filter(pc.is_valid(table["bookie"]))
+    return named.group_by(["ledger_id", "bookie", "finding"]).aggregate([])
+
+
+def _place_figures(
+    seen: pa.Table, place_of: Mapping[str, str], racks: Mapping[BookieId, str]
+) -> list[PlaceFigure]:
+    """Return the figures of each place, those with most ledgers first."""
+    places = pa.array([place_of[bookie] for bookie in seen["bookie"].to_pylist()], pa.string())
+    table = seen.set_column(seen.schema.get_field_index("bookie"), "place", places)
+    ledgers = _ledger_counts(table, ["place"])
+    by_finding: dict[str, dict[Finding, int]] = defaultdict(dict)
+    for (place, finding), count in _ledger_counts(table, ["place", "finding"]).items():
+        by_finding[place][Finding(finding)] = count
+    return sorted(
+        (
+            PlaceFigure(
+                name=place,
+                ledgers=count,
+                by_finding=by_finding[place],
+                rack=racks.get(BookieId(place), ""),
+            )
+            for (place,), count in ledgers.items()
+        ),
+        key=lambda figure: (-figure.ledgers, figure.name),
+    )
+
+
+def _ledger_counts(table: pa.Table, keys: list[str]) -> dict[tuple[str, ...], int]:
+    """Return the number of different ledgers for each combination of these columns."""
+    counted = table.group_by(keys).aggregate([("ledger_id", "count_distinct")])
+    columns = [counted[key].to_pylist() for key in keys]
+    counts = counted["ledger_id_count_distinct"].to_pylist()
+    return dict(zip(zip(*columns, strict=True), counts, strict=True))
+
+
+def _age_figures(results: Results) -> list[AgeFigure]:
+    """Return the ledgers with readable metadata by age, the youngest first."""
+    rows = results.table(["verdict", "checked_ms", "mtime_ms"], where=pc.field("mtime_ms") > 0)
+    age_ms = pc.subtract(rows["checked_ms"], rows["mtime_ms"])
+    steps = [pc.cast(pc.greater(age_ms, since_ms), pa.int32()) for since_ms, _ in AGES[1:]]
+    place = steps[0]
+    for step in steps[1:]:
+        place = pc.add(place, step)
+    table = pa.table({"place": place, "verdict": rows["verdict"]})
+    counted = table.group_by(["place", "verdict"]).aggregate([([], "count_all")])
+    by_place: dict[int, dict[Grade, int]] = defaultdict(dict)
+    for row in counted.to_pylist():
+        by_place[row["place"]][Grade(row["verdict"])] = row["count_all"]
+    return [
+        AgeFigure(name=name, by_grade=by_place[number])
+        for number, (_, name) in enumerate(AGES)
+        if by_place[number]
+    ]
+
+
+def _worst_ledgers(results: Results, told: pa.Table) -> list[LedgerVerdict]:
+    """Return the worst ledgers: wrong ones first, then by grade, then the largest."""
+    ranks = pa.array([Grade(value).rank for value in told["verdict"].to_pylist()], pa.int32())
+    order = pc.sort_indices(
+        told.append_column("rank", ranks),
+        sort_keys=[
+            ("is_wrong", "descending"),
+            ("rank", "ascending"),
+            ("length", "descending"),
+            ("ledger_id", "ascending"),
+        ],
+    )
+    ledger_ids = told["ledger_id"].take(order[:WORST_MAX]).to_pylist()
+    found = {v.ledger_id: v for v in results.verdicts(pc.field("ledger_id").isin(ledger_ids))}
+    return [found[ledger_id] for ledger_id in ledger_ids]
+
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --paper: #ffffff; --ink: #1c2126; --soft: #5b6570; --line: #d9dee3; --card: #f5f7f9;
+  --lost: #b3123b; --at_risk: #d9480f; --degraded: #b58100; --unknown: #6b7684; --whole: #2b8a3e;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --paper: #14181c; --ink: #e6eaee; --soft: #9aa5b1; --line: #313941; --card: #1d2329;
+    --lost: #ff6b8b; --at_risk: #ff922b; --degraded: #ffd43b; --unknown: #98a4b0; --whole: #51cf66;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0 auto; padding: 1rem; max-width: 64rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere;
+}
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .25rem; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+p { margin: .25rem 0 .75rem; }
+.soft { color: var(--soft); }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .5rem; margin: 1rem 0; padding: 0; }
+.card { background: var(--card); border-left: .3rem solid var(--line); border-radius: .3rem; padding: .5rem .75rem; }
+.card b { display: block; font-size: 1.5rem; font-variant-numeric: tabular-nums; }
+.none { opacity: .55; }
+.lost { --hue: var(--lost); } .at_risk { --hue: var(--at_risk); } .degraded { --hue: var(--degraded); }
+.unknown { --hue: var(--unknown); } .whole { --hue: var(--whole); } .told { --hue: var(--at_risk); }
+.card.lost, .card.at_risk, .card.degraded, .card.unknown, .card.whole { border-left-color: var(--hue); }
+rect { fill: var(--hue, var(--line)); }
+svg { display: block; width: 100%; height: 1rem; border-radius: .2rem; background: var(--card); }
+svg.tall { height: 1.75rem; }
+.tag { color: var(--hue); font-weight: 600; }
+table { border-collapse: collapse; width: 100%; font-size: .95rem; }
+th, td { text-align: left; padding: .35rem .5rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.plot { width: 35%; vertical-align: middle; }
+td > code { display: inline-block; min-width: 9rem; }
+.scroll { overflow-x: auto; }
+details { border-bottom: 1px solid var(--line); padding: .4rem 0; }
+details details { margin-left: 1rem; }
+summary { cursor: pointer; }
+code, pre { font: .875rem/1.45 ui-monospace, monospace; }
+pre { background: var(--card); padding: .75rem; border-radius: .3rem; overflow-x: auto; }
+li { margin: .4rem 0; }
+@media (max-width: 36rem) { td.plot { width: 28%; } body { font-size: 15px; } }
+@media print { details > * { display: block; } body { max-width: none; } }
+""".strip()
+
 
 REPORT_FILE = "report.html"
 PLACES_MAX = 50

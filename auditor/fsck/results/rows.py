@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from auditor.fsck.results.summary import Counts
 from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
-from ledgers.metadata import BookieId
+from ledgers.model import BookieId
 
 VERSION = 1
 VERSION_NOTE = "bookmender.version"

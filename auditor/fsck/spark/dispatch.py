@@ -2,21 +2,92 @@
 
 One job over all parts would return nothing before its last part is done. A job here has one task,
 or a few if there are more slots than reasonable threads.
+
+Carries rows from executors to the driver as Arrow streams, which are plain bytes to Spark.
+
+Given columns, Spark would convert each ledger's row twice, to its own form and back. It would also
+plan a query for each task.
+
+Prepares a Python process of an executor: turns off what only costs time there.
+
+The work of one task in an executor: checks some ledgers, and returns their verdicts as rows.
+
+A repeated task starts from the beginning. Spark uses the rows of one attempt only, so no row is
+doubled.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import asyncio
+import gc
+import logging
+import sys
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from itertools import islice, takewhile
+from types import ModuleType
 from typing import TypeVar
 
 import pyarrow as pa
+import structlog
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 
-from auditor.fsck.spark.streams import Work, in_streams, out_of_streams
+from auditor.fsck.budget import BeginPace
+from auditor.fsck.inspecting import Written, inspect, recheck, unchanged
+from auditor.fsck.ledger_ids import pack, unpack
+from auditor.fsck.levels import FsckOptions
+from auditor.fsck.results.plan import Part
+from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
+from auditor.fsck.verdicts import LedgerVerdict
 from ledgers.errors import UnavailableError
+
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+Work = Callable[[int], Iterator[pa.RecordBatch]]
+"""The work of one task. The argument is its position among the tasks given out together."""
+
+
+def in_streams(work: Work) -> Callable[[Iterable[int]], Iterator[bytes]]:
+    """Return a function for ``mapPartitions``: it takes positions, and yields streams of their
+    rows."""
+
+    def run(positions: Iterable[int]) -> Iterator[bytes]:
+        for position in positions:
+            for batch in work(position):
+                yield to_stream(pa.Table.from_batches([batch]))
+
+    return run
+
+
+def out_of_streams(streams: Iterable[bytes], schema: pa.Schema) -> pa.Table:
+    """Return all rows of the streams, which have this schema."""
+    return pa.concat_tables([schema.empty_table(), *map(from_stream, streams)])
+
+
+def to_stream(rows: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
+        writer.write_table(rows)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def from_stream(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(data).read_all()
+
 
 JOBS_AT_ONCE_MAX = 64
 WAITING = 2
@@ -131,3 +202,174 @@ def _reason(text: str) -> str:
     """Return the relevant line of a failure: the last one before Java's stack trace."""
     lines = takewhile(lambda line: not line.startswith(_JAVAS_OWN), text.splitlines())
     return next((line for line in reversed(list(lines)) if line.strip()), text)
+
+
+YOUNG_OBJECTS_MAX = 10_000
+
+
+def set_up() -> None:
+    """Call before each task's work: one process runs many tasks."""
+    _quiet_logs()
+    _spare_pandas()
+    _spare_the_collector()
+
+
+def _quiet_logs() -> None:
+    """Log errors only, to standard error. Handled errors of bookies are in the results already; the
+    executor's output is for unexpected ones."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def _spare_the_collector() -> None:
+    """Make the garbage collector run less often, as in a node. A checked ledger's objects form no
+    cycles, so reference counting frees them first. At level ``metadata`` the collector took a
+    twentieth of the CPU.
+
+    Imported objects are frozen: PySpark scans all other objects after each task, which took 40 ms.
+    """
+    gc.set_threshold(YOUNG_OBJECTS_MAX)
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
+def _spare_pandas() -> None:
+    """Prevent pyarrow from importing pandas with its first array. The import takes 0.25 s and 40 MB
+    in each process. Pandas is installed because Spark needs it, but we pass none of its objects."""
+    hidden = _HiddenPandas()
+    sys.meta_path.insert(0, hidden)
+    try:
+        pa.array([])
+    finally:
+        sys.meta_path.remove(hidden)
+
+
+class _HiddenPandas(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("hidden from pyarrow", name=fullname)
+        return None
+
+
+ROWS = SCHEMA.append(pa.field("part", pa.int32())).append(pa.field("seems_wrong", pa.bool_()))
+"""The rows of a task. A ledger that was skipped as unchanged has a row without a verdict."""
+BATCH_ROWS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstLook:
+    """The first look at one part, ready to be sent: ``ledger_ids`` are packed."""
+
+    part: int
+    ledger_ids: bytes
+    known: Mapping[int, Written] = field(default_factory=dict)
+    suspects: frozenset[int] = frozenset()
+
+    @classmethod
+    def at(cls, part: Part) -> "FirstLook":
+        return cls(
+            part=part.number,
+            ledger_ids=pack(part.ledger_ids),
+            known=part.known,
+            suspects=part.suspects,
+        )
+
+    async def run(self, options: FsckOptions, begin_pace: BeginPace) -> list[pa.RecordBatch]:
+        batches = []
+        ledger_ids: Sequence[int] = unpack(self.ledger_ids)
+        if self.known:
+            same = await unchanged(options, self.known)
+            batches.append(_left_out(same, self.part))
+            ledger_ids = sorted(set(ledger_ids).difference(same))
+        for wanted, chosen in _by_share(ledger_ids, self.suspects, options):
+            verdicts = inspect(wanted, chosen, begin_pace=begin_pace)
+            batches += await _in_batches(verdicts, lambda ledger_id: self.part)
+        return batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLook:
+    """The second look at what seemed wrong in some parts. ``rows``: by part its doubtful rows, as
+    an Arrow stream."""
+
+    rows: Mapping[int, bytes]
+    suspects: frozenset[int] = frozenset()
+
+    @classmethod
+    def at(
+        cls, tables: Mapping[int, pa.Table], suspects: frozenset[int] = frozenset()
+    ) -> "SecondLook":
+        rows = {part: to_stream(table) for part, table in tables.items()}
+        return cls(rows=rows, suspects=suspects)
+
+    async def run(self, options: FsckOptions, begin_pace: BeginPace) -> list[pa.RecordBatch]:
+        doubtful = {
+            verdict.ledger_id: (part, verdict)
+            for part, rows in self.rows.items()
+            for verdict in from_table(from_stream(rows))
+        }
+        batches = []
+        for wanted, chosen in _by_share(doubtful, self.suspects, options):
+            verdicts = [doubtful[ledger_id][1] for ledger_id in chosen]
+            batches += await _in_batches(
+                recheck(wanted, verdicts, begin_pace=begin_pace),
+                lambda ledger_id: doubtful[ledger_id][0],
+            )
+        return batches
+
+
+Look = FirstLook | SecondLook
+
+
+def looking(looks: Sequence[Look], options: FsckOptions, begin_pace: BeginPace) -> Work:
+    """Return the work of a task: it takes the position of a look, and yields its rows
+    (``ROWS``)."""
+
+    def run(position: int) -> Iterator[pa.RecordBatch]:
+        set_up()
+        yield from asyncio.run(looks[position].run(options, begin_pace))
+
+    return run
+
+
+def _by_share(
+    ledger_ids: Collection[int], suspects: frozenset[int], options: FsckOptions
+) -> Iterator[tuple[FsckOptions, Sequence[int]]]:
+    """Yield the ledgers with the options for them: suspects are read completely. Empty groups are
+    left out."""
+    if others := [ledger_id for ledger_id in ledger_ids if ledger_id not in suspects]:
+        yield options, others
+    if whole := [ledger_id for ledger_id in ledger_ids if ledger_id in suspects]:
+        yield replace(options, sample_share=1.0), whole
+
+
+async def _in_batches(
+    verdicts: AsyncIterator[LedgerVerdict], part_of: Callable[[int], int]
+) -> list[pa.RecordBatch]:
+    """Convert verdicts to batches as they come, because rows take less memory."""
+    batches, waiting = [], []
+    async for verdict in verdicts:
+        waiting.append(verdict)
+        if len(waiting) == BATCH_ROWS:
+            batches.append(_batch(waiting, part_of))
+            waiting.clear()
+    if waiting:
+        batches.append(_batch(waiting, part_of))
+    return batches
+
+
+def _batch(verdicts: Sequence[LedgerVerdict], part_of: Callable[[int], int]) -> pa.RecordBatch:
+    parts = pa.array([part_of(verdict.ledger_id) for verdict in verdicts], pa.int32())
+    seems_wrong = pa.array([verdict.seems_wrong for verdict in verdicts], pa.bool_())
+    columns = [*to_batch(verdicts).columns, parts, seems_wrong]
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
+
+
+def _left_out(ledger_ids: Sequence[int], part: int) -> pa.RecordBatch:
+    """Return rows without verdicts, for skipped ledgers."""
+    rows = [{"ledger_id": ledger_id, "part": part} for ledger_id in ledger_ids]
+    return pa.RecordBatch.from_pylist(rows, schema=ROWS)

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import SparkContext
 
-from auditor.fsck.budget import SharedPace
-from auditor.fsck.ledger_ids import list_ledger_ids
-from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.pace import BeginPace, FixedPace
+from auditor.fsck.budget import BeginPace, FixedPace, SharedPace
+from auditor.fsck.ledger_ids import is_weighed, list_ledger_ids, weigh
+from auditor.fsck.levels import FsckJob, FsckOptions, FsckProgress, Level, OnProgress
 from auditor.fsck.results.checked import (
     VERDICT_COLUMNS,
     after_run,
@@ -31,10 +30,7 @@ from auditor.fsck.results.plan import cut_by_weight, plan_rows, to_be_weighed, w
 from auditor.fsck.results.rows import SCHEMA, counts_of
 from auditor.fsck.results.run_folder import PartCounts, RunFolder
 from auditor.fsck.results.summary import Counts, Summary, write_summary
-from auditor.fsck.running import FsckJob, FsckProgress, OnProgress
-from auditor.fsck.spark.dispatch import Dispatch
-from auditor.fsck.spark.looks import ROWS, FirstLook, Look, SecondLook, looking
-from auditor.fsck.weighing import is_weighed, weigh
+from auditor.fsck.spark.dispatch import ROWS, Dispatch, FirstLook, Look, SecondLook, looking
 
 SECOND_LOOK_LEDGERS = 500
 """Approximate number of ledgers in one task of the second look."""

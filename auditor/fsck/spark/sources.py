@@ -7,24 +7,372 @@ All sources need the option ``metadataServiceUri``. ``bookkeeper-entries`` also 
 
 Ledger ids are listed once, when the query is planned, and are part of its plan. So a repeated task
 reads the same ledgers. Conditions on ``ledger_id`` are pushed down.
+
+Reads a cluster for the data sources, as rows: dictionaries with the columns of ``schemas``.
+Writes nothing, and fences no ledger.
+
+Each function opens its own session and yields lists of rows. An incomplete listing raises (rule
+S8).
+
+Finds which ledger ids a query's filters allow, so that no other ledger is read. Pure.
+
+The columns of the data sources. They are stable: columns may be added, but a change of meaning
+needs a new name.
+
+Times are milliseconds since 1970. Ranges are inclusive at both ends.
 """
 
 import asyncio
+import random
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterable, Iterator, MutableMapping
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncIterator, Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
+import google_crc32c
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from auditor.fsck.executor import read_session
 from auditor.fsck.ledger_ids import cut, list_ledger_ids, pack, unpack
-from auditor.fsck.spark import schemas
-from auditor.fsck.spark.contents import Reach, Row, bookie_rows, entry_rows, ledger_rows, mark_rows
-from auditor.fsck.spark.ranges import WantedLedgers, push
-from ledgers.errors import SettingsError
-from ledgers.metadata import DigestType
+from ledgers.bookies import Answer, Bookies
+from ledgers.client import open_bookies
+from ledgers.clock import SystemClock
+from ledgers.codec.layout import LONG_ID_STOP, MetadataUri
+from ledgers.digest import EntryDigest
+from ledgers.errors import (
+    BookmenderError,
+    CorruptionError,
+    DigestMismatchError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    SettingsError,
+    UnauthorizedError,
+    UnavailableError,
+    UnreadableError,
+)
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.model import BookieId, DigestType, fragments, known_fragments
+from ledgers.reading import find_end
+from ledgers.registration import Registration
+from replication.marks import marked_ledger_ids, read_marks
+from replication.znodes import own_path, underreplication_path
+
+READS_AT_ONCE = 500
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """The connection settings of a cluster. ``default_*``: for ledgers whose metadata holds neither
+    (version 1)."""
+
+    metadata_service_uri: str
+    default_password: str = ""
+    default_digest_type: str = "CRC32"
+    reads_in_flight_per_bookie: int = 16
+    """Limit for one task."""
+
+    @property
+    def uri(self) -> MetadataUri:
+        """The parsed URI. Raises SettingsError."""
+        return MetadataUri.parse(self.metadata_service_uri)
+
+
+async def ledger_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[list[Row]]:
+    """Yield a row for each ledger. A deleted ledger has none."""
+    async with read_session(reach.metadata_service_uri) as (store, uri):
+        manager = await LedgerManager.open(store, uri)
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            part = ledger_ids[start : start + READS_AT_ONCE]
+            rows = await asyncio.gather(*(_ledger_row(manager, each) for each in part))
+            yield [row for row in rows if row is not None]
+
+
+async def bookie_rows(reach: Reach) -> AsyncIterator[list[Row]]:
+    """Yield a row for each bookie that is registered or has a cookie."""
+    async with read_session(reach.metadata_service_uri) as (store, uri):
+        registration = Registration(store, uri.root)
+        view, cookies = await registration.read(), await registration.cookies()
+    rows = []
+    for bookie in sorted({*view.available, *cookies}):
+        address, cookie = view.address(bookie), cookies.get(bookie)
+        is_there = "read_only" if bookie in view.read_only else "missing"
+        rows.append(
+            {
+                "bookie": bookie,
+                "state": "writable" if bookie in view.writable else is_there,
+                "host": None if address is None else address[0],
+                "port": None if address is None else address[1],
+                "has_cookie": cookie is not None,
+                "cookie_ctime_ms": None if cookie is None else cookie.ctime_ms,
+            }
+        )
+    yield rows
+
+
+async def mark_rows(reach: Reach) -> AsyncIterator[list[Row]]:
+    """Yield a row for each mark, of the shared queue and of our own."""
+    async with read_session(reach.metadata_service_uri) as (store, uri):
+        shared = underreplication_path(uri.root)
+        for queue, ur in (("shared", shared), ("own", own_path(shared))):
+            marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
+            yield [
+                {
+                    "ledger_id": each.ledger_id,
+                    "queue": queue,
+                    "bookies": None if each.mark is None else list(each.mark.replicas),
+                    "ctime_ms": None if each.mark is None else each.mark.ctime_ms,
+                    "is_readable": each.mark is not None,
+                }
+                for each in marked
+            ]
+
+
+async def entry_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[list[Row]]:
+    """Yield a row for each copy. An open ledger has rows up to its last acknowledged entry; a
+    ledger that cannot be opened has none."""
+    async with read_session(reach.metadata_service_uri) as (store, uri):
+        manager = await LedgerManager.open(store, uri)
+        view = await Registration(store, uri.root).read()
+        async with open_bookies(
+            view.locate,
+            clock=SystemClock(),
+            rng=random.Random(),
+            reads_in_flight_max=reach.reads_in_flight_per_bookie,
+        ) as bookies:
+            for ledger_id in ledger_ids:
+                async for rows in _entries_of(ledger_id, reach, manager, bookies):
+                    yield rows
+
+
+# --- One ledger --------------------------------------------------------------------------------------
+
+
+async def _ledger_row(manager: LedgerManager, ledger_id: int) -> Row | None:
+    try:
+        versioned = await manager.read(ledger_id)
+    except NoSuchLedgerError:
+        return None
+    except (CorruptionError, UnauthorizedError) as error:
+        return {"ledger_id": ledger_id, "error": str(error)}
+    return ledger_row(versioned)
+
+
+def ledger_row(versioned: VersionedMetadata) -> Row:
+    metadata, stat = versioned.metadata, versioned.stat
+    is_closed, digest_type = metadata.is_closed, metadata.digest_type
+    settled = metadata.last_segment.first_entry_id - 1
+    return {
+        "ledger_id": versioned.ledger_id,
+        "state": metadata.state.name.lower(),
+        "ensemble_size": metadata.ensemble_size,
+        "write_quorum": metadata.write_quorum,
+        "ack_quorum": metadata.ack_quorum,
+        "last_entry_id": metadata.last_entry_id if is_closed else None,
+        "length": metadata.length if is_closed else None,
+        "digest_type": None if digest_type is None else digest_type.name,
+        "ctime_ms": metadata.ctime_ms,
+        "format_version": metadata.metadata_version,
+        "metadata_version": stat.version,
+        "mtime_ms": stat.mtime_ms,
+        "custom": list(metadata.custom),
+        "fragments": [
+            {
+                "first_entry_id": fragment.first_entry_id,
+                "last_entry_id": fragment.last_entry_id,
+                "ensemble": list(fragment.ensemble),
+            }
+            for fragment in fragments(versioned.ledger_id, metadata, lac=settled)
+        ],
+    }
+
+
+async def _entries_of(
+    ledger_id: int, reach: Reach, manager: LedgerManager, bookies: Bookies
+) -> AsyncIterator[list[Row]]:
+    fallback = EntryDigest(DigestType[reach.default_digest_type], reach.default_password.encode())
+    try:
+        versioned = await manager.read(ledger_id)
+        opened = await find_end(versioned, bookies=bookies, clock=SystemClock(), fallback=fallback)
+    except (NoSuchLedgerError, CorruptionError, UnauthorizedError, UnavailableError):
+        return
+    known = known_fragments(ledger_id, versioned.metadata, lac=opened.lac)
+    copies = chain.from_iterable(
+        ((bookie, entry_id) for entry_id in fragment.entries_of(index))
+        for fragment in known
+        for index, bookie in enumerate(fragment.ensemble)
+    )
+    while part := [each for each, _ in zip(copies, range(READS_AT_ONCE), strict=False)]:
+        yield await asyncio.gather(
+            *(_entry_row(ledger_id, each, bookie, opened.digest, bookies) for bookie, each in part)
+        )
+
+
+async def _entry_row(
+    ledger_id: int, entry_id: int, bookie: BookieId, digest: EntryDigest, bookies: Bookies
+) -> Row:
+    row: Row = {"ledger_id": ledger_id, "entry_id": entry_id, "bookie": bookie}
+    try:
+        entry = await bookies.read(bookie, ledger_id, entry_id)
+        header = digest.check(entry, ledger_id=ledger_id, entry_id=entry_id)
+    except BookmenderError as error:
+        return {**row, "answer": _answer(error).value}
+    payload = digest.payload(entry)
+    return {
+        **row,
+        "answer": Answer.PRESENT.value,
+        "entry_bytes": len(entry),
+        "payload_bytes": len(payload),
+        "payload_crc32c": google_crc32c.value(payload),
+        "length": header.length,
+        "lac": header.lac,
+    }
+
+
+def _answer(error: BookmenderError) -> Answer:
+    match error:
+        case NoSuchEntryError():
+            return Answer.ABSENT
+        case DigestMismatchError():
+            return Answer.MISMATCH
+        case UnreadableError():
+            return Answer.UNREADABLE
+        case _:
+            return Answer.UNKNOWN
+
+
+_COLUMN = ("ledger_id",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedLedgers:
+    """The ids from ``first`` to ``last``, both inclusive. If ``among`` is not None, only those in
+    it."""
+
+    first: int = 0
+    last: int = LONG_ID_STOP - 1
+    among: frozenset[int] | None = None
+
+    def of(self, ledger_ids: Sequence[int]) -> Sequence[int]:
+        """Return the wanted ones among these ids, which ascend."""
+        start, stop = bisect_left(ledger_ids, self.first), bisect_right(ledger_ids, self.last)
+        chosen = ledger_ids[start:stop]
+        if self.among is None:
+            return chosen
+        return [ledger_id for ledger_id in chosen if ledger_id in self.among]
+
+    def narrowed(self, condition: Filter) -> "WantedLedgers | None":
+        """Return what a further condition leaves. None if it is about another column, or of an
+        unsupported kind."""
+        match condition:
+            case EqualTo(column, int(value)) | EqualNullSafe(column, int(value)):
+                bounds = (value, value)
+            case GreaterThan(column, int(value)):
+                bounds = (value + 1, self.last)
+            case GreaterThanOrEqual(column, int(value)):
+                bounds = (value, self.last)
+            case LessThan(column, int(value)):
+                bounds = (self.first, value - 1)
+            case LessThanOrEqual(column, int(value)):
+                bounds = (self.first, value)
+            case In(column, values) if column == _COLUMN:
+                found = frozenset(values)
+                return replace(self, among=found if self.among is None else self.among & found)
+            case _:
+                return None
+        if column != _COLUMN:
+            return None
+        return replace(self, first=max(self.first, bounds[0]), last=min(self.last, bounds[1]))
+
+
+def push(
+    filters: Iterable[Filter], wanted: WantedLedgers
+) -> tuple[WantedLedgers, Iterator[Filter]]:
+    """Return the ledgers that all filters allow, and the filters that Spark must still apply."""
+    left = []
+    for condition in filters:
+        narrowed = wanted.narrowed(condition)
+        if narrowed is None:
+            left.append(condition)
+        else:
+            wanted = narrowed
+    return wanted, iter(left)
+
+
+LEDGERS = """
+    ledger_id BIGINT NOT NULL,
+    state STRING COMMENT 'open, in_recovery, closed; null where the metadata cannot be read',
+    ensemble_size INT,
+    write_quorum INT,
+    ack_quorum INT,
+    last_entry_id BIGINT COMMENT 'null unless closed; -1: empty',
+    length BIGINT COMMENT 'bytes of payload, null unless closed',
+    digest_type STRING COMMENT 'null where the metadata holds none',
+    ctime_ms BIGINT COMMENT 'when it was created, null where the metadata does not say',
+    format_version INT COMMENT 'of the metadata: 1, 2 or 3',
+    metadata_version INT COMMENT 'of the znode: how often the metadata was changed',
+    mtime_ms BIGINT COMMENT 'when the metadata was changed last',
+    custom MAP<STRING, BINARY> COMMENT 'what its application keeps there',
+    fragments ARRAY<STRUCT<
+        first_entry_id: BIGINT,
+        last_entry_id: BIGINT COMMENT 'null: it may still be written',
+        ensemble: ARRAY<STRING>>>,
+    error STRING COMMENT 'why the metadata cannot be read'
+"""
+"""One row for each ledger, without its password."""
+
+BOOKIES = """
+    bookie STRING NOT NULL,
+    state STRING COMMENT 'writable, read_only, missing: it has a cookie, and is not registered',
+    host STRING,
+    port INT,
+    has_cookie BOOLEAN COMMENT 'it was set up, and is not decommissioned',
+    cookie_ctime_ms BIGINT COMMENT 'when it was set up, last'
+"""
+"""One row for each bookie that is registered or has a cookie."""
+
+UNDERREPLICATED = """
+    ledger_id BIGINT NOT NULL,
+    queue STRING COMMENT 'shared: with the Java workers; own: what Java would find whole, as drains, repairs by hand, misplaced copies, damage it does not look at',
+    bookies ARRAY<STRING> COMMENT 'those found missing; none: the placement is to be repaired',
+    ctime_ms BIGINT COMMENT 'when it was marked, or the mark was last extended',
+    is_readable BOOLEAN
+"""
+"""One row for each mark."""
+
+ENTRIES = """
+    ledger_id BIGINT NOT NULL,
+    entry_id BIGINT NOT NULL,
+    bookie STRING NOT NULL,
+    answer STRING COMMENT 'present: its digest is good; absent, mismatch, unreadable, unknown',
+    entry_bytes INT COMMENT 'as stored, headers and digest included',
+    payload_bytes INT,
+    payload_crc32c BIGINT,
+    length BIGINT COMMENT 'of the ledger up to this entry, as its header says',
+    lac BIGINT COMMENT 'as its header says; copies may differ'
+"""
+"""One row for each copy that should exist. A column is null if the bookie did not return it, or the
+entry does not match its digest."""
+
 
 PARTITIONS_MIN = 16
 """Minimum number of partitions, if each then has enough ledgers to be worth a session."""
@@ -47,7 +395,7 @@ class LedgersSource(DataSource):
         return "bookkeeper-ledgers"
 
     def schema(self) -> str:
-        return schemas.LEDGERS
+        return LEDGERS
 
     def reader(self, schema: StructType) -> "LedgersReader":
         return LedgersReader(self.options, schema)
@@ -61,7 +409,7 @@ class EntriesSource(DataSource):
         return "bookkeeper-entries"
 
     def schema(self) -> str:
-        return schemas.ENTRIES
+        return ENTRIES
 
     def reader(self, schema: StructType) -> "EntriesReader":
         return EntriesReader(self.options, schema)
@@ -75,7 +423,7 @@ class BookiesSource(DataSource):
         return "bookkeeper-bookies"
 
     def schema(self) -> str:
-        return schemas.BOOKIES
+        return BOOKIES
 
     def reader(self, schema: StructType) -> "BookiesReader":
         return BookiesReader(self.options, schema)
@@ -89,7 +437,7 @@ class UnderreplicatedSource(DataSource):
         return "bookkeeper-underreplicated"
 
     def schema(self) -> str:
-        return schemas.UNDERREPLICATED
+        return UNDERREPLICATED
 
     def reader(self, schema: StructType) -> "MarksReader":
         return MarksReader(self.options, schema)

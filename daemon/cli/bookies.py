@@ -1,0 +1,327 @@
+"""What is known of each bookie at one moment, as cheaply as it can be had: no ledger is read for
+it.
+
+Which bookie an argument means: one that the cluster knows, or a question back.
+"""
+
+import asyncio
+import difflib
+import enum
+import os
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from auditor.records import DrainProgress, last_drains, read_absences, read_identities
+from auditor.underreplication import reborn_bookies
+from daemon.cli.orders import bookies_of
+from daemon.cli.progress import counted, duration_text, printable
+from daemon.settings import load_settings
+from daemon.visit import Visit, log_errors_only, visit
+from ledgers.bookies import Bookies, Room
+from ledgers.client import open_bookies
+from ledgers.clock import Clock, SystemClock
+from ledgers.codec.registration import parse_bookie_id
+from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
+from ledgers.model import BookieId
+from ledgers.registration import BookieView
+from replication.orders import DrainOrder, MaintenanceWindow, OrderBook, Orders
+
+COMPLETION_TIMEOUT_S = 2.0
+"""A shell that waits longer for its completions is a nuisance."""
+
+
+class BookieArgument(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """A bookie id, completed from the cluster that the settings name."""
+
+    name = "bookie id"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> BookieId:
+        try:
+            return parse_bookie_id(value)
+        except CorruptionError:
+            self.fail(f"{value!r} cannot be a bookie's id, as in 10.0.0.1:3181", param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        try:
+            bookies = _completions(ctx.params.get("config"))
+        except (BookmenderError, OSError, TimeoutError):
+            return []
+        return [CompletionItem(b) for b in sorted(bookies) if b.startswith(incomplete)]
+
+
+def _completions(config: Path | None) -> Collection[BookieId]:
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)  # elsewhere than among the completions
+
+    async def look() -> Collection[BookieId]:
+        async with asyncio.timeout(COMPLETION_TIMEOUT_S), visit(settings) as cluster:
+            return await known_bookies(cluster)
+
+    return asyncio.run(look())
+
+
+async def known_bookies(cluster: Visit) -> frozenset[BookieId]:
+    """Registered now, ever set up, named by an order, or by a ledger, as a leader of ours has
+    told."""
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    naming = (await read_absences(cluster.store, cluster.ur)).naming
+    return frozenset(
+        (
+            *(bookie for bookie, count in naming.items() if count),
+            *(await registered_bookies(cluster)).available,
+            *await cluster.registration.cookies(),
+            *orders.draining,
+            *orders.maintenance,
+            *bookies_of(orders.unreadable),
+        )
+    )
+
+
+async def registered_bookies(cluster: Visit) -> BookieView:
+    """None at all where the daemon would not believe it (rule S8): a person may know better."""
+    try:
+        return await cluster.registration.read()
+    except UnavailableError:
+        return BookieView()
+
+
+def require_known(wanted: Sequence[BookieId], known: Collection[BookieId]) -> None:
+    """Raises UsageError for the first that the cluster does not know."""
+    for bookie in wanted:
+        if bookie not in known:
+            raise click.UsageError(f"the cluster knows no bookie {bookie}{hint(bookie, known)}")
+
+
+def hint(wrong: BookieId, known: Collection[BookieId]) -> str:
+    """What may have been meant."""
+    close = difflib.get_close_matches(wrong, sorted(known), n=3)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    if not known:
+        return "; it knows none at all"
+    return "; bookmender bookie list shows those that it knows"
+
+
+BOOKIES_AT_ONCE = 64
+ANSWER_TIMEOUT_S = 3.0
+
+
+class BookieState(enum.Enum):
+    WRITABLE = "writable"
+    READ_ONLY = "read-only"
+    AWAY = "away"
+    """Not registered, though it was set up or is named by an order."""
+    LOST = "lost"
+    """Away for the recovery delay, and not on purpose (``with_losses``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieRow:
+    """``room``: None where it was not asked for, or the bookie did not say."""
+
+    bookie: BookieId
+    state: BookieState
+    has_cookie: bool
+    is_named: bool = False
+    """Away, and named by ledgers all the same, as the leader told lately: it was wiped, or its
+    cookie deleted."""
+    is_wiped: bool = False
+    """It was set up anew, and no leader of ours has seen to its ledgers since."""
+    drain: DrainOrder | None = None
+    progress: DrainProgress | None = None
+    """None too before the leader's first scan for this order."""
+    maintenance: MaintenanceWindow | None = None
+    room: Room | None = None
+    loss_due_ms: int | None = None
+    """Wall clock: when one that is away will be lost; None too where nobody counts."""
+
+    @property
+    def is_away_on_purpose(self) -> bool:
+        return self.state is BookieState.AWAY and self.maintenance is not None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bookie_id": self.bookie,
+            "state": self.state.value,
+            "lost_ms": self.loss_due_ms,
+            "drain": None if self.drain is None else drain_record(self.drain, self.progress),
+            "maintenance": None
+            if self.maintenance is None
+            else maintenance_record(self.maintenance),
+            "room": None
+            if self.room is None
+            else {"free_bytes": self.room.free_bytes, "total_bytes": self.room.total_bytes},
+        }
+
+    def to_text(self, *, now_ms: int) -> str:
+        facts = [self.state.value]
+        if self.loss_due_ms is not None:
+            facts.append(loss_due_text(self.loss_due_ms, now_ms=now_ms))
+        if self.drain is not None:
+            facts.append(drain_text(self.progress))
+        if self.maintenance is not None:
+            facts.append(maintenance_text(self.maintenance, now_ms=now_ms))
+        if self.room is not None and self.room.total_bytes:
+            share = self.room.free_bytes / self.room.total_bytes
+            facts.append(f"{share:.0%} of {self.room.total_bytes / 2**30:,.1f} GiB free")
+        return f"{self.bookie}: {', '.join(facts)}"
+
+
+def loss_due_text(due_ms: int, *, now_ms: int) -> str:
+    left_s = (due_ms - now_ms) / 1000
+    return "lost now" if left_s <= 0 else f"lost in {duration_text(left_s)}"
+
+
+def drain_record(order: DrainOrder, progress: DrainProgress | None) -> dict[str, Any]:
+    return {
+        "since_ms": order.since_ms,
+        "may_fence": order.may_fence,
+        "is_drained": progress is not None and progress.is_drained,
+        "is_in_doubt": progress is not None and progress.is_in_doubt,
+        "ledgers_left": None if progress is None else progress.ledgers_left,
+        "ledgers_most": None if progress is None else progress.ledgers_most,
+        "unreadable_count": None if progress is None else progress.unreadable_count,
+        "unreadable": None if progress is None else list(progress.unreadable),
+    }
+
+
+def drain_text(progress: DrainProgress | None) -> str:
+    if progress is None:
+        return "draining (not looked for yet)"
+    if progress.is_drained:
+        return "drained"
+    if progress.is_in_doubt:
+        return f"in doubt: {_unreadable_text(progress)}"
+    text = (
+        f"draining ({progress.ledgers_left:,} of {counted(progress.ledgers_most, 'ledger')} left)"
+    )
+    return f"{text}; {_unreadable_text(progress)}" if progress.unreadable_count else text
+
+
+def _unreadable_text(progress: DrainProgress) -> str:
+    ids = ", ".join(map(str, progress.unreadable))
+    more = " and more" if progress.unreadable_count > len(progress.unreadable) else ""
+    return (
+        f"{counted(progress.unreadable_count, 'ledger')} that cannot be read may name it: {ids}{more}; "
+        "bookmender ledger show ID says what is wrong"
+    )
+
+
+def maintenance_record(window: MaintenanceWindow) -> dict[str, Any]:
+    return {"since_ms": window.since_ms, "until_ms": window.until_ms, "reason": window.reason}
+
+
+def maintenance_text(window: MaintenanceWindow, *, now_ms: int) -> str:
+    left = duration_text((window.until_ms - now_ms) / 1000)
+    return f"under maintenance for another {left}" + (
+        f" ({printable(window.reason)})" if window.reason else ""
+    )
+
+
+async def bookie_rows(
+    cluster: Visit, orders: Orders, *, clock: Clock, with_room: bool = False
+) -> list[BookieRow]:
+    """Every bookie that the cluster knows, or a ledger, by id. ``orders``: as they were read."""
+    view = await registered_bookies(cluster)
+    cookies = await cluster.registration.cookies()
+    orders = orders.at(clock.wall_ms())
+    progress = await drain_progress(cluster, orders)
+    rooms = await _rooms(view) if with_room else {}
+    reborn = reborn_bookies(
+        cookies,
+        await read_identities(cluster.store, cluster.ur),
+        trusted=orders.trusted_cookies,
+    )
+    absences = await read_absences(cluster.store, cluster.ur)
+    named = absences.named(now_ms=clock.wall_ms()) - view.available.keys()
+    known = {*view.available, *cookies, *orders.draining, *orders.maintenance, *named}
+    return [
+        BookieRow(
+            bookie=bookie,
+            state=bookie_state(view, bookie),
+            has_cookie=bookie in cookies,
+            is_named=bookie in named,
+            is_wiped=bookie in reborn and reborn[bookie].was_known,
+            drain=orders.draining.get(bookie),
+            progress=progress.get(bookie),
+            maintenance=orders.maintenance.get(bookie),
+            room=rooms.get(bookie),
+        )
+        for bookie in sorted(known)
+    ]
+
+
+def bookie_state(view: BookieView, bookie: BookieId) -> BookieState:
+    if bookie in view.writable:
+        return BookieState.WRITABLE
+    return BookieState.READ_ONLY if bookie in view.read_only else BookieState.AWAY
+
+
+def missed(rows: Sequence[BookieRow]) -> tuple[BookieId, ...]:
+    """Set up or named, away, and not on purpose: lost by now, or in time. Where nobody is
+    registered, nobody (rule S8)."""
+    if all(row.state is BookieState.AWAY for row in rows):
+        return ()
+    return tuple(
+        row.bookie
+        for row in rows
+        if row.state is BookieState.AWAY
+        and (row.has_cookie or row.is_named)
+        and row.maintenance is None
+    )
+
+
+def with_losses(
+    rows: Sequence[BookieRow], due_ms: Mapping[BookieId, int | None]
+) -> list[BookieRow]:
+    """Who is lost told from who is away only. ``due_ms``: of those that are not lost as far as
+    anybody knows."""
+    lost = set(missed(rows)) - due_ms.keys()
+    return [
+        replace(row, state=BookieState.LOST)
+        if row.bookie in lost
+        else replace(row, loss_due_ms=due_ms.get(row.bookie))
+        for row in rows
+    ]
+
+
+async def drain_progress(cluster: Visit, orders: Orders) -> dict[BookieId, DrainProgress]:
+    """What the leader last told of each drain that stands, and of no earlier one."""
+    record = await last_drains(cluster.store, cluster.ur)
+    if record is None:
+        return {}
+    return {
+        bookie: progress
+        for bookie, progress in record.bookies.items()
+        if bookie in orders.draining and orders.draining[bookie].since_ms == progress.since_ms
+    }
+
+
+async def _rooms(view: BookieView) -> Mapping[BookieId, Room]:
+    """Of those that answer."""
+    async with open_bookies(view.locate, clock=SystemClock(), rng=random.Random()) as client:
+        return await _ask_all(client, view.available)
+
+
+async def _ask_all(bookies: Bookies, asked: Iterable[BookieId]) -> dict[BookieId, Room]:
+    slots, rooms = asyncio.Semaphore(BOOKIES_AT_ONCE), {}
+
+    async def ask(bookie: BookieId) -> None:
+        try:
+            async with slots, asyncio.timeout(ANSWER_TIMEOUT_S):
+                rooms[bookie] = await bookies.room(bookie)
+        except (BookmenderError, TimeoutError):
+            pass  # one that does not say is shown without
+
+    await asyncio.gather(*map(ask, asked))
+    return rooms

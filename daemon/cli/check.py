@@ -1,0 +1,488 @@
+"""``bookmender check``.
+
+The periodic checks at one moment, for people and for programs. ``checks`` gathers them.
+
+The periodic checks as operators see and order them: how far each is, and asking for one now.
+
+Whoever asks only writes: the leader follows. For a check of ledgers it is the time of the last run
+that is taken back, as Java's ``forceauditchecks`` does; for the audit of the bookies the recovery
+delay is written again as it is, as its ``triggeraudit`` does.
+"""
+
+import json
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from auditor.checks.overdue import look_interval_s
+from auditor.checks.placement import UNCOMPARED
+from auditor.checks.records import (
+    KINDS,
+    OVERDUE,
+    CheckKind,
+    CheckRun,
+    check_path,
+    checks_path,
+    last_run_ms,
+    read_check,
+)
+from auditor.checks.runner import FORCED_MS, due_in_s
+from auditor.election import current_leader
+from auditor.records import last_audit
+from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
+from daemon.cli.progress import (
+    ProgressLine,
+    Show,
+    counted,
+    duration_text,
+    saying_when_interrupted,
+    tell,
+)
+from daemon.visit import Visit, run_visit
+from ledgers.clock import Clock, SystemClock
+from ledgers.errors import NodeExistsError, NoNodeError, SettingsError
+from ledgers.store import ANY_VERSION
+from replication import znodes
+from replication.nodes import live_nodes
+from replication.orders import ChecksOrder, OrderBook, Orders, checks_place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow:
+    """One check. ``interval_s``: as this host's settings have it; 0: only when somebody asks for
+    it."""
+
+    name: str
+    about: str
+    interval_s: float
+    last_ms: int | None = None
+    """When it was last completed, by whomever; None: never, as far as anybody can tell."""
+    is_forced: bool = False
+    """Somebody asks for it, and it has not ended since."""
+    due_ms: int | None = None
+    """Wall-clock; None: never."""
+    running: CheckRun | None = None
+    last: CheckRun | None = None
+    """The last run of ours that was completed."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "check": self.name,
+            "about": self.about,
+            "interval_s": self.interval_s,
+            "last_run_ms": self.last_ms,
+            "is_forced": self.is_forced,
+            "next_due_ms": self.due_ms,
+            "running": None if self.running is None else run_record(self.running),
+            "last": None if self.last is None else run_record(self.last),
+        }
+
+    def to_text(self, *, now_ms: int) -> str:
+        last = "never run" if self.last_ms is None else f"last run {_ago(self.last_ms, now_ms)}"
+        lines = [f"{self.name}: {last}; {self._due_text(now_ms)}"]
+        if self.running is not None:
+            lines.append(f"  {run_text(self.running)}")
+        if self.last is not None:
+            took = duration_text(self.last.active_ms / 1000)
+            lines.append(
+                f"  its last run looked at {counted(self.last.ledger_count, 'ledger')} in {took}: "
+                f"{counts_text(self.last)}"
+            )
+        return "\n".join(lines)
+
+    def _due_text(self, now_ms: int) -> str:
+        if self.running is not None:
+            return "a run is under way"
+        if self.is_forced:
+            return "asked for"
+        if self.due_ms is None:
+            return "switched off"
+        if self.due_ms <= now_ms:
+            return "due now"
+        return f"due in {duration_text((self.due_ms - now_ms) / 1000)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """All of them at one moment. ``concerns``: what keeps them from running, as sentences."""
+
+    rows: tuple[CheckRow, ...]
+    leader: str | None
+    is_paused: bool
+    concerns: tuple[str, ...]
+
+    def row(self, name: str) -> CheckRow:
+        return next(row for row in self.rows if row.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "leader": self.leader,
+            "is_paused": self.is_paused,
+            "concerns": list(self.concerns),
+            "checks": [row.to_json() for row in self.rows],
+        }
+
+    def to_text(self, *, now_ms: int) -> str:
+        return "\n".join(row.to_text(now_ms=now_ms) for row in self.rows)
+
+
+def run_record(run: CheckRun) -> dict[str, Any]:
+    return {
+        "started_ms": run.started_ms,
+        "finished_ms": run.finished_ms,
+        "ledger_count": run.ledger_count,
+        "ledgers_left": run.ledgers_left,
+        "ledgers_per_s": run.ledgers_per_s,
+        "remaining_s": run.remaining_s,
+        "pause": run.pause or None,
+        "counts": dict(run.counts),
+    }
+
+
+def run_text(run: CheckRun) -> str:
+    """Of one that is under way."""
+    text = f"{counted(run.ledger_count, 'ledger')} looked at, about {run.ledgers_left:,} left"
+    if run.remaining_s is not None:
+        text += f", {duration_text(run.remaining_s)} to go at {run.ledgers_per_s:,.0f} a second"
+    if run.counts:
+        text += f"; {counts_text(run)}"
+    return f"{text}; waits: {run.pause}" if run.pause else text
+
+
+def counts_text(run: CheckRun) -> str:
+    if not any(run.counts.values()):
+        return "nothing"
+    return ", ".join(
+        f"{count:,} {kind.replace('_', ' ')}{_WHY.get(kind, '')}"
+        for kind, count in run.counts.items()
+    )
+
+
+_WHY = {UNCOMPARED: " (no source of racks is set: nothing to compare)"}
+
+
+def _ago(time_ms: int, now_ms: int) -> str:
+    return f"{duration_text((now_ms - time_ms) / 1000)} ago"
+
+
+POLL_S = 1.0
+BOOKIES = "bookies"
+"""The audit of the bookies against all ledgers: at each loss, and from time to time."""
+FORCIBLE = (BOOKIES, *(kind.name for kind in KINDS))
+ABOUT_BOOKIES = "compares the list of bookies with what all ledgers name, and marks what is lost"
+ABOUT_OVERDUE = "looks for ledgers that have been marked for too long"
+
+
+# --- Looking -----------------------------------------------------------------------------------------
+
+
+async def read_checks(cluster: Visit, *, clock: Clock) -> Checks:
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    now_ms = clock.wall_ms()
+    rows = [
+        await _bookies_row(cluster, now_ms),
+        *[await _row(cluster, kind, now_ms) for kind in KINDS],
+        await _overdue_row(cluster),
+    ]
+    leader, concerns = await _leader(cluster)
+    return Checks(
+        rows=tuple(rows),
+        leader=leader,
+        is_paused=orders.paused_checks is not None,
+        concerns=(*concerns, *await _waits(cluster, orders)),
+    )
+
+
+async def _row(cluster: Visit, kind: CheckKind, now_ms: int) -> CheckRow:
+    last_ms = await last_run_ms(cluster.store, cluster.ur, kind.name, kind.audit)
+    record = await read_check(cluster.store, cluster.ur, kind.name)
+    interval_s = kind.interval_of(cluster.settings.checks)
+    is_forced = last_ms == FORCED_MS
+    due_s = due_in_s(last_ms, interval_s=interval_s, now_ms=now_ms)
+    finished_ms = record.last.finished_ms if record.last else None
+    return CheckRow(
+        name=kind.name,
+        about=kind.about,
+        interval_s=interval_s,
+        last_ms=finished_ms if is_forced else last_ms,
+        is_forced=is_forced,
+        due_ms=None if due_s is None else now_ms + int(max(0.0, due_s) * 1000),
+        running=record.unfinished(last_ms),
+        last=record.last,
+    )
+
+
+async def _bookies_row(cluster: Visit, now_ms: int) -> CheckRow:
+    audit = await last_audit(cluster.store, cluster.ur)
+    interval_s = cluster.settings.auditor.bookie_check_interval_s
+    last = None
+    if audit is not None:
+        counts = {"marked": audit.mark_count, "unreadable": audit.unreadable_count}
+        last = CheckRun(
+            started_ms=audit.finished_ms,
+            finished_ms=audit.finished_ms,
+            ledger_count=audit.ledger_count,
+            counts={kind: count for kind, count in counts.items() if count},
+        )
+    return CheckRow(
+        name=BOOKIES,
+        about=ABOUT_BOOKIES,
+        interval_s=interval_s,
+        last_ms=audit.finished_ms if audit else None,
+        due_ms=audit.finished_ms + int(interval_s * 1000) if audit else now_ms,
+        last=last,
+    )
+
+
+async def _overdue_row(cluster: Visit) -> CheckRow:
+    last = (await read_check(cluster.store, cluster.ur, OVERDUE)).last
+    after_s = cluster.settings.checks.overdue_after_s
+    last_ms = last.finished_ms if last else None
+    interval_s = look_interval_s(after_s) if after_s else 0.0
+    return CheckRow(
+        name=OVERDUE,
+        about=ABOUT_OVERDUE,
+        interval_s=interval_s,
+        last_ms=last_ms,
+        due_ms=None if not after_s else (last_ms or 0) + int(interval_s * 1000),
+        last=last,
+    )
+
+
+async def _leader(cluster: Visit) -> tuple[str | None, list[str]]:
+    """Who leads, and what is to be said of that."""
+    leader = await current_leader(cluster.store, cluster.ur)
+    if leader is None:
+        return None, ["nobody leads, so no check runs: bookmender daemon"]
+    name = leader.candidate or "unknown (its vote cannot be read)"
+    nodes = await live_nodes(cluster.store, cluster.ur)
+    if leader.session_id in {node.session_id for node in nodes}:
+        return name, []
+    return name, [
+        f"the leader is Java's AutoRecovery ({name}): it reads when a check ran last only as it begins "
+        "to lead, so that one asked for now runs after that"
+    ]
+
+
+async def _waits(cluster: Visit, orders: Orders) -> list[str]:
+    found = []
+    if orders.paused_checks is not None:
+        found.append("the checks are paused: bookmender check resume")
+    if await cluster.store.exists(znodes.disable_path(cluster.ur)) is not None:
+        found.append("auto-recovery is disabled, so no check runs: bookmender enable")
+    if orders.is_held:
+        found.append("a safety hold stands, so no check runs: bookmender hold")
+    return found
+
+
+# --- Ordering ----------------------------------------------------------------------------------------
+
+
+async def force_check(cluster: Visit, name: str) -> None:
+    """Ask for it. That it was asked for already, or runs now, is no error.
+
+    Raises ConflictError: somebody has just changed the same thing.
+    """
+    if name == BOOKIES:
+        await _trigger_audit(cluster)
+        return
+    kind = next(kind for kind in KINDS if kind.name == name)
+    if kind.audit is None:
+        await _force_own(cluster, name)
+        return
+    path, data = (
+        znodes.audit_time_path(cluster.ur, kind.audit),
+        znodes.audit_time_to_bytes(FORCED_MS),
+    )
+    try:
+        await cluster.store.create(path, data, with_parents=True)
+    except NodeExistsError:
+        await cluster.store.set(path, data, version=ANY_VERSION)
+
+
+async def _force_own(cluster: Visit, name: str) -> None:
+    """Of a check that Java does not know: the time stands in its record, which the leader writes
+    too."""
+    path = check_path(cluster.ur, name)
+    # The version before the record, so that a record that the leader writes in between is never
+    # overwritten with its older self: the progress of its run would be lost with it.
+    stat = await cluster.store.exists(path)
+    record = await read_check(cluster.store, cluster.ur, name)
+    data = replace(record, last_ms=FORCED_MS).to_json()
+    if stat is not None:
+        await cluster.store.set(path, data, version=stat.version)
+        return
+    with suppress(NodeExistsError):
+        await cluster.store.create(checks_path(cluster.ur), with_parents=True)
+    await cluster.store.create(path, data)
+
+
+async def _trigger_audit(cluster: Visit) -> None:
+    path = znodes.recovery_delay_path(cluster.ur)
+    try:
+        data, stat = await cluster.store.get(path)
+    except NoNodeError as error:
+        raise SettingsError(
+            "there is no recovery delay yet: no auditor has ever led here", path=path
+        ) from error
+    await cluster.store.set(path, data, version=stat.version)
+
+
+async def pause_checks(cluster: Visit, *, clock: Clock) -> bool:
+    """Whether they were not paused before. Raises ConflictError."""
+    book, place = OrderBook(cluster.store, cluster.ur), checks_place(cluster.ur)
+    standing = await book.standing(place)
+    if standing is not None and standing.order is not None:
+        return False
+    await book.give(place, ChecksOrder(since_ms=clock.wall_ms()), over=standing)
+    return True
+
+
+async def resume_checks(cluster: Visit) -> bool:
+    """Whether they were paused. Raises ConflictError."""
+    book, place = OrderBook(cluster.store, cluster.ur), checks_place(cluster.ur)
+    standing = await book.standing(place)
+    if standing is None:
+        return False
+    await book.withdraw(place, over=standing)
+    return True
+
+
+async def wait_checked(
+    cluster: Visit, name: str, *, after_ms: int | None, show: Show, clock: Clock
+) -> CheckRun:
+    """Until a run of ours has ended that is not the one which ended at ``after_ms``; that run."""
+    while True:
+        row = (await read_checks(cluster, clock=clock)).row(name)
+        if row.last is not None and row.last.finished_ms != after_ms:
+            return row.last
+        if row.running is not None:
+            left, pause = row.running.ledgers_left, row.running.pause
+            show(left, waiting=left if pause else 0, beside=pause and f"waits: {pause}")
+        await clock.sleep(POLL_S)
+
+
+@click.group()
+def check() -> None:
+    """The periodic checks: what the leader looks at from time to time.
+
+    \b
+      bookmender check list                 when each ran, is due, how far it is, what it found
+      bookmender check run all-ledgers      now, whenever it is due
+      bookmender check pause                until bookmender check resume
+
+    When a check ran last stands where Java's auditor keeps it, so that either goes by the other's
+    runs.
+    """
+
+
+@check.command("list")
+@config_option
+@output_option
+def list_checks(config: Path | None, output: str) -> None:
+    """Each check: its last run, when it is due, how far it is now, and what the last run found.
+
+    The intervals are those of this host's settings; the leader's decide.
+    """
+    clock = SystemClock()
+    found = run_visit(config, lambda cluster: read_checks(cluster, clock=clock))
+    tell(found.concerns)
+    if output == "json":
+        click.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        click.echo(found.to_text(now_ms=clock.wall_ms()))
+
+
+@check.command("run")
+@click.argument("name", type=click.Choice(FORCIBLE))
+@config_option
+@output_option
+@click.option("--wait", is_flag=True, help="Until it has ended. Ctrl-C leaves it running.")
+def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
+    """Ask for a check now; the leader runs it, after one that runs already.
+
+    One that runs now is not begun anew. With --wait exits 0 when all was well, 1 when something was
+    found, 3 when that could not be told of some ledgers. What is on a bookie that is away is no
+    check's business: its ledgers are marked once it is lost, and bookmender status tells of them.
+    Where no source of racks is set, placement has nothing to compare: it says so, and all is well.
+    """
+    clock = SystemClock()
+
+    async def act(cluster: Visit) -> tuple[Checks, CheckRun | None]:
+        before = (await read_checks(cluster, clock=clock)).row(name).last
+        await force_check(cluster, name)
+        checks = await read_checks(cluster, clock=clock)
+        tell(checks.concerns)
+        if not wait:
+            return checks, None
+        line = ProgressLine("ledger")
+        after_ms = None if before is None else before.finished_ms
+        try:
+            run = await wait_checked(cluster, name, after_ms=after_ms, show=line.show, clock=clock)
+            return checks, run
+        finally:
+            line.close()
+
+    with saying_when_interrupted(
+        f"what was asked for stands: bookmender check list tells of {name}"
+    ):
+        checks, run = run_visit(config, act)
+    if output == "json":
+        record = {"check": name, "leader": checks.leader, "run": run_record(run) if run else None}
+        click.echo(json.dumps(record, indent=2))
+    elif run is not None:
+        click.echo(
+            f"{name}: looked at {counted(run.ledger_count, 'ledger')}, found {counts_text(run)}"
+        )
+    else:
+        click.echo(f"{name}: asked for" + (f"; {checks.leader} leads" if checks.leader else ""))
+    sys.exit(0 if run is None else _exit_code(run))
+
+
+@check.command()
+@config_option
+@output_option
+def pause(config: Path | None, output: str) -> None:
+    """Let every check wait, one that runs included, until bookmender check resume.
+
+    Lost bookies are marked as ever. That they are paused already is no error.
+    """
+    _report(
+        output,
+        is_paused=True,
+        has_changed=run_visit(config, lambda cluster: pause_checks(cluster, clock=SystemClock())),
+    )
+
+
+@check.command()
+@config_option
+@output_option
+def resume(config: Path | None, output: str) -> None:
+    """Let the checks run again; one that waits goes on where it was."""
+    _report(output, is_paused=False, has_changed=run_visit(config, resume_checks))
+
+
+def _report(output: str, *, is_paused: bool, has_changed: bool) -> None:
+    if output == "json":
+        click.echo(json.dumps({"is_paused": is_paused, "has_changed": has_changed}, indent=2))
+        return
+    state = "are paused" if is_paused else "run when they are due"
+    click.echo(f"the checks {state}" + ("" if has_changed else ", as before"))
+
+
+NOTHING_WRONG = (
+    *("gone", "skipped", "open", "strict", "soft", "open_strict", "open_soft"),
+    UNCOMPARED,
+)
+NOTHING_KNOWN = ("unknown", "open_unknown", "unopened", "unreadable", "failed")
+
+
+def _exit_code(run: CheckRun) -> int:
+    kinds = {kind for kind, count in run.counts.items() if count and kind not in NOTHING_WRONG}
+    if kinds.difference(NOTHING_KNOWN):
+        return EXIT_FAILED
+    return EXIT_UNKNOWN if kinds else 0

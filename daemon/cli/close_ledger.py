@@ -1,0 +1,485 @@
+"""Closing an open ledger by hand: whether somebody may still write it, and then recovery, under its
+lock.
+
+Nobody can know that a writer is gone; that the ledger got no entry for long is the best there is to
+go by. To close it locks the writer out for good. So where it may be alive that takes a person's
+word. Where so few of its bookies answer that nobody can find its end (rule S5), or no bookie can
+take its last entries, nothing is begun: it would lock the writer out for nothing.
+"""
+
+import asyncio
+import getpass
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+from auditor.checks.idle import Sighting, read_sightings, seen_again
+from daemon.cli.progress import duration_text, printable, tell
+from daemon.cli.stuck import try_now
+from daemon.placement import begin_placing
+from daemon.previews import Looking, open_looking
+from daemon.settings import Settings
+from daemon.visit import Visit, writing_visit
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.errors import (
+    ConflictError,
+    DamagedEndError,
+    JournalError,
+    LockLostError,
+    NotEnoughBookiesError,
+    RejectedError,
+    SessionLostError,
+    UnavailableError,
+    UnprovenEndError,
+)
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.model import BookieId, LedgerMetadata, LedgerState
+from ledgers.quorum import RecoveredEnd
+from ledgers.reading import NO_ENTRY, LastEntry, last_entry_of
+from ledgers.store import Check, MetadataStore
+from replication.cluster import ClusterView, ViewSource
+from replication.inspection import first_damaged
+from replication.ledger_record import GivenUpEntries, record_given_up
+from replication.lock_by_hand import LockedError, Tell, locked
+from replication.marks import own_mark_operations, read_marks
+from replication.open_ledgers import OpenLedgers, end_doubts, wanted_for_coverage
+from replication.orders import Orders
+from replication.reasons import give_up_hint
+from replication.recent_copies import record_by_hand
+from replication.targets import Receivers
+from replication.znodes import own_path, read_found_bad
+
+DAMAGE_ENTRIES_MAX = 10_000
+"""Entries after the LAC that are read before a ledger is closed: a writer has fewer under way."""
+
+Told = Mapping[BookieId, LastEntry | None]
+"""Of each member of a last ensemble how far it says it reaches, None where it does not answer."""
+
+
+class CloseRefusedError(RejectedError):
+    """Somebody may still write the ledger, or it cannot be closed now. The message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """A ledger as it was found, and as it was left: ``closed`` is None while nothing was done.
+
+    ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why
+    somebody may still write it. ``held_back``: why nothing is to be fenced now, whoever writes;
+    empty: it may be. ``damage``: which entries --accept-loss would give up, as there are damaged
+    copies of the first one alone; empty: none. ``cannot_close``: why nobody can find its end now,
+    or write its last entries, and what helps; empty: it can be tried. ``end_doubt``: why that may
+    be in vain, as in ``end_doubts``.
+    """
+
+    found: VersionedMetadata
+    last_entry_id: int | None = None
+    doubts: tuple[str, ...] = ()
+    held_back: str = ""
+    cannot_close: str = ""
+    end_doubt: str = ""
+    damage: str = ""
+    closed: VersionedMetadata | None = None
+
+    def refusal(self, *, is_forced: bool) -> str:
+        """Why it is not closed as it was found; empty where it may be."""
+        if in_the_way := "; ".join(filter(None, [self.held_back, self.cannot_close])):
+            return in_the_way
+        if self.doubts and not is_forced:
+            return (
+                f"{'; '.join(self.doubts)}; to close it locks a writer that is alive out for good"
+            )
+        return ""
+
+
+def doubts_about(
+    sighting: Sighting | None,
+    *,
+    last_entry_id: int | None,
+    written_ms: int,
+    now_ms: int,
+    after_s: float,
+) -> list[str]:
+    """Why somebody may still write an open ledger. ``sighting``: how the last check saw it."""
+    if last_entry_id is None:
+        return ["none of its bookies says how far it reaches"]
+    if sighting is None:
+        return ["no check has seen it idle: nobody knows when it got its last entry"]
+    now = seen_again(sighting, last_entry_id=last_entry_id, written_ms=written_ms, now_ms=now_ms)
+    if now != sighting:
+        return ["it got an entry, or other bookies, since the last check"]
+    idle_s = sighting.idle_s(now_ms)
+    if idle_s < after_s:
+        return [f"for all that is known it got its last entry {duration_text(idle_s)} ago"]
+    return []
+
+
+def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> str:
+    """Why a recovery could not find the ledger's end now, and what helps, for people; empty where
+    it may."""
+    silent = silent_of(told, view)
+    if not wanted_for_coverage(metadata, told.keys() - silent):
+        return ""
+    return (
+        f"{_no_answer(silent, view)}, and without more of them nobody can know where it ends; "
+        f"{whom_to_start(metadata, silent)}"
+    )
+
+
+def silent_of(told: Told, view: ClusterView) -> frozenset[BookieId]:
+    """Return the bookies that do not answer. What is said in the place of one that is not
+    registered is not its answer."""
+    return frozenset(b for b, last in told.items() if last is None or b not in view.answering)
+
+
+def _no_answer(silent: AbstractSet[BookieId], view: ClusterView) -> str:
+    named = ", ".join(f"{bookie} ({_whereabouts(bookie, view)})" for bookie in sorted(silent))
+    return f"it cannot be closed now, forced or not: no answer from {named}"
+
+
+def _whereabouts(bookie: BookieId, view: ClusterView) -> str:
+    if bookie in view.available:
+        is_superseded = bookie not in view.answering
+        return (
+            "another bookie is registered at its address"
+            if is_superseded
+            else "registered, but silent"
+        )
+    return "not registered" if bookie in view.cookies else "gone for good: it has no cookie"
+
+
+def whom_to_start(metadata: LedgerMetadata, silent: AbstractSet[BookieId]) -> str:
+    """Which of the silent bookies, as long as they are too many, have to answer before its end can
+    be found."""
+    everybody = frozenset(metadata.last_segment.ensemble)
+    alone = [b for b in silent if not wanted_for_coverage(metadata, everybody - silent | {b})]
+    needed = [b for b in silent if wanted_for_coverage(metadata, everybody - {b})]
+    if alone:
+        which = " or ".join(sorted(alone))
+    elif len(needed) == len(silent):
+        which = " and ".join(sorted(silent))
+    else:
+        which = f"enough of {', '.join(sorted(silent))}"
+    return f"start {which} (empty, if what was there is gone), then give the same command again"
+
+
+class LedgerCloser:
+    """One for a command."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        manager: LedgerManager,
+        bookies: Bookies,
+        views: ViewSource,
+        open_ledgers: OpenLedgers,
+        ur: str,
+        after_s: float,
+        clock: Clock,
+        tell: Tell,
+    ) -> None:
+        """``after_s``: for so long a ledger must have got no entry. ``tell``: says what is waited
+        for."""
+        self._store = store
+        self._manager = manager
+        self._bookies = bookies
+        self._views = views
+        self._open_ledgers = open_ledgers
+        self._ur = ur
+        self._after_s = after_s
+        self._clock = clock
+        self._tell = tell
+
+    async def look(self, ledger_id: int) -> Closing:
+        """Nothing is written, or fenced. Raises NoSuchLedgerError, CorruptionError."""
+        await self._manager.sync(ledger_id)
+        found = await self._manager.read(ledger_id)
+        view = await self._views.refresh()  # a hold may have begun while somebody was waited for
+        if found.metadata.is_closed:
+            return Closing(found=found)
+        told = await self._last_entries(found)
+        last_entry_id = max((r.last_entry_id for r in told.values() if r is not None), default=None)
+        doubts: list[str] = []
+        if found.metadata.state is LedgerState.OPEN:  # else a recovery has locked its writer out
+            doubts = doubts_about(
+                (await read_sightings(self._store, self._ur)).get(ledger_id),
+                last_entry_id=last_entry_id,
+                written_ms=found.stat.mtime_ms,
+                now_ms=self._clock.wall_ms(),
+                after_s=self._after_s,
+            )
+        return Closing(
+            found=found,
+            last_entry_id=last_entry_id,
+            doubts=tuple(doubts),
+            held_back=_held_back(view.orders),
+            cannot_close=await self._why_unclosable(found, told),
+            end_doubt=end_doubts(found, view),
+            damage=await self._damage(found, told),
+        )
+
+    async def _damage(self, found: VersionedMetadata, told: Told) -> str:
+        """Reads the entries after the LAC from every registered member of the last ensemble,
+        without fencing."""
+        last_entries = [each for each in told.values() if each is not None]
+        first = max(
+            [found.metadata.last_segment.first_entry_id, *(e.lac + 1 for e in last_entries)]
+        )
+        last = max((each.last_entry_id for each in last_entries), default=NO_ENTRY)
+        # Where the LAC itself is damaged it may be anything.
+        last = min(last, first + DAMAGE_ENTRIES_MAX)
+        findings = await self._open_ledgers.tail_findings(
+            found, self._views.current, first_entry_id=first, last_entry_id=last
+        )
+        damaged = first_damaged(findings, first_entry_id=first, last_entry_id=last)
+        if damaged is None:
+            return ""
+        where = ", ".join(sorted(f.bookie for f in findings if damaged in f.damaged))
+        return (
+            f"entries {damaged} to {last}: no bookie gives a good copy of entry {damaged}, and the copies on {where} are "
+            "damaged"
+        )
+
+    async def _why_unclosable(self, found: VersionedMetadata, told: Told) -> str:
+        """As ``why_unclosable``, and likewise where its last entries could not be written again."""
+        if why := why_unclosable(found.metadata, told, self._views.current):
+            return why
+        silent = silent_of(told, self._views.current)
+        answers = {b: None if b in silent else last for b, last in told.items()}
+        if await self._open_ledgers.can_write_back(found.metadata, answers):
+            return ""
+        why = self._open_ledgers.why_no_target(found, silent)
+        return f"{_no_answer(silent, self._views.current)}, and {why}, then give the same command again"
+
+    async def _last_entries(self, found: VersionedMetadata) -> Told:
+        """One that ZooKeeper does not show is asked, too: it may have lost its session alone."""
+        members = found.metadata.last_segment.ensemble
+        told = await asyncio.gather(
+            *(last_entry_of(self._bookies, bookie, found.ledger_id) for bookie in members)
+        )
+        return dict(zip(members, told, strict=True))
+
+    async def close(
+        self,
+        ledger_id: int,
+        *,
+        session: Check,
+        holder: str,
+        is_forced: bool = False,
+        accepts_loss: bool = False,
+    ) -> Closing:
+        """Recover and close it, and mark it in our own queue, so that nodes check its copies at
+        once; one that is closed already stays as it is.
+
+        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but
+        not while a hold stands, or so few answer that no end can be found, or nobody takes its last
+        entries. ``accepts_loss``: see ``OpenLedgers.recover``. Raises CloseRefusedError;
+        LockedError when somebody else holds the ledger, and goes on to; else as ``recover_ledger``,
+        and says what was done by then.
+        """
+        store, ur, clock = self._store, self._ur, self._clock
+        before = await self._look_to_close(ledger_id, is_forced=is_forced)
+        if before.found.metadata.is_closed:  # so that it, and who is refused, waits for nobody
+            return before
+        try:
+            async with locked(
+                ledger_id, store, ur, session, holder, clock=clock, tell=self._tell
+            ) as lock:
+                return await self._close(
+                    ledger_id,
+                    is_forced=is_forced,
+                    accepts_loss=accepts_loss,
+                    guards=[session, lock],
+                )
+        except LockedError:
+            found = await self._manager.read(ledger_id)
+            if not found.metadata.is_closed:
+                raise
+            return Closing(found=found)  # by whoever has it, and sees to its copies now
+
+    async def _close(
+        self, ledger_id: int, *, is_forced: bool, accepts_loss: bool, guards: Sequence[Check]
+    ) -> Closing:
+        before = await self._look_to_close(ledger_id, is_forced=is_forced)
+        if before.found.metadata.is_closed:
+            return before
+        closed = await self._recover(before.found, accepts_loss=accepts_loss, guards=guards)
+        with suppress(
+            UnavailableError, SessionLostError, LockLostError, RejectedError
+        ):  # it is closed, and tried again one day
+            await try_now(ledger_id, self._store, self._ur, guards=guards, clock=self._clock)
+        return Closing(
+            found=before.found,
+            last_entry_id=before.last_entry_id,
+            doubts=before.doubts,
+            closed=closed,
+        )
+
+    async def _look_to_close(self, ledger_id: int, *, is_forced: bool) -> Closing:
+        """Raises CloseRefusedError."""
+        before = await self.look(ledger_id)
+        if refused := before.refusal(is_forced=is_forced):
+            raise CloseRefusedError(refused, ledger_id=ledger_id)
+        return before
+
+    async def _recover(
+        self, found: VersionedMetadata, *, accepts_loss: bool, guards: Sequence[Check]
+    ) -> VersionedMetadata:
+        async def before_close(end: RecoveredEnd) -> None:
+            if end.new_members:
+                await record_by_hand(
+                    self._store,
+                    self._ur,
+                    ledger_id=found.ledger_id,
+                    targets=end.new_members,
+                    session=guards[0],
+                    guards=guards,
+                )
+            if end.given_up is not None:
+                entries = GivenUpEntries(
+                    first_entry_id=end.given_up.first_entry_id,
+                    last_entry_id=end.given_up.last_entry_id,
+                    replies=end.given_up.replies,
+                    by=f"{getpass.getuser()}@{socket.gethostname()}",
+                    at_ms=self._clock.wall_ms(),
+                )
+                await record_given_up(
+                    self._store, self._ur, found.ledger_id, entries, guards=guards
+                )
+
+        try:
+            return await self._open_ledgers.recover(
+                found,
+                self._views.current,
+                distrusted=() if accepts_loss else await self._found_bad(found.ledger_id),
+                accepts_loss=accepts_loss,
+                guards=guards,
+                before_close=before_close,
+                # The last entries may have fewer copies than the write quorum: nodes check them.
+                beside=partial(
+                    own_mark_operations, self._store, self._ur, found.ledger_id, self._clock
+                ),
+            )
+        except ConflictError as error:
+            raise CloseRefusedError(
+                "its metadata was written while it was being looked at: its writer may be alive. "
+                "Give the same command again to look once more"
+            ) from error
+        except UnprovenEndError as error:
+            hint = await self._open_ledgers.way_out(found, error)
+            raise CloseRefusedError(f"{error}; {await self._so_far(found)}{hint}") from error
+        except DamagedEndError as error:
+            hint = give_up_hint(found.ledger_id)
+            raise CloseRefusedError(f"{error}; {await self._so_far(found)}{hint}") from error
+        except NotEnoughBookiesError as error:
+            why = self._open_ledgers.why_no_target(found)
+            raise CloseRefusedError(f"{error}; {await self._so_far(found)}{why}") from error
+        except JournalError:
+            raise
+        except UnavailableError as error:
+            told = await self._last_entries(found)
+            silent = silent_of(told, self._views.current)
+            hint = (
+                whom_to_start(found.metadata, silent)
+                if wanted_for_coverage(found.metadata, told.keys() - silent)
+                else "its bookies answer now: give the same command again"
+            )
+            raise UnavailableError(f"{error}; {await self._so_far(found)}{hint}") from error
+
+    async def _found_bad(self, ledger_id: int) -> frozenset[BookieId]:
+        """Bookies that the ledger is marked for, and that a check or fsck found to have lost
+        entries of it: their "no" is not believed, as workers do not."""
+        marks = [
+            await read_marks(self._store, ur, [ledger_id]) for ur in (self._ur, own_path(self._ur))
+        ]
+        readable = [each.mark for each in chain(*marks) if each.mark is not None]
+        marked_for = {bookie for mark in readable for bookie in mark.replicas}
+        return await read_found_bad(self._store, self._ur, ledger_id) & marked_for
+
+    async def _so_far(self, found: VersionedMetadata) -> str:
+        """What a recovery that failed has done; the error's own text says who was fenced. Empty:
+        nothing new."""
+        try:
+            now = await self._manager.read(found.ledger_id)
+        except (UnavailableError, SessionLostError, RejectedError):
+            return ""
+        is_new = found.metadata.state is LedgerState.OPEN
+        if now.metadata.state is not LedgerState.IN_RECOVERY or not is_new:
+            return ""
+        return "it is IN_RECOVERY now, and what was fenced takes nothing from its writer any more; "
+
+
+def _held_back(orders: Orders) -> str:
+    if orders.hold is None or not orders.is_held:
+        return ""
+    why = f" ({printable(orders.hold.reason)})" if orders.hold.reason else ""
+    return f"a hold stands{why}, and nothing is fenced before it has ended: bookmender hold"
+
+
+async def look_before_closing(cluster: Visit, ledger_id: int) -> Closing:
+    """Errors are those of ``LedgerCloser.look``."""
+    async with _open_closer(cluster, cluster.manager) as closer:
+        return await closer.look(ledger_id)
+
+
+async def close_by_hand(
+    settings: Settings, ledger_id: int, *, is_forced: bool, accepts_loss: bool
+) -> Closing:
+    """Errors are those of ``LedgerCloser.close``; SettingsError where nothing can be recorded."""
+    async with writing_visit(settings) as ours, _open_closer(ours.cluster, ours.manager) as closer:
+        return await closer.close(
+            ledger_id,
+            session=ours.session,
+            holder=ours.holder,
+            is_forced=is_forced,
+            accepts_loss=accepts_loss,
+        )
+
+
+@asynccontextmanager
+async def _open_closer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[LedgerCloser]:
+    async with open_looking(cluster) as looking:
+        yield LedgerCloser(
+            store=cluster.store,
+            manager=manager,
+            bookies=looking.bookies,
+            views=looking.views,
+            open_ledgers=await _open_ledgers(cluster, manager, looking),
+            ur=cluster.ur,
+            after_s=cluster.settings.checks.counts_as_idle_after_s,
+            clock=looking.clock,
+            tell=lambda text: tell([printable(text)]),
+        )
+
+
+async def _open_ledgers(cluster: Visit, manager: LedgerManager, looking: Looking) -> OpenLedgers:
+    """What a worker recovers with. Who takes over from bookies that fail is chosen by the
+    policy."""
+    placing = await begin_placing(
+        cluster.settings.placement,
+        store=cluster.store,
+        ur=cluster.ur,
+        views=looking.views,
+        local=None,
+        clock=looking.clock,
+        rng=looking.rng,
+    )
+    return OpenLedgers(
+        manager=manager,
+        bookies=looking.bookies,
+        views=looking.views,
+        fallback_digest=looking.fallback_digest,
+        receivers=Receivers(
+            placing.policy,
+            clock=looking.clock,
+            rack=placing.racks.rack,
+            allowed=placing.groups.allowed,
+        ),
+        clock=looking.clock,
+    )

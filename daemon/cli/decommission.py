@@ -1,0 +1,396 @@
+"""``bookmender bookie decommission``.
+
+Taking a bookie out of the cluster for good: until nothing names it, and then its cookie.
+
+Each step is done only if it is still to be done, and nothing is remembered between runs, so that
+whoever was interrupted starts again. The proof is a walk of our own over all metadata, complete or
+an error (rule S8); no index, record or count of somebody else's is believed.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from auditor.election import current_leader
+from auditor.scan import may_be_named, scan_ledgers
+from daemon.cli.bookies import BookieArgument, known_bookies
+from daemon.cli.drain import cancel_drains
+from daemon.cli.hold import current_hold
+from daemon.cli.main import config_option, output_option
+from daemon.cli.progress import (
+    NODES_GO_ON,
+    ProgressLine,
+    Show,
+    counted,
+    saying_when_interrupted,
+    tell,
+)
+from daemon.cli.stuck import (
+    StuckLedgers,
+    listed,
+    marks_of,
+    shown,
+    still_naming,
+    waiting_text,
+    waits_among,
+)
+from daemon.visit import Visit, run_visit
+from ledgers.clock import Clock, SystemClock
+from ledgers.errors import (
+    ConflictError,
+    NoNodeError,
+    RejectedError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.model import BookieId
+from ledgers.store import Stat
+from replication import znodes
+from replication.orders import OrderBook
+
+POLL_S = 1.0
+POLLED_LEDGERS_PER_S = 500
+"""Ledgers that are waited for are read again and again: many of them less often."""
+AUDIT_AGAIN_S = 300.0
+"""An audit that was asked for may have died with its leader: so long after, another is asked
+for."""
+DOUBTFUL_SHOWN_MAX = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decommissioned:
+    """``moved_count``: ledgers that named the bookie when we began. ``had_cookie``: before we
+    deleted it.
+
+    ``was_known``: anything at all spoke of it then. Otherwise it is decommissioned already, or no
+    bookie of this cluster: which of the two nobody can tell any more. ``ignored``: ledgers that
+    cannot be read and may name it still, for which nothing was waited.
+    """
+
+    moved_count: int
+    had_cookie: bool
+    was_known: bool
+    ignored: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.was_known or not (self.moved_count or self.had_cookie), self
+
+
+async def decommission_bookie(
+    cluster: Visit,
+    bookie: BookieId,
+    *,
+    ignores_unreadable: bool = False,
+    tell: Callable[[str], None],
+    show: Show,
+    clock: Clock,
+) -> Decommissioned:
+    """Wait until no ledger names the bookie, then delete its cookie and its orders.
+
+    ``ignores_unreadable``: ledgers that cannot be read count as naming others, at the caller's
+    risk. Its marks are not waited for: one may stay for another reason when its ledger has left the
+    bookie.
+
+    Raises RejectedError where something must be done first (for ledgers that cannot move, say,
+    which ``tell`` is told of), UnavailableError where it cannot be told whether the bookie is still
+    needed, ConflictError where its cookie was renewed meanwhile.
+    """
+    cookie = await _cookie(cluster, bookie)
+    is_running = await _check_state(cluster, bookie, clock)
+    found = await _naming(cluster, bookie, ignores_unreadable=ignores_unreadable)
+    named = found.ledger_ids
+    if is_running and named:
+        raise RejectedError(
+            f"it is running, and named by {counted(len(named), 'ledger')}: stop it for good first, or, to have "
+            "them moved while it serves, bookmender bookie drain",
+            bookie=bookie,
+        )
+    moved_count, stuck = len(named), StuckLedgers(cluster, clock)
+    was_known = bool(cookie or is_running or named or await _marked_for(cluster, bookie))
+    while named:
+        await _get_marked(cluster, tell, clock)
+        await _wait_moved(cluster, bookie, named, stuck, tell=tell, show=show, clock=clock)
+        found = await _naming(cluster, bookie, ignores_unreadable=ignores_unreadable)
+        named = found.ledger_ids
+    # It may have been started while we waited: then all that was proven is worth nothing.
+    if await _check_state(cluster, bookie, clock) and not is_running:
+        raise RejectedError("it was started meanwhile; stop it for good", bookie=bookie)
+    if cookie is not None:
+        await _delete_cookie(cluster, bookie, cookie)
+    had_order = bool(await cancel_drains(cluster, [bookie]))
+    return Decommissioned(
+        moved_count=moved_count,
+        had_cookie=cookie is not None,
+        was_known=was_known or had_order,
+        ignored=found.doubtful,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Naming:
+    """Ledgers whose metadata names the bookie; and those that cannot be read, and may. By id."""
+
+    ledger_ids: tuple[int, ...]
+    doubtful: tuple[int, ...]
+
+
+async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool) -> _Naming:
+    """By a walk over all. Raises UnavailableError when it cannot be told, and that is not to be
+    ignored.
+
+    A ledger that cannot be read is doubtful unless its bytes prove that it names others only, and
+    no mark of it names the bookie, or cannot be read either.
+    """
+    await cluster.store.sync(cluster.settings.uri.root)
+    scan = await scan_ledgers(cluster.manager, lost=[bookie])
+    named = await may_be_named(cluster.store, cluster.manager, scan.unreadable, [bookie])
+    marked = await _may_be_marked_for(cluster, bookie, scan.unreadable) if scan.unreadable else ()
+    doubtful = tuple(sorted({*named.get(bookie, ()), *marked}))
+    ledger_ids = tuple(sorted(each.ledger_id for each in scan.endangered))
+    if doubtful and not ignores_unreadable:
+        others = f", once the copies of {counted(len(ledger_ids), 'other ledger')} are elsewhere"
+        raise UnavailableError(
+            "ledgers that cannot be read may name it, so its cookie stays: "
+            f"{await _doubts(cluster, doubtful)}; --ignore-unreadable goes on without them"
+            f"{others if ledger_ids else ''}",
+            bookie=bookie,
+        )
+    return _Naming(ledger_ids=ledger_ids, doubtful=doubtful)
+
+
+async def _doubts(cluster: Visit, doubtful: Sequence[int]) -> str:
+    """Which ledgers these are, some of very many, and what can be done. What ACLs shut away is to
+    be opened: to put back what stood there before would help nobody.
+    """
+    shown = doubtful[:DOUBTFUL_SHOWN_MAX]
+    refusals = await asyncio.gather(*(_refusal(cluster, ledger_id) for ledger_id in shown))
+    shut = {i: refusal for i, refusal in zip(shown, refusals, strict=True) if refusal}
+    text = ", ".join(map(str, shown))
+    if (more := len(doubtful) - len(shown)) > 0:
+        text += f" and {more:,} more"
+    if shut:
+        text += f". ACLs shut away {', '.join(map(str, shut))}: {next(iter(shut.values()))}"
+    if others := [str(ledger_id) for ledger_id in shown if ledger_id not in shut]:
+        text += (
+            f". bookmender ledger show ID says what is wrong with {', '.join(others) if shut else 'one'}, "
+            "bookmender ledger restore ID may mend it"
+        )
+    return text
+
+
+async def _refusal(cluster: Visit, ledger_id: int) -> str:
+    """What ZooKeeper says of metadata that ACLs shut away; else empty."""
+    try:
+        await cluster.store.get(cluster.manager.path(ledger_id))
+    except UnauthorizedError as error:
+        return str(error)
+    except NoNodeError:
+        pass
+    return ""
+
+
+async def ask_for_audit(cluster: Visit) -> None:
+    """As Java's triggeraudit: the recovery delay, written once more, overrules itself for all who
+    are away."""
+    path = znodes.recovery_delay_path(cluster.ur)
+    try:
+        data, stat = await cluster.store.get(path)
+        await cluster.store.set(path, data, version=stat.version)
+    except NoNodeError as error:
+        raise UnavailableError(
+            "no auditor has ever run here: start one with bookmender daemon"
+        ) from error
+    except ConflictError:
+        pass  # somebody has just written it, which asks as well
+
+
+async def _check_state(cluster: Visit, bookie: BookieId, clock: Clock) -> bool:
+    """Whether it is running, read-only and being drained. Raises RejectedError for what must be
+    done first."""
+    orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
+    if bookie in orders.maintenance:
+        raise RejectedError(
+            f"it is under maintenance: bookmender bookie maintenance {bookie} --end", bookie=bookie
+        )
+    view = await cluster.registration.read()
+    if bookie in view.writable or (bookie in view.available and bookie not in orders.draining):
+        raise RejectedError(
+            "it is still registered: stop it for good (after a crash that ends with its session, in seconds). "
+            "Or, to have its ledgers moved while it serves, make "
+            "it read-only and have it drained: bookmender bookie drain",
+            bookie=bookie,
+        )
+    return bookie in view.available
+
+
+async def _get_marked(cluster: Visit, tell: Callable[[str], None], clock: Clock) -> None:
+    if await cluster.store.exists(znodes.disable_path(cluster.ur)) is not None:
+        raise RejectedError("auto-recovery is disabled, so nothing would move: bookmender enable")
+    if await current_leader(cluster.store, cluster.ur) is None:
+        tell("no auditor is running, so nobody marks its ledgers: bookmender daemon")
+    if await current_hold(cluster, clock=clock) is not None:
+        tell(
+            "a safety hold stands, so none of its ledgers is marked before that has ended: bookmender hold"
+        )
+    await ask_for_audit(cluster)
+
+
+async def _wait_moved(
+    cluster: Visit,
+    bookie: BookieId,
+    named: Sequence[int],
+    stuck: StuckLedgers,
+    *,
+    tell: Callable[[str], None],
+    show: Show,
+    clock: Clock,
+) -> None:
+    """Until none of the ledgers names it, or so long that an audit must be asked for again.
+
+    Raises RejectedError when none of those that are left can move.
+    """
+    until_s = clock.now_s() + AUDIT_AGAIN_S
+    left = list(named)
+    while left:
+        if reasons := await stuck.look(left):
+            for text in shown(reasons):
+                tell(text)
+            raise RejectedError(
+                f"it is named by {counted(len(left), 'ledger')} still, and none can move before that is helped",
+                bookie=bookie,
+            )
+        if clock.now_s() >= until_s:
+            return
+        if told := await stuck.unexplained(left):
+            tell(told)
+        waits = await waits_among(cluster, left)
+        beside = waiting_text(waits, left=len(left), now_ms=clock.wall_ms())
+        show(len(left), waiting=waits.count, beside=beside)
+        await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
+        left = await still_naming(cluster, left, [bookie])
+
+
+async def _marked_for(cluster: Visit, bookie: BookieId) -> set[int]:
+    """Ledgers whose mark, in either queue, names it."""
+    marks = await marks_of(cluster, await listed(cluster))
+    return {m.ledger_id for m in marks if m.mark is not None and bookie in m.mark.replicas}
+
+
+async def _may_be_marked_for(
+    cluster: Visit, bookie: BookieId, ledger_ids: Collection[int]
+) -> set[int]:
+    """Those of the ledgers whose mark, in either queue, names it, or cannot be read (rule S8)."""
+    marks = await marks_of(cluster, (await listed(cluster)).intersection(ledger_ids))
+    return {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
+
+
+async def _cookie(cluster: Visit, bookie: BookieId) -> Stat | None:
+    return await cluster.store.exists(_cookie_path(cluster, bookie))
+
+
+async def _delete_cookie(cluster: Visit, bookie: BookieId, cookie: Stat) -> None:
+    """The one that stood before the proof: a bookie that was set up anew meanwhile keeps its
+    own."""
+    now = await _cookie(cluster, bookie)
+    if now is None:
+        return
+    if now.mzxid != cookie.mzxid:
+        raise ConflictError("it was set up anew meanwhile, and keeps its cookie", bookie=bookie)
+    with suppress(NoNodeError):
+        await cluster.store.delete(_cookie_path(cluster, bookie), version=now.version)
+
+
+def _cookie_path(cluster: Visit, bookie: BookieId) -> str:
+    return f"{cluster.settings.uri.root}/cookies/{bookie}"
+
+
+@click.command()
+@click.argument("bookie", metavar="ID", type=BookieArgument())
+@click.option("--ignore-unknown", is_flag=True, help="An id that nothing names is no error.")
+@click.option(
+    "--ignore-unreadable",
+    is_flag=True,
+    help="Go on though ledgers that cannot be read may name it: what they have there only, is lost with it.",
+)
+@config_option
+@output_option
+def decommission(
+    bookie: BookieId,
+    ignore_unknown: bool,
+    ignore_unreadable: bool,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Take a stopped bookie out of the cluster: once no ledger names it, its cookie goes.
+
+    Asks the auditors to handle it as lost at once (and with it every other bookie that is away,
+    whatever the recovery delay), and waits until every ledger has its copies elsewhere: a walk of
+    its own over all metadata is the proof. A running bookie is refused, unless it is read-only,
+    drained and empty.
+
+    It may be interrupted at any moment and started again: Ctrl-C stops the waiting, not the repair.
+    Exits 0 when nothing of the bookie is left, 1 when something must be done first (all ledgers
+    that are left wait for help: it says which and why, and ends), 2 when nothing ever spoke of it:
+    no cookie, ledger, mark or order (a wrong id, or it is decommissioned already; a script that may
+    run twice wants --ignore-unknown), 3 when it could not tell: the metadata of some ledgers, which
+    it names, cannot be read, and nothing proves that they name other bookies only. Its cookie stays
+    then.
+    """
+
+    async def act(cluster: Visit) -> Decommissioned:
+        if bookie not in await known_bookies(cluster):  # a ledger may name it still
+            tell([unknown_text(bookie)])
+        line = ProgressLine("ledger")
+
+        def say(text: str) -> None:
+            line.close()
+            tell([text])
+
+        try:
+            return await decommission_bookie(
+                cluster,
+                bookie,
+                ignores_unreadable=ignore_unreadable,
+                tell=say,
+                show=line.show,
+                clock=SystemClock(),
+            )
+        finally:
+            line.close()
+
+    stays = (
+        f"what was marked stays marked: {NODES_GO_ON}; and the cookie of {bookie} stays until the same "
+        "command is run to its end"
+    )
+    with saying_when_interrupted(stays):
+        done = run_visit(config, act)
+    if not (done.was_known or ignore_unknown):
+        raise click.UsageError(
+            "nothing names it: it is decommissioned already, or no bookie of this cluster"
+        )
+    if output == "json":
+        record = {
+            "bookie_id": bookie,
+            "ledgers_moved": done.moved_count,
+            "cookie_deleted": done.had_cookie,
+            "unreadable_ignored": list(done.ignored),
+        }
+        click.echo(json.dumps(record, indent=2))
+        return
+    cookie = "its cookie is deleted" if done.had_cookie else "it has no cookie"
+    but = (
+        f" but for {counted(len(done.ignored), 'ledger')} that cannot be read"
+        if done.ignored
+        else ""
+    )
+    click.echo(f"{bookie}: no ledger names it{but}, {cookie}")
+
+
+def unknown_text(bookie: BookieId) -> str:
+    """Without ids that resemble it, as elsewhere: what is taken out by mistake is gone."""
+    return f"the cluster knows no bookie {bookie} (any more); bookmender bookie list shows those that it knows"

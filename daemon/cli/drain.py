@@ -1,0 +1,490 @@
+"""``bookmender bookie drain``.
+
+Draining bookies: giving the orders, taking them back, and waiting until all has moved.
+
+What a drain means for a bookie that is away, before it is ordered: nothing can be read from it,
+and as one that is lost its ledgers are copied anyway.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from auditor.absence import read_delay
+from auditor.election import current_leader
+from auditor.records import DrainProgress
+from daemon.cli.bookies import (
+    BookieArgument,
+    drain_progress,
+    drain_record,
+    drain_text,
+    known_bookies,
+    loss_due_text,
+    maintenance_text,
+    registered_bookies,
+    require_known,
+)
+from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
+from daemon.cli.orders import unreadable_drains, unreadable_texts
+from daemon.cli.progress import (
+    NODES_GO_ON,
+    ProgressLine,
+    Show,
+    duration_text,
+    saying_when_interrupted,
+    tell,
+)
+from daemon.cli.stuck import (
+    NOBODY_WAITS,
+    StuckLedgers,
+    listed,
+    marks_of,
+    shown,
+    still_naming,
+    waiting_text,
+    waits_among,
+)
+from daemon.status.leader import losses_due_ms
+from daemon.visit import Visit, run_visit
+from ledgers.clock import Clock, SystemClock
+from ledgers.errors import CorruptionError, RejectedError
+from ledgers.model import BookieId
+from replication import znodes
+from replication.ledger_record import WaitingNotes
+from replication.nodes import Half, LiveNode, live_nodes
+from replication.orders import DrainOrder, MaintenanceWindow, OrderBook, Orders, drain_place
+
+POLL_S = 1.0
+ROLL_CALL_S = 10.0
+"""Between two looks at whether nodes are at work."""
+POLLED_MARKS_PER_S = 500
+"""The marks of what is left are read again and again: many of them less often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drains:
+    """Those that are ordered, and how far each is."""
+
+    orders: Orders
+    progress: dict[BookieId, DrainProgress]
+    stuck: tuple[str, ...] = ()
+    """Why each ledger that is left cannot move before somebody helps, where that holds for all of
+    them."""
+
+    @property
+    def ledgers_left(self) -> int | None:
+        """Over all of them; None while one was not looked for yet."""
+        if self.progress.keys() != self.orders.draining.keys():
+            return None
+        return sum(progress.ledgers_left for progress in self.progress.values())
+
+    def are_drained(self, bookies: Sequence[BookieId]) -> bool:
+        """Whether no ledger names any of these, or may, as the leader last saw it."""
+        return all(b in self.progress and self.progress[b].is_drained for b in bookies)
+
+    def are_drained_or_in_doubt(self, bookies: Sequence[BookieId]) -> bool:
+        """Whether nothing is left to move that anybody knows of: ledgers that cannot be read, at
+        most."""
+        return all(
+            b in self.progress and (self.progress[b].is_drained or self.progress[b].is_in_doubt)
+            for b in bookies
+        )
+
+    def only(self, bookies: Sequence[BookieId]) -> "Drains":
+        draining = {b: order for b, order in self.orders.draining.items() if b in bookies}
+        return Drains(
+            orders=Orders(
+                draining=draining,
+                unreadable=unreadable_drains(self.orders.unreadable, bookies),
+            ),
+            progress={b: p for b, p in self.progress.items() if b in bookies},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bookies": {
+                bookie: drain_record(order, self.progress.get(bookie))
+                for bookie, order in sorted(self.orders.draining.items())
+            },
+            "unreadable_orders": list(self.orders.unreadable),
+            "waiting_for_help": list(self.stuck),
+        }
+
+    def to_text(self) -> str:
+        lines = [f"{b}: {drain_text(self.progress.get(b))}" for b in sorted(self.orders.draining)]
+        if self.stuck:
+            lines += ["none of those that are left can move before that is helped:"]
+            lines += [f"  {text}" for text in shown(self.stuck)]
+        return "\n".join(lines) or "no bookie is being drained"
+
+
+async def read_drains(cluster: Visit) -> Drains:
+    """Of the orders those about drains."""
+    every = await OrderBook(cluster.store, cluster.ur).read()
+    orders = Orders(draining=every.draining, unreadable=unreadable_drains(every.unreadable))
+    return Drains(orders=orders, progress=await drain_progress(cluster, orders))
+
+
+async def order_drains(
+    cluster: Visit, bookies: Sequence[BookieId], *, may_fence: bool | None, clock: Clock
+) -> None:
+    """One that is being drained already goes on, under the new terms. ``may_fence``: None: as it
+    stands.
+
+    Raises ConflictError, and CorruptionError where a later release's order stands.
+    """
+    book = OrderBook(cluster.store, cluster.ur)
+    for bookie in bookies:
+        place = drain_place(cluster.ur, bookie)
+        standing = await book.standing(place)
+        if standing is None:
+            order = DrainOrder(since_ms=clock.wall_ms(), may_fence=bool(may_fence))
+        elif standing.order is None:
+            raise CorruptionError(
+                "an order stands that this release cannot read; --cancel takes it back",
+                bookie=bookie,
+            )
+        elif may_fence is None:
+            order = standing.order
+        else:
+            order = replace(standing.order, may_fence=may_fence)
+        if standing is None or standing.order != order:
+            await book.give(place, order, over=standing)
+
+
+async def cancel_drains(cluster: Visit, bookies: Sequence[BookieId]) -> list[BookieId]:
+    """Take the orders back; returns those that there was one for. Raises ConflictError."""
+    book = OrderBook(cluster.store, cluster.ur)
+    cancelled = []
+    for bookie in bookies:
+        place = drain_place(cluster.ur, bookie)
+        standing = await book.standing(place)
+        if standing is not None:
+            await book.withdraw(place, over=standing)
+            cancelled.append(bookie)
+    return cancelled
+
+
+async def wait_drained(
+    cluster: Visit,
+    bookies: Sequence[BookieId],
+    *,
+    tell: Callable[[str], None],
+    show: Show,
+    clock: Clock,
+) -> Drains:
+    """Until no ledger that can be read names any of them, an order is taken back, or none that is
+    left can move.
+
+    ``tell``: of what keeps nodes from the work, now and whenever it changes. Returns the drains as
+    they are then: one may still be in doubt, or ``stuck``.
+    """
+    left, roll_call = _LeftLedgers(cluster, clock), _RollCall(cluster, tell, clock)
+    while True:
+        drains = (await read_drains(cluster)).only(bookies)
+        if drains.orders.draining.keys() != set(bookies):
+            return drains
+        if drains.are_drained_or_in_doubt(bookies):
+            return drains
+        await roll_call.call()
+        if drains.ledgers_left is not None:
+            if reasons := await left.look(drains):
+                return replace(drains, stuck=tuple(reasons))
+            waits = left.waits
+            show(
+                drains.ledgers_left,
+                waiting=waits.count,
+                beside=waiting_text(waits, left=drains.ledgers_left, now_ms=clock.wall_ms()),
+            )
+        await clock.sleep(POLL_S)
+
+
+class _RollCall:
+    """Whether nodes are at work on what is ordered."""
+
+    def __init__(self, cluster: Visit, tell: Callable[[str], None], clock: Clock) -> None:
+        self._cluster = cluster
+        self._tell = tell
+        self._clock = clock
+        self._due_s = -math.inf
+        self._told: list[str] = []
+        self._nodes: dict[str, LiveNode | None] = {}
+
+    async def call(self) -> None:
+        """Tell what is new, every now and then."""
+        if self._clock.now_s() < self._due_s:
+            return
+        self._due_s = self._clock.now_s() + ROLL_CALL_S
+        found = await nobody_at_work(self._cluster, self._nodes)
+        if found != self._told:
+            for text in found or ["that is over: nodes are at work on it"]:
+                self._tell(text)
+        self._told = found
+
+
+class _LeftLedgers:
+    """What is left of drains, by the marks: whether any of it moves."""
+
+    def __init__(self, cluster: Visit, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._stuck = StuckLedgers(cluster, clock)
+        self._due_s = 0.0
+        self.waits = NOBODY_WAITS
+        """As it was when they were last looked at."""
+
+    async def look(self, drains: Drains) -> list[str]:
+        """Why each cannot move, once that is certain of all; else empty."""
+        if self._clock.now_s() < self._due_s:
+            return []
+        ledger_ids = await self._marked(drains)
+        self.waits = await waits_among(self._cluster, ledger_ids)
+        reasons = await self._stuck.look(ledger_ids)
+        self._due_s = self._clock.now_s() + len(ledger_ids) / POLLED_MARKS_PER_S
+        return reasons
+
+    async def _marked(self, drains: Drains) -> set[int]:
+        """Those marked for the bookies that name them still, or whose marks cannot be read; none
+        while others are not marked yet."""
+        marks = await marks_of(self._cluster, await listed(self._cluster))
+        named = {
+            bookie: {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
+            for bookie in drains.progress
+        }
+        if any(len(named[b]) < progress.ledgers_left for b, progress in drains.progress.items()):
+            return set()
+        marked = set().union(*named.values())
+        if all(len(named[b]) == progress.ledgers_left for b, progress in drains.progress.items()):
+            return marked
+        # What has left them may wait on, for copies on others that are under maintenance: that is
+        # nothing to wait for.
+        noted = marked & await WaitingNotes(self._cluster.store, self._cluster.ur).ledger_ids()
+        still = await still_naming(self._cluster, sorted(noted), drains.progress)
+        return marked - (noted - set(still))
+
+
+async def concerns(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:
+    """What keeps these from being drained, or from staying so: sentences that say what to do."""
+    return [
+        *await concerns_of_bookies(cluster, bookies),
+        *await nobody_at_work(cluster),
+    ]
+
+
+async def nobody_at_work(
+    cluster: Visit, known: dict[str, LiveNode | None] | None = None
+) -> list[str]:
+    """What keeps our daemons from doing what is ordered. ``known``: as for ``live_nodes``."""
+    store, ur = cluster.store, cluster.ur
+    if await store.exists(znodes.disable_path(ur)) is not None:
+        return ["auto-recovery is disabled, so nothing moves: bookmender enable"]
+    leader = await current_leader(store, ur)
+    nodes = await live_nodes(store, ur, known)
+    if leader is None:
+        return ["no auditor is running, so nobody looks for the ledgers: bookmender daemon"]
+    if leader.session_id not in {node.session_id for node in nodes}:
+        return [
+            f"the leader is Java's AutoRecovery ({leader.candidate}), which knows no drains: "
+            "stop it, so that a node of ours leads"
+        ]
+    if not any(node.info.half is Half.WORKER for node in nodes):
+        return [
+            "no worker of bookmender is running, and those of Java's AutoRecovery do not look at what is drained, "
+            "so nothing is copied: bookmender daemon"
+        ]
+    return []
+
+
+async def concerns_of_bookies(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:
+    """Likewise, but for those about nodes, of which who waits is told anyway."""
+    view = await registered_bookies(cluster)
+    writable = sorted(set(bookies) & view.writable.keys())
+    concerns = []
+    if writable:
+        concerns.append(
+            f"{', '.join(writable)} still take{'s' if len(writable) == 1 else ''} writes, so that new ledgers are "
+            "put there: make it read-only, by its own HTTP admin server:\n"
+            "    curl -X PUT -H 'Content-Type: application/json' -d '{\"readOnly\": true}' "
+            "http://HOST:PORT/api/v1/bookie/state/readonly\n"
+            "  or by forceReadOnlyBookie=true in its settings, and a restart"
+        )
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    others = view.writable.keys() - orders.draining.keys() - set(bookies)
+    if not others:
+        concerns.append("no other writable bookie is left to take over: add one")
+    return concerns
+
+
+async def away_concerns(
+    cluster: Visit, bookies: Sequence[BookieId], *, clock: Clock
+) -> dict[BookieId, str]:
+    """A sentence for each of these that is away; none where no bookie is registered at all (rule
+    S8)."""
+    available = (await registered_bookies(cluster)).available
+    away = [bookie for bookie in dict.fromkeys(bookies) if bookie not in available]
+    if not away or not available:
+        return {}
+    now_ms = clock.wall_ms()
+    windows = (await OrderBook(cluster.store, cluster.ur).read()).at(now_ms).maintenance
+    due_ms = await losses_due_ms(cluster, away, clock=clock)
+    default_s = cluster.settings.auditor.lost_bookie_recovery_delay_s
+    delay = await read_delay(cluster.store, cluster.ur, default_s=default_s)
+    losses = {
+        bookie: _loss_text(at_ms, delay_s=delay.delay_s, now_ms=now_ms)
+        for bookie, at_ms in due_ms.items()
+    }
+    return {
+        bookie: resting_text(bookie, windows[bookie], now_ms=now_ms)
+        if bookie in windows
+        else gone_text(bookie, losses.get(bookie, ""))
+        for bookie in away
+    }
+
+
+def resting_text(bookie: BookieId, window: MaintenanceWindow, *, now_ms: int) -> str:
+    """Of one that is away on purpose."""
+    return (
+        f"{bookie} is away, {maintenance_text(window, now_ms=now_ms)}: nothing of it is moved before the window is "
+        "over, or it is back"
+    )
+
+
+def gone_text(bookie: BookieId, loss: str) -> str:
+    """``loss``: when it will be lost; empty where it is."""
+    without = (
+        "its ledgers are marked, and copied to others from their other copies, without any drain"
+    )
+    advice = f"if it is not to come back: bookmender bookie decommission {bookie}"
+    if not loss:
+        return f"{bookie} is away, and counts as lost: {without}; {advice}"
+    return (
+        f"{bookie} is away, so nothing can be read from it, and {loss}: then {without}; a drain does not wait for "
+        f"that, and has open ledgers on it closed as if it were lost; {advice}"
+    )
+
+
+def _loss_text(due_ms: int | None, *, delay_s: int, now_ms: int) -> str:
+    """``due_ms``: None where nobody counts."""
+    if due_ms is None:
+        return f"lost after the recovery delay of {duration_text(delay_s)}"
+    return loss_due_text(due_ms, now_ms=now_ms)
+
+
+@click.command()
+@click.argument("bookies", metavar="[ID]...", type=BookieArgument(), nargs=-1)
+@config_option
+@output_option
+@click.option(
+    "--fence-open/--leave-open",
+    default=None,
+    help="Whether open ledgers on it are recovered and closed, or left until their writers close them. "
+    "Not said: as the order stands; a new one leaves them.",
+)
+@click.option("--wait", is_flag=True, help="Until no ledger names it. Ctrl-C leaves the order.")
+@click.option("--cancel", is_flag=True, help="Take the order back. What has moved stays moved.")
+@click.option("--yes", is_flag=True, help="Order it though the bookie is away.")
+def drain(
+    bookies: tuple[BookieId, ...],
+    config: Path | None,
+    output: str,
+    fence_open: bool | None,
+    wait: bool,
+    cancel: bool,
+    yes: bool,
+) -> None:
+    """Move all that a bookie holds to others, while it serves; several at once are no more work.
+
+    Without an ID, and after --cancel: how far those are that are being drained. The bookie should
+    be read-only, else new ledgers are put on it meanwhile; the order stands until --cancel, or
+    until it is decommissioned.
+
+    Of a bookie that is away (not registered) nothing can be read, and its ledgers are copied when
+    it counts as lost, drained or not. A drain of one is refused (exit 1) without --yes, and says
+    so.
+
+    Exits 0 when nothing is left to move (or, without --wait, when the order is given), 1 when
+    something is (with --wait: all that is left waits for help: it says which and why, and ends), or
+    an order cannot be read, 2 for a bookie that the cluster does not know, 3 when nothing else is
+    left but ledgers that cannot be read and may name it: bookie decommission --ignore-unreadable
+    goes on without those.
+    """
+    if cancel and (wait or fence_open is not None or yes):
+        raise click.UsageError("--cancel goes with no other option")
+    if (cancel or wait or fence_open is not None or yes) and not bookies:
+        raise click.UsageError("which bookie?")
+
+    async def act(cluster: Visit) -> Drains:
+        if not bookies:
+            return await read_drains(cluster)
+        require_known(bookies, await known_bookies(cluster))
+        if cancel:
+            cancelled = await cancel_drains(cluster, bookies)
+            tell(
+                f"{b} is not drained any more: what has moved stays moved"
+                if b in cancelled
+                else f"{b} was not being drained"
+                for b in bookies
+            )
+            return await read_drains(cluster)
+        tell(await _away(cluster, bookies, is_sure=yes))
+        await order_drains(cluster, bookies, may_fence=fence_open, clock=SystemClock())
+        if not wait:
+            tell(await concerns(cluster, bookies))
+            return (await read_drains(cluster)).only(bookies)
+        tell(await concerns_of_bookies(cluster, bookies))
+        line = ProgressLine("ledger")
+
+        def say(text: str) -> None:
+            line.close()
+            tell([text])
+
+        try:
+            return await wait_drained(
+                cluster, bookies, tell=say, show=line.show, clock=SystemClock()
+            )
+        finally:
+            line.close()
+
+    with saying_when_interrupted(_what_stays(bookies, is_ordered=wait)):
+        drains = run_visit(config, act)
+    tell(unreadable_texts(drains.orders.unreadable))
+    click.echo(json.dumps(drains.to_json(), indent=2) if output == "json" else drains.to_text())
+    if wait or not bookies:
+        sys.exit(_exit_code(drains, bookies or tuple(drains.orders.draining)))
+
+
+async def _away(cluster: Visit, bookies: Sequence[BookieId], *, is_sure: bool) -> list[str]:
+    """What comes of draining those that are away. Raises RejectedError unless each drain stands
+    already, or the operator ``is_sure``."""
+    told = await away_concerns(cluster, bookies, clock=SystemClock())
+    if not told or is_sure:
+        return [*told.values()]
+    standing = (await read_drains(cluster)).orders.draining
+    if refused := [text for bookie, text in told.items() if bookie not in standing]:
+        raise RejectedError(
+            f"{'; '.join(refused)}; nothing was ordered: --yes orders it all the same"
+        )
+    return [*told.values()]
+
+
+def _what_stays(bookies: Sequence[BookieId], *, is_ordered: bool) -> str:
+    if not is_ordered:
+        return "bookmender bookie drain says what is ordered"
+    return (
+        f"if the order was given it stands, and {NODES_GO_ON}: bookmender bookie drain says how far that is, "
+        f"bookmender bookie drain {' '.join(bookies)} --cancel takes it back"
+    )
+
+
+def _exit_code(drains: Drains, bookies: Sequence[BookieId]) -> int:
+    if drains.orders.unreadable:
+        return EXIT_FAILED
+    if drains.are_drained(bookies):
+        return 0
+    return EXIT_UNKNOWN if drains.are_drained_or_in_doubt(bookies) else EXIT_FAILED

@@ -1,0 +1,298 @@
+"""``bookmender hold``.
+
+The safety hold as operators see and order it: no further ledger is marked for lost bookies,
+nothing fenced.
+"""
+
+import json
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from auditor.records import read_absences
+from daemon.cli.bookies import registered_bookies
+from daemon.cli.main import EXIT_FAILED, config_option, output_option
+from daemon.cli.option_types import Duration, ReasonText
+from daemon.cli.orders import leader_concerns, unreadable_texts
+from daemon.cli.progress import counted, duration_text, printable, tell
+from daemon.visit import Visit, run_visit, shared_clock
+from ledgers.clock import Clock, SystemClock
+from ledgers.model import BookieId
+from replication.orders import HoldOrder, OrderBook, Orders, hold_place
+
+BOOKIES_SHOWN_MAX = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldState:
+    """``hold``: the one that stands now; None when nothing is held. ``away``: set up, not
+    registered, and neither under maintenance nor draining; ``excused``: one of both."""
+
+    hold: HoldOrder | None
+    away: tuple[BookieId, ...]
+    bookie_count: int
+    """Of those that are there and those that are away, for whatever reason."""
+    excused: tuple[BookieId, ...] = ()
+    unreadable: str = ""
+    """The path of an order that stands there and cannot be read: ``hold`` is what it is taken
+    for."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "is_held": self.hold is not None,
+            "hold": None if self.hold is None else hold_record(self.hold),
+            "away": list(self.away),
+            "away_on_purpose": list(self.excused),
+            "bookie_count": self.bookie_count,
+            "unreadable_orders": [self.unreadable] if self.unreadable else [],
+        }
+
+    def to_text(self, *, now_ms: int) -> str:
+        first = "nothing is held" if self.hold is None else hold_text(self.hold, now_ms=now_ms)
+        return f"{first}\n{self.away_text}"
+
+    @property
+    def away_text(self) -> str:
+        count = len(self.away) + len(self.excused)
+        text = f"{count} of {self.bookie_count} bookies {'is' if count == 1 else 'are'} away"
+        if not self.excused:
+            return f"{text}: {_named(self.away)}" if self.away else text
+        share = f"{len(self.excused)} of them" if self.away else "all"
+        text = f"{text}, {share} under maintenance or draining: {_named(self.excused)}"
+        return f"{text}; not so: {_named(self.away)}" if self.away else text
+
+
+def _named(bookies: Sequence[BookieId]) -> str:
+    more = ", …" if len(bookies) > BOOKIES_SHOWN_MAX else ""
+    return ", ".join(bookies[:BOOKIES_SHOWN_MAX]) + more
+
+
+def hold_record(hold: HoldOrder) -> dict[str, Any]:
+    return {
+        "since_ms": hold.since_ms,
+        "until_ms": hold.until_ms,
+        "bookies": list(hold.bookies),
+        "reason": hold.reason,
+        "is_by_operator": hold.is_by_operator,
+    }
+
+
+def hold_text(
+    hold: HoldOrder, *, now_ms: int, marked_count: int = 0, are_back: bool = False
+) -> str:
+    """``marked_count``: ledgers that are marked, and that somebody works on; 0 too where nobody
+    knows.
+
+    ``are_back``: none of its bookies is away any more, and a leader of ours is there to end it.
+    """
+    since = duration_text((now_ms - hold.since_ms) / 1000)
+    by = "an operator" if hold.is_by_operator else "the leader"
+    why = f" ({printable(hold.reason)})" if hold.reason else ""
+    marked = f"{counted(marked_count, 'ledger')} marked before"
+    meanwhile = f"; {marked} can be repaired meanwhile" if marked_count else ""
+    end = _end_text(hold, now_ms=now_ms, are_back=are_back)
+    return (
+        f"held for {since} by {by}{why}, {end}: no further ledger is marked for lost bookies, "
+        f"and nothing is fenced{meanwhile}"
+    )
+
+
+def _end_text(hold: HoldOrder, *, now_ms: int, are_back: bool) -> str:
+    """The leader ends its own when its bookies are back for a while; an operator's lasts."""
+    ends_itself = bool(hold.bookies) and not hold.is_by_operator
+    if ends_itself and are_back:
+        return "ending soon, as its bookies are back"
+    if hold.until_ms is None:
+        return "until it is ended" + (", or soon after its bookies are back" if ends_itself else "")
+    left = f"for another {duration_text((hold.until_ms - now_ms) / 1000)}"
+    return left + (", or until soon after its bookies are back" if ends_itself else "")
+
+
+async def current_hold(cluster: Visit, *, clock: Clock) -> HoldOrder | None:
+    """The one that stands now. Raises UnavailableError."""
+    standing = await OrderBook(cluster.store, cluster.ur).standing(hold_place(cluster.ur))
+    orders = Orders(hold=None if standing is None else standing.order).at(clock.wall_ms())
+    return orders.hold if orders.is_held else None
+
+
+async def read_hold(cluster: Visit, *, clock: Clock) -> HoldState:
+    """It, and who is away. Raises UnavailableError."""
+    orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
+    place = hold_place(cluster.ur)
+    available = (await registered_bookies(cluster)).available
+    named = (await read_absences(cluster.store, cluster.ur)).named(now_ms=clock.wall_ms())
+    gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
+    excused = gone & (orders.maintenance.keys() | orders.draining.keys())
+    return HoldState(
+        hold=orders.hold if orders.is_held else None,
+        away=tuple(sorted(gone - excused)),
+        excused=tuple(sorted(excused)),
+        bookie_count=len(gone) + len(available),
+        unreadable=place.path if place.path in orders.unreadable else "",
+    )
+
+
+async def begin_hold(
+    cluster: Visit, *, duration_s: int | None, reason: str, clock: Clock
+) -> HoldOrder:
+    """From now on, in place of one that stands, the leader's too. Raises ConflictError.
+
+    It names no bookie: at its own end it says nothing of those that are still away then.
+    """
+    book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
+    now_ms = clock.wall_ms()
+    hold = HoldOrder(
+        since_ms=now_ms,
+        until_ms=None if duration_s is None else now_ms + duration_s * 1000,
+        reason=reason,
+        is_by_operator=True,
+    )
+    await book.give(place, hold, over=await book.standing(place))
+    return hold
+
+
+async def end_hold(cluster: Visit, away: Collection[BookieId], *, clock: Clock) -> bool:
+    """These bookies are lost: it binds for them. False when nothing was held. Raises
+    ConflictError."""
+    book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
+    standing = await book.standing(place)
+    if standing is None or standing.order is None:
+        return False
+    order = standing.order
+    if not Orders(hold=order).at(clock.wall_ms()).is_held:
+        return False
+    if away:
+        bookies = tuple(sorted({*order.bookies, *away}))
+        released = replace(order, bookies=bookies, is_released=True)
+        await book.give(place, released, over=standing)
+    else:
+        await book.withdraw(place, over=standing)
+    return True
+
+
+class _ShowingGroup(click.Group):
+    """Without the name of one of its commands it means ``show``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_ShowingGroup)
+def hold() -> None:
+    """The safety hold: no further ledger is marked for lost bookies, and nothing is fenced, by any
+    node.
+
+    \b
+      bookmender hold                               whether one stands, and why
+      bookmender hold begin --for 2h --reason "…"   before work on the network
+      bookmender hold end                           ends it, unless bookies are away: then it shows them
+      bookmender hold end --yes                     ends it in any case: those are lost
+
+    The leader begins one by itself when so many bookies go at once that it is hardly they who
+    failed (section [hold] of the settings). What was marked before is repaired meanwhile, but for
+    ledgers that would have to be fenced.
+
+    \b
+    It ends
+      by hand       at any time: bookmender hold end
+      in time       after hold.lasts_s; an operator's after --for, if that was given
+      by itself     soon after enough of its bookies are back; not an operator's
+
+    Whoever is away at its end is lost, at once if the recovery delay is over by then: their ledgers
+    are marked and copied elsewhere, open ones fenced. So bring bookies back first. For those that
+    come later, bookmender bookie maintenance ID --for 2h says that they are away on purpose.
+
+    With the default recovery delay of 0 the first bookies of a wave are marked before the others
+    are gone. One of some seconds, longer than ZooKeeper's session time-outs lie apart (30 s, say),
+    lets the hold see a wave before the first mark: the znode lostBookieRecoveryDelay, or in a new
+    cluster auditor.lost_bookie_recovery_delay_s.
+    """
+
+
+@hold.command()
+@config_option
+@output_option
+def show(config: Path | None, output: str) -> None:
+    """Whether a hold stands, since when and why. Exits 1 if so, 0 if not. One that cannot be read
+    stands."""
+    state = run_visit(config, lambda cluster: _read(cluster, SystemClock()))
+    _print(state, output)
+    sys.exit(0 if state.hold is None else EXIT_FAILED)
+
+
+@hold.command()
+@config_option
+@output_option
+@click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
+@click.option("--reason", type=ReasonText(), default="", help="For people who see the hold.")
+def begin(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
+    """Hold everything from now on, whatever the bookies do. It takes the place of one that stands.
+
+    Without --for until it is ended by hand. Bookies that are still away at its own end are lost
+    then, unless they are so many that the leader holds on their account.
+    """
+
+    async def act(cluster: Visit) -> HoldState:
+        clock = await shared_clock(cluster)
+        await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=clock)
+        return await _read(cluster, clock)
+
+    _print(run_visit(config, act), output)
+
+
+@hold.command()
+@config_option
+@output_option
+@click.option(
+    "--yes", is_flag=True, help="Do it though bookies are away. Without it that is shown."
+)
+def end(config: Path | None, output: str, yes: bool) -> None:
+    """End the hold: whoever is away now is lost, once the recovery delay is over.
+
+    Their ledgers are marked and copied elsewhere, and open ones fenced. Nothing holds again on
+    their account until they were back; a further wave of others does. That nothing is held is no
+    error.
+
+    Exits 1 when bookies are away and --yes was not given: nothing was changed then.
+    """
+
+    async def act(cluster: Visit) -> tuple[HoldState, bool]:
+        clock = await shared_clock(cluster)
+        before = await read_hold(cluster, clock=clock)
+        if before.hold is None or (before.away and not yes):
+            return before, False
+        has_ended = await end_hold(cluster, before.away, clock=clock)
+        return await read_hold(cluster, clock=clock), has_ended
+
+    state, has_ended = run_visit(config, act)
+    _print(state, output)
+    if state.hold is not None and not has_ended:
+        click.echo(
+            "nothing was changed: with --yes the ledgers of those that are away, and not under maintenance, "
+            "are marked",
+            err=True,
+        )
+        sys.exit(EXIT_FAILED)
+
+
+async def _read(cluster: Visit, clock: Clock) -> HoldState:
+    """And tell who does not keep to one that stands."""
+    state = await read_hold(cluster, clock=clock)
+    if state.hold is not None:
+        tell(await leader_concerns(cluster, "holds"))
+    return state
+
+
+def _print(state: HoldState, output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps(state.to_json(), indent=2))
+    else:
+        click.echo(state.to_text(now_ms=SystemClock().wall_ms()))
+    if state.unreadable:
+        tell(unreadable_texts([state.unreadable]))

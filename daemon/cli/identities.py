@@ -1,0 +1,134 @@
+"""``bookmender bookie trust-identities``."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli.bookies import BookieArgument, known_bookies, require_known
+from daemon.cli.main import EXIT_FAILED, config_option, output_option
+from daemon.cli.progress import counted
+from daemon.visit import Visit, run_visit, shared_clock
+from ledgers.model import BookieId
+from ledgers.registration import UNTOLD_CZXID
+from replication.orders import IdentitiesOrder, OrderBook, identities_place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identities:
+    """``cookies``: the czxid of each bookie's cookie; ``trusted``: of those that the order names,
+    as they were then."""
+
+    cookies: Mapping[BookieId, int]
+    trusted: Mapping[BookieId, int]
+    has_changed: bool = False
+
+    def is_trusted(self, bookie: BookieId) -> bool:
+        return self.trusted.get(bookie) == self.cookies[bookie]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "has_changed": self.has_changed,
+            "bookies": {
+                bookie: {"cookie_czxid": czxid, "is_trusted": self.is_trusted(bookie)}
+                for bookie, czxid in sorted(self.cookies.items())
+            },
+        }
+
+    def to_text(self) -> str:
+        lines = [
+            f"{bookie}: {'trusted' if self.is_trusted(bookie) else 'by the age of its cookie'}"
+            for bookie in sorted(self.cookies)
+        ]
+        return "\n".join(
+            [*lines, counted(sum(map(self.is_trusted, self.cookies)), "trusted bookie")]
+        )
+
+
+@click.command("trust-identities")
+@click.argument("bookies", metavar="[ID]...", type=BookieArgument(), nargs=-1)
+@config_option
+@output_option
+@click.option("--all", "are_all", is_flag=True, help="Every bookie that has a cookie now.")
+@click.option("--withdraw", is_flag=True, help="Go by the age of all cookies again.")
+@click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
+def trust_identities(
+    bookies: Sequence[BookieId],
+    config: Path | None,
+    output: str,
+    are_all: bool,
+    withdraw: bool,
+    yes: bool,
+) -> None:
+    """Trust bookies although their cookies are younger than ledgers.
+
+    A cookie that is younger than a ledger says that its bookie may have been wiped since: its "no
+    such entry" proves nothing. After an import of ZooKeeper that creates znodes again, or a change
+    of bookie ids, that is wrong. The order names the present cookies: a bookie that is wiped later
+    is noticed.
+
+    Give it only if no disk was wiped. A wiped bookie that is trusted can make a recovery cut off
+    entries.
+
+    Exit codes: 0 done, or shown. 1 nothing was changed, because --yes is missing. 2 unknown bookie.
+    """
+    if withdraw and (bookies or are_all):
+        raise click.UsageError("--withdraw takes the whole order back: it names no bookie")
+    if yes and not (bookies or are_all or withdraw):
+        raise click.UsageError("which bookies? Name them, or give --all")
+
+    async def act(cluster: Visit) -> Identities:
+        require_known(bookies, await known_bookies(cluster))
+        if withdraw and yes:
+            await withdraw_trust(cluster)
+        elif yes:
+            await give_trust(cluster, None if are_all else bookies)
+        return await read_identities(cluster, has_changed=yes)
+
+    found = run_visit(config, act)
+    click.echo(json.dumps(found.to_json(), indent=2) if output == "json" else found.to_text())
+    if (bookies or are_all or withdraw) and not yes:
+        click.echo("nothing was changed: with --yes it is done", err=True)
+        sys.exit(EXIT_FAILED)
+
+
+async def read_identities(cluster: Visit, *, has_changed: bool = False) -> Identities:
+    """Every cookie, and what the order says. Raises UnavailableError."""
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    return Identities(
+        cookies=await _cookies(cluster), trusted=orders.trusted_cookies, has_changed=has_changed
+    )
+
+
+async def give_trust(cluster: Visit, bookies: Sequence[BookieId] | None) -> None:
+    """Trust the present cookies of these bookies, None: of all, beside those of an order that
+    stands.
+
+    Raises ConflictError.
+    """
+    book, place = OrderBook(cluster.store, cluster.ur), identities_place(cluster.ur)
+    standing = await book.standing(place)
+    before = {} if standing is None or standing.order is None else standing.order.cookies
+    cookies = await _cookies(cluster)
+    added = cookies if bookies is None else {b: cookies[b] for b in bookies if b in cookies}
+    clock = await shared_clock(cluster)
+    order = IdentitiesOrder(since_ms=clock.wall_ms(), cookies={**before, **added})
+    await book.give(place, order, over=standing)
+
+
+async def withdraw_trust(cluster: Visit) -> None:
+    """Raises ConflictError."""
+    book, place = OrderBook(cluster.store, cluster.ur), identities_place(cluster.ur)
+    standing = await book.standing(place)
+    if standing is not None:
+        await book.withdraw(place, over=standing)
+
+
+async def _cookies(cluster: Visit) -> dict[BookieId, int]:
+    """Without those that ACLs hide: nothing is known of their age."""
+    cookies = await cluster.registration.cookies()
+    return {b: stat.czxid for b, stat in cookies.items() if stat.czxid != UNTOLD_CZXID}

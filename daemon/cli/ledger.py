@@ -1,0 +1,166 @@
+"""``bookmender ledger``."""
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli.bookies import registered_bookies
+from daemon.cli.idle import close, idle
+from daemon.cli.main import LedgerId, config_option, output_option
+from daemon.cli.progress import printable
+from daemon.cli.restore import earlier_metadata_hint, restore
+from daemon.visit import Visit, run_visit
+from ledgers.errors import CorruptionError
+from ledgers.manager import VersionedMetadata
+from ledgers.model import BookieId
+from replication.cluster import ClusterView
+from replication.ledger_record import UnprovenEnd, read_given_up, read_unproven_end
+from replication.open_ledgers import end_doubts
+from replication.orders import OrderBook
+
+SET_UP_LATER = (
+    "  set up later than this: what they had of it before is gone, unless it was copied again: "
+    "bookmender repair {} reads all that they have of it"
+)
+
+
+@click.group()
+def ledger() -> None:
+    """Single ledgers, by id."""
+
+
+@ledger.command("show")
+@click.argument("ledger_id", type=LedgerId())
+@config_option
+@output_option
+def show(ledger_id: int, config: Path | None, output: str) -> None:
+    """The metadata of one ledger, which of its bookies are there, and which were set up since:
+    after the ledger was made, or, where it is closed, after its metadata was last written.
+
+    Where its end cannot be proven, or may not be, it says why, and what helps (as JSON end_doubt,
+    else null); and which entries an operator gave up when it was closed (given_up).
+
+    Exits 1 when there is no such ledger, or its metadata cannot be read.
+    """
+
+    async def look(cluster: Visit) -> dict[str, Any]:
+        found = await _read(cluster, ledger_id)
+        view = ClusterView(
+            bookies=await registered_bookies(cluster),
+            cookies=await cluster.registration.cookies(),
+            orders=await OrderBook(cluster.store, cluster.ur).read(),
+        )
+        tried = await read_unproven_end(cluster.store, cluster.ur, ledger_id)
+        given_up = await read_given_up(cluster.store, cluster.ur, ledger_id)
+        told = None if given_up is None else asdict(given_up)
+        return _record(found, view, tried) | {"given_up": told}
+
+    record = run_visit(config, look)
+    click.echo(json.dumps(record, indent=2) if output == "json" else _text(record))
+
+
+ledger.add_command(idle)
+ledger.add_command(close)
+ledger.add_command(restore)
+
+
+def _given_up_text(given_up: dict[str, Any]) -> str:
+    at = datetime.fromtimestamp(given_up["at_ms"] / 1000, UTC).isoformat(timespec="seconds")
+    return (
+        f"entries {given_up['first_entry_id']} to {given_up['last_entry_id']} were given up by "
+        f"{printable(given_up['by'])} at {at}: {printable(given_up['replies'])}"
+    )
+
+
+async def _read(cluster: Visit, ledger_id: int) -> VersionedMetadata:
+    try:
+        return await cluster.manager.read(ledger_id)
+    except CorruptionError as error:
+        raise CorruptionError(f"{error}; {earlier_metadata_hint(ledger_id)}") from error
+
+
+def end_doubt(found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | None) -> str:
+    """Return why the end of an open ledger may not be provable; empty if nothing is known against
+    it."""
+    if found.metadata.is_closed:
+        return ""
+    if tried is not None:
+        return tried.detail
+    doubts = end_doubts(found, view)
+    return f"its end may not be provable: {doubts}" if doubts else ""
+
+
+def set_up_later(found: VersionedMetadata, view: ClusterView) -> frozenset[BookieId]:
+    """Return the bookies that were reformatted after the ledger was created.
+
+    For a closed ledger the last metadata write counts: a bookie that was set up before it may have
+    joined by a repair, and then has all its entries.
+    """
+    return view.initialised_after(
+        found.stat.mzxid if found.metadata.is_closed else found.stat.czxid
+    )
+
+
+def _record(
+    found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | None
+) -> dict[str, Any]:
+    metadata, young = found.metadata, set_up_later(found, view)
+    return {
+        "ledger_id": found.ledger_id,
+        "version": found.version,
+        "state": metadata.state.name,
+        "metadata_version": metadata.metadata_version,
+        "ensemble_size": metadata.ensemble_size,
+        "write_quorum": metadata.write_quorum,
+        "ack_quorum": metadata.ack_quorum,
+        "digest_type": metadata.digest_type.name if metadata.digest_type else None,
+        "last_entry_id": metadata.last_entry_id if metadata.is_closed else None,
+        "length": metadata.length if metadata.is_closed else None,
+        "segments": [
+            {
+                "first_entry_id": segment.first_entry_id,
+                "ensemble": list(segment.ensemble),
+                "absent": [b for b in segment.ensemble if b not in view.available],
+                "set_up_later": [b for b in segment.ensemble if b in young],
+            }
+            for segment in metadata.segments
+        ],
+        "end_doubt": end_doubt(found, view, tried) or None,
+    }
+
+
+def _text(record: dict[str, Any]) -> str:
+    end = (
+        f"last entry {record['last_entry_id']}, {record['length']} bytes"
+        if record["last_entry_id"] is not None
+        else "its end is not known"
+    )
+    lines = [
+        f"ledger {record['ledger_id']}: {record['state']}, {end}",
+        f"  E {record['ensemble_size']}, W {record['write_quorum']}, A {record['ack_quorum']}, "
+        f"digest {record['digest_type'] or 'not stored'}, "
+        f"metadata version {record['metadata_version']}, znode version {record['version']}",
+    ]
+    for segment in record["segments"]:
+        members = (_member(bookie, segment) for bookie in segment["ensemble"])
+        lines.append(f"  from entry {segment['first_entry_id']}: {', '.join(members)}")
+    if any(segment["set_up_later"] for segment in record["segments"]):
+        lines.append(SET_UP_LATER.format(record["ledger_id"]))
+    if record["end_doubt"]:
+        lines.append(f"  {printable(record['end_doubt'])}")
+    if record["given_up"]:
+        lines.append(f"  {_given_up_text(record['given_up'])}")
+    return "\n".join(lines)
+
+
+def _member(bookie: str, segment: dict[str, Any]) -> str:
+    told = [
+        text
+        for key, text in (("absent", "absent"), ("set_up_later", "set up later"))
+        if bookie in segment[key]
+    ]
+    return f"{bookie} ({', '.join(told)})" if told else bookie

@@ -1,0 +1,156 @@
+"""``bookmender limits``."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import click
+
+from daemon.cli.main import EXIT_FAILED, config_option, output_option
+from daemon.cli.option_types import Limit
+from daemon.cli.orders import unreadable_texts
+from daemon.cli.progress import tell
+from daemon.limits import given, limits_in_force
+from daemon.settings import Settings
+from daemon.visit import Visit, run_visit
+from ledgers.errors import CorruptionError
+from replication.orders import LimitsOrder, OrderBook, limits_place
+
+EXPLAINED: Mapping[str, str] = {
+    "bytes_per_s": "stored bytes that each node copies in a second",
+    "entries_per_s": "likewise entries",
+    "reads_in_flight_per_bookie": "reads under way at one bookie, of each node",
+    "requests_per_s": "requests that each half of a node sends to ZooKeeper in a second",
+    "yields_to_writers": "less of bookies whose clients are active, full speed at others",
+}
+LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
+"""Less is a slip, most likely: of the unit, say."""
+
+
+@click.command()
+@config_option
+@output_option
+@click.option("--bytes-per-s", type=Limit("bytes_per_s"), help="0 or none: no limit.")
+@click.option("--entries-per-s", type=Limit("entries_per_s"), help="0 or none: no limit.")
+@click.option("--reads-in-flight", type=Limit("reads_in_flight_per_bookie"), help="1 to 500.")
+@click.option("--requests-per-s", type=Limit("requests_per_s"), help="0 or none: no limit.")
+@click.option(
+    "--full-speed",
+    is_flag=True,
+    help="As fast as the other limits allow, whoever else is active.",
+)
+@click.option(
+    "--gentle", is_flag=True, help="Yield at bookies whose clients are active: the default."
+)
+@click.option("--reset", is_flag=True, help="Back to what each node's settings say, first.")
+def limits(
+    config: Path | None,
+    output: str,
+    bytes_per_s: int | None,
+    entries_per_s: int | None,
+    reads_in_flight: int | None,
+    requests_per_s: int | None,
+    full_speed: bool,
+    gentle: bool,
+    reset: bool,
+) -> None:
+    """What each node may cost. Set here, it holds for all nodes at once, over their settings.
+
+    Only what is given changes; without any option they are shown. Every number is a node's own:
+    with ten nodes, ten times as much is copied. What no order says is shown as this host's settings
+    have it; other nodes' may differ. An order that cannot be read leaves in force what was before,
+    or a node's settings if it started since: exit code 1.
+    """
+    if full_speed and gentle:
+        raise click.UsageError("--full-speed or --gentle: one of them")
+    wanted = LimitsOrder(
+        bytes_per_s=bytes_per_s,
+        entries_per_s=entries_per_s,
+        reads_in_flight_per_bookie=reads_in_flight,
+        requests_per_s=requests_per_s,
+        yields_to_writers=gentle if full_speed or gentle else None,
+    )
+    found, is_unreadable = run_visit(
+        config, lambda cluster: _change_or_read(cluster, wanted, reset=reset)
+    )
+    tell(concerns(found))
+    if output == "json":
+        record = {each.key: {"value": each.value, "is_ordered": each.is_ordered} for each in found}
+        click.echo(json.dumps(record, indent=2))
+    else:
+        for each in found:
+            click.echo(each.to_text())
+    sys.exit(EXIT_FAILED if is_unreadable else 0)
+
+
+async def _change_or_read(
+    cluster: Visit, wanted: LimitsOrder, *, reset: bool
+) -> tuple[list["EffectiveLimit"], bool]:
+    """What is in force then, and whether an order stands that cannot be read."""
+    if reset or wanted != LimitsOrder():
+        order = await change_limits(cluster, wanted, reset=reset)
+        return effective_limits(order, cluster.settings), False
+    path = limits_place(cluster.ur).path
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    is_unreadable = path in orders.unreadable
+    if is_unreadable:
+        tell(unreadable_texts([path]))
+    return effective_limits(orders.limits, cluster.settings), is_unreadable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveLimit:
+    """``is_ordered``: for all nodes; else it is what the settings here say."""
+
+    key: str
+    value: int | bool
+    is_ordered: bool
+
+    def to_text(self) -> str:
+        if isinstance(self.value, bool):
+            value = "yes" if self.value else "no"
+        else:
+            value = f"{self.value:,}" if self.value else "no limit"
+        by = "by order" if self.is_ordered else "by this host's settings"
+        return f"{self.key:<27} {value:<12} {by:<24} {EXPLAINED[self.key]}"
+
+
+async def change_limits(cluster: Visit, wanted: LimitsOrder, *, reset: bool) -> LimitsOrder:
+    """Give the order, over what stands or in its place. Raises ConflictError, CorruptionError."""
+    book, place = OrderBook(cluster.store, cluster.ur), limits_place(cluster.ur)
+    standing = await book.standing(place)
+    if standing is not None and standing.order is None and not reset:
+        raise CorruptionError("the order that stands cannot be read; --reset takes it back")
+    before = LimitsOrder() if reset or standing is None else standing.order or LimitsOrder()
+    order = merged(before, wanted)
+    if order != LimitsOrder():
+        await book.give(place, order, over=standing)
+    elif standing is not None:
+        await book.withdraw(place, over=standing)
+    return order
+
+
+def merged(before: LimitsOrder, wanted: LimitsOrder) -> LimitsOrder:
+    """``before``, but for what is wanted otherwise."""
+    return replace(before, **given(wanted))
+
+
+def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
+    """What is so low that a node hardly gets anywhere."""
+    return [
+        f"{each.key} is {each.value:,}, less than {LOWEST_SENSIBLE[each.key]:,}: repairs will take for "
+        "ever, and ledgers lack copies all that time; the value none lifts the limit"
+        for each in limits
+        if 0 < each.value < LOWEST_SENSIBLE.get(each.key, 0)
+    ]
+
+
+def effective_limits(order: LimitsOrder, settings: Settings) -> list[EffectiveLimit]:
+    """What holds for a node with these settings, and by whose word."""
+    ordered = given(order)
+    return [
+        EffectiveLimit(key=key, value=value, is_ordered=key in ordered)
+        for key, value in asdict(limits_in_force(order, settings)).items()
+    ]

@@ -1,0 +1,366 @@
+"""``bookmender bookie maintenance``.
+
+What a bookie that goes away, too, leaves without any copy: before its maintenance window begins.
+
+A look at all metadata, for some seconds at most: of very many ledgers it sees the first only, and
+says so. Once it is away the leader counts them all (``auditor.underreplication``), and ``status`` tells.
+"""
+
+import json
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from auditor.absence import read_delay
+from auditor.records import read_absences
+from auditor.scan import read_indexed
+from auditor.underreplication import has_copyless
+from daemon.cli.bookies import (
+    BookieArgument,
+    known_bookies,
+    maintenance_record,
+    maintenance_text,
+    registered_bookies,
+    require_known,
+)
+from daemon.cli.hold import current_hold
+from daemon.cli.main import EXIT_FAILED, config_option, output_option
+from daemon.cli.option_types import Duration, ReasonText
+from daemon.cli.orders import leader_concerns, unreadable_texts, unreadable_windows
+from daemon.cli.progress import counted, duration_text, tell
+from daemon.status.leader import is_named_by_none
+from daemon.visit import Visit, run_visit, shared_clock
+from ledgers.clock import Clock, SystemClock
+from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
+from ledgers.model import BookieId
+from replication import znodes
+from replication.marks import marked_ledger_ids, read_marks
+from replication.orders import MaintenanceWindow, OrderBook, maintenance_place
+
+LOOK_S = 15.0
+"""An operator waits for it: some hundred thousand ledgers."""
+READS_AT_ONCE = 500
+BOOKIES_SHOWN_MAX = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftWithout:
+    """``count``: ledgers that ``bookie`` holds copies of, with entries whose every copy is on it
+    and ``others``, which are away or may be. ``looked_at``: how many were read; ``is_whole``: all
+    that could be."""
+
+    bookie: BookieId
+    others: tuple[BookieId, ...]
+    count: int = 0
+    looked_at: int = 0
+    unreadable_count: int = 0
+    is_whole: bool = True
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether it is certain that each entry keeps a copy."""
+        return not self.count and not self.unreadable_count and self.is_whole
+
+    def to_text(self) -> str:
+        """Of one that is not."""
+        more = ", …" if len(self.others) > BOOKIES_SHOWN_MAX else ""
+        others = ", ".join(self.others[:BOOKIES_SHOWN_MAX]) + more
+        if self.count:
+            least = "" if self.is_whole and not self.unreadable_count else "at least "
+            return (
+                f"with {self.bookie} away, too, {least}{counted(self.count, 'ledger')} would have entries without "
+                f"any copy that is there (away or under maintenance already: {others})"
+            )
+        first = "" if self.is_whole else "the first "
+        rest = (
+            f"the metadata of {self.unreadable_count:,} more cannot be read"
+            if self.is_whole
+            else "the rest was not looked at"
+        )
+        return (
+            f"other bookies are away or under maintenance ({others}): what has copies on these and {self.bookie} "
+            f"alone cannot be read meanwhile (nothing of the kind among {first}"
+            f"{counted(self.looked_at, 'ledger')}; {rest})"
+        )
+
+
+async def left_without(cluster: Visit, bookie: BookieId, *, clock: Clock) -> LeftWithout | None:
+    """None where no other bookie is away, or under maintenance and so may be. Raises
+    UnavailableError."""
+    others = await _others(cluster, bookie, clock=clock)
+    if not others:
+        return None
+    look = _Look(bookie, frozenset((bookie, *others)))
+    deadline_s, is_whole = clock.now_s() + LOOK_S, True
+    async for ledger_ids in cluster.manager.ledger_ids():
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            is_whole = is_whole and clock.now_s() < deadline_s
+            if is_whole:
+                await look.at(cluster, ledger_ids[start : start + READS_AT_ONCE])
+        if not is_whole:
+            break
+    return LeftWithout(
+        bookie=bookie,
+        others=others,
+        count=look.count,
+        looked_at=look.looked_at,
+        unreadable_count=look.unreadable_count,
+        is_whole=is_whole,
+    )
+
+
+async def _others(cluster: Visit, bookie: BookieId, *, clock: Clock) -> tuple[BookieId, ...]:
+    """Without those that are known to be named by no ledger: nobody may have come to decommission
+    them."""
+    windows = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms()).maintenance
+    available = (await registered_bookies(cluster)).available
+    # The leader tells of bookies without a cookie, too: of one that died, and is about to be set up
+    # anew.
+    named = (await read_absences(cluster.store, cluster.ur)).named(now_ms=clock.wall_ms())
+    gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
+    others = sorted((gone | windows.keys()) - {bookie})
+    return tuple([b for b in others if not await is_named_by_none(cluster, b, clock=clock)])
+
+
+class _Look:
+    """What was seen so far."""
+
+    def __init__(self, bookie: BookieId, away: Collection[BookieId]) -> None:
+        self._bookie, self._away = bookie, away
+        self.count = self.looked_at = self.unreadable_count = 0
+
+    async def at(self, cluster: Visit, ledger_ids: Sequence[int]) -> None:
+        ledgers, unreadable = await read_indexed(cluster.manager, ledger_ids)
+        self.looked_at += len(ledgers)
+        self.unreadable_count += len(unreadable)
+        self.count += sum(
+            self._bookie in ledger.bookies and has_copyless(ledger, self._away)
+            for ledger in ledgers
+        )
+
+
+@click.command()
+@click.argument("bookie", metavar="[ID]", type=BookieArgument(), required=False)
+@config_option
+@output_option
+@click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
+@click.option("--reason", type=ReasonText(), default="", help="For people who see the window.")
+@click.option("--end", is_flag=True, help="End the window now.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Begin it though other bookies are away, without looking at ledgers.",
+)
+def maintenance(
+    bookie: BookieId | None,
+    config: Path | None,
+    output: str,
+    duration_s: int | None,
+    reason: str,
+    end: bool,
+    yes: bool,
+) -> None:
+    """Let a bookie be away on purpose, for a while: nothing of it is marked or copied before the
+    end.
+
+    Nor is it a target for copies, and open ledgers on it are not fenced. A second --for replaces
+    the first. The window stays when the bookie is back, as it may go again: --end ends it. If it is
+    still away at the end, the recovery delay begins then (where there is none it is lost at once),
+    and after that its ledgers are marked, and copied to others. Without --for or --end: the windows
+    that stand; exits 1 when the order of one cannot be read.
+
+    While others are away, or under maintenance, it looks first (for 15 s at most) whether ledgers
+    would have entries without any copy that is there: nobody could read these meanwhile. If so, or
+    if it cannot tell, nothing is changed without --yes: it exits 1, and says how many it saw.
+    """
+    if end and duration_s is not None:
+        raise click.UsageError("--for begins a window, and --end ends it: one of them")
+    if (end or duration_s is not None or reason) and bookie is None:
+        raise click.UsageError("which bookie?")
+    if reason and duration_s is None:
+        raise click.UsageError("--reason goes with --for")
+    if yes and duration_s is None:
+        raise click.UsageError("--yes goes with --for")
+
+    refusal = ""
+
+    async def act(cluster: Visit) -> tuple[dict[BookieId, MaintenanceWindow], tuple[str, ...]]:
+        nonlocal refusal
+        clock = await shared_clock(cluster)
+        if bookie is not None:
+            require_known([bookie], await known_bookies(cluster))
+            if duration_s is not None and not yes:
+                refusal = await _refusal(cluster, bookie)
+            if not refusal:
+                await _change(
+                    cluster, bookie, duration_s=duration_s, reason=reason, end=end, clock=clock
+                )
+        windows = await read_windows(cluster, clock)
+        if windows if bookie is None else bookie in windows:
+            tell(await leader_concerns(cluster, "maintenance windows"))
+        unreadable = await read_unreadable_windows(cluster, bookie)
+        tell(unreadable_texts(unreadable))
+        return {b: window for b, window in windows.items() if bookie in (None, b)}, unreadable
+
+    windows, unreadable = run_visit(config, act)
+    if output == "json":
+        record = {b: maintenance_record(window) for b, window in sorted(windows.items())}
+        told = {"bookies": record, "unreadable_orders": [*unreadable]}
+        why = {"error": refusal, "exit_code": EXIT_FAILED} if refusal else {}
+        click.echo(json.dumps(told | why, indent=2))
+    if refusal:
+        tell([f"{refusal}; nothing was changed: --yes begins the window all the same"])
+    if output == "text":
+        now_ms = SystemClock().wall_ms()
+        for each, window in sorted(windows.items()):
+            click.echo(f"{each}: {maintenance_text(window, now_ms=now_ms)}")
+        if not windows and not refusal:
+            click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} under maintenance")
+    sys.exit(EXIT_FAILED if unreadable or refusal else 0)
+
+
+async def _refusal(cluster: Visit, bookie: BookieId) -> str:
+    """Why it had better not be away now; empty where nothing speaks against it."""
+    left = await left_without(cluster, bookie, clock=SystemClock())
+    return "" if left is None or left.is_harmless else left.to_text()
+
+
+async def _change(
+    cluster: Visit,
+    bookie: BookieId,
+    *,
+    duration_s: int | None,
+    reason: str,
+    end: bool,
+    clock: Clock,
+) -> None:
+    """Open its window, or end it, as is wanted, if either is."""
+    if duration_s is not None:
+        await open_window(cluster, bookie, duration_s=duration_s, reason=reason, clock=clock)
+        tell(await concerns(cluster, bookie, clock=clock))
+    if end:
+        has_ended = await end_window(cluster, bookie)
+        tell([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
+        if has_ended:
+            tell(await end_concerns(cluster, bookie, clock=SystemClock()))
+
+
+async def open_window(
+    cluster: Visit, bookie: BookieId, *, duration_s: int, reason: str, clock: Clock
+) -> MaintenanceWindow:
+    """From now on, in place of one that stands. Raises ConflictError."""
+    book, place = OrderBook(cluster.store, cluster.ur), maintenance_place(cluster.ur, bookie)
+    now_ms = clock.wall_ms()
+    window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + duration_s * 1000, reason=reason)
+    await book.give(place, window, over=await book.standing(place))
+    return window
+
+
+async def end_window(cluster: Visit, bookie: BookieId) -> bool:
+    """False when there was none. Raises ConflictError."""
+    book, place = OrderBook(cluster.store, cluster.ur), maintenance_place(cluster.ur, bookie)
+    standing = await book.standing(place)
+    if standing is None:
+        return False
+    await book.withdraw(place, over=standing)
+    return True
+
+
+async def read_unreadable_windows(cluster: Visit, bookie: BookieId | None) -> tuple[str, ...]:
+    """The paths of those that cannot be read; of this bookie alone, if given."""
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    return unreadable_windows(orders.unreadable, None if bookie is None else [bookie])
+
+
+async def read_windows(cluster: Visit, clock: Clock) -> dict[BookieId, MaintenanceWindow]:
+    """Those that stand. Such as are over, which nobody needs any more, are deleted by the way."""
+    book = OrderBook(cluster.store, cluster.ur)
+    orders = await book.read()
+    current = dict(orders.at(clock.wall_ms()).maintenance)
+    for bookie in orders.maintenance.keys() - current.keys():
+        place = maintenance_place(cluster.ur, bookie)
+        standing = await book.standing(place)
+        if standing is not None and standing.order == orders.maintenance[bookie]:
+            # Somebody gives a new one just now; or it stays, which does no harm.
+            with suppress(ConflictError, UnauthorizedError, UnavailableError):
+                await book.withdraw(place, over=standing)
+    return current
+
+
+async def concerns(cluster: Visit, bookie: BookieId, *, clock: Clock) -> list[str]:
+    """What the window comes too late for, or that nobody needs it."""
+    if bookie in (await registered_bookies(cluster)).available:
+        return []
+    marked = await marked_ledger_ids(cluster.store, cluster.ur)
+    marks = await read_marks(cluster.store, cluster.ur, marked)
+    count = sum(m.mark is not None and bookie in m.mark.replicas for m in marks)
+    doubtful = sum(m.mark is None for m in marks)
+    found: list[str] = []
+    if count:
+        found.append(
+            f"{bookie} is lost already, with {counted(count, 'ledger')} marked for it: the marks stay, and what "
+            "has been copied stays copied; the rest waits for the window's end, or for the bookie"
+        )
+    if doubtful:
+        found.append(
+            f"{counted(doubtful, 'mark')} cannot be read and may be for {bookie}: bookmender queue list"
+        )
+    if not found and await is_named_by_none(cluster, bookie, clock=clock):
+        found.append(
+            f"no ledger names {bookie}: nothing is affected while it is away, and if it is not to come back, "
+            f"bookmender bookie decommission {bookie} forgets it"
+        )
+    return found
+
+
+async def end_concerns(cluster: Visit, bookie: BookieId, *, clock: Clock) -> list[str]:
+    """What comes of it that the window of a bookie which is away is ended now.
+
+    Nothing is said where no bookie is registered at all, as then nobody is lost (rule S8).
+    """
+    store, ur = cluster.store, cluster.ur
+    available = (await registered_bookies(cluster)).available
+    if not available or bookie in available:
+        return []
+    if await is_named_by_none(cluster, bookie, clock=clock):
+        return [
+            f"{bookie} is not registered, but no ledger names it: nothing is copied for it; if it is not to come "
+            f"back, bookmender bookie decommission {bookie} forgets it"
+        ]
+    default_s = cluster.settings.auditor.lost_bookie_recovery_delay_s
+    delay = await read_delay(store, ur, default_s=default_s)
+    absences = await read_absences(store, ur)
+    unmarked_until = ""
+    if await current_hold(cluster, clock=clock) is not None:
+        unmarked_until = "the safety hold that stands has ended: bookmender hold"
+    elif await store.exists(znodes.disable_path(ur)) is not None:
+        unmarked_until = "auto-recovery is enabled again: bookmender enable"
+    return [
+        lost_at_end_text(
+            bookie,
+            delay_s=delay.delay_s,
+            named_count=absences.named_count(bookie, now_ms=clock.wall_ms()),
+            unmarked_until=unmarked_until,
+        )
+    ]
+
+
+def lost_at_end_text(
+    bookie: BookieId, *, delay_s: int, named_count: int | None, unmarked_until: str
+) -> str:
+    """``named_count``: ledgers that name it; None where nobody counts. ``unmarked_until``: what has
+    to come before any is marked; empty where nothing has."""
+    when = f"in {duration_text(delay_s)}, unless it is back by then" if delay_s else "from now on"
+    if named_count is None:
+        whose = "its ledgers are"
+    else:
+        verbs = "names it is" if named_count == 1 else "name it are"
+        whose = f"{counted(named_count, 'ledger')} that {verbs}"
+    text = f"{bookie} is not registered, and counts as lost {when}: {whose} marked, and copied to others"
+    if unmarked_until:
+        text += f", but not before {unmarked_until}"
+    return f"{text}; if it is to be away on purpose still, bookmender bookie maintenance {bookie} --for 1h"

@@ -1,0 +1,133 @@
+"""Orders that stand in ZooKeeper and cannot be read: a slip of somebody's hand, or a later
+release's.
+
+Nobody follows most of them, and nobody would know but for what is said here.
+
+Java's AutoRecovery as the leader: orders that are ours alone it does not know, and acts as if
+there were none.
+"""
+
+from collections.abc import Collection, Sequence
+
+from auditor.election import current_leader
+from daemon.cli.progress import printable
+from daemon.visit import Visit
+from ledgers.model import BookieId
+from replication import znodes
+from replication.nodes import live_nodes
+
+
+def unreadable_texts(paths: Sequence[str]) -> list[str]:
+    """For each a sentence: which, what follows from it, what to do, and its znode."""
+    return [f"{_what(path)} ({path})" for path in paths]
+
+
+def unreadable_drains(
+    paths: Sequence[str], bookies: Collection[BookieId] | None = None
+) -> tuple[str, ...]:
+    """Those about drains: of ``bookies``, or of whomever where none can be listed. None: all."""
+    return _about_bookies(paths, "draining", bookies)
+
+
+def unreadable_windows(
+    paths: Sequence[str], bookies: Collection[BookieId] | None = None
+) -> tuple[str, ...]:
+    """Likewise, about maintenance."""
+    return _about_bookies(paths, "maintenance", bookies)
+
+
+def bookies_of(paths: Sequence[str]) -> set[BookieId]:
+    """Whom they are about, as far as their names say."""
+    return {BookieId(name) for _, name in map(_split, paths) if name}
+
+
+def _about_bookies(
+    paths: Sequence[str], kind: str, bookies: Collection[BookieId] | None
+) -> tuple[str, ...]:
+    split = ((path, *_split(path)) for path in paths)
+    return tuple(
+        path
+        for path, found, name in split
+        if found == kind and (bookies is None or not name or name in bookies)
+    )
+
+
+def _split(path: str) -> tuple[str, str]:
+    """What kind of order it is, and of which bookie, if of one."""
+    kind, _, name = path.rpartition("/orders/")[2].partition("/")
+    return kind, name
+
+
+_UNLISTED = (
+    "cannot be listed, as ZooKeeper's ACL shuts this session out: nodes keep to those that they saw "
+    "before, and one that has started since knows of none"
+)
+
+
+def _what(path: str) -> str:
+    match _split(path):
+        case "draining", "":
+            return f"the orders to drain bookies {_UNLISTED}"
+        case "maintenance", "":
+            return f"the maintenance windows {_UNLISTED}"
+        case "draining", bookie:
+            return (
+                f"the order to drain {bookie} cannot be read, and nobody follows it: "
+                f"bookmender bookie drain {bookie} --cancel takes it back"
+            )
+        case "maintenance", bookie:
+            return (
+                f"the maintenance window of {bookie} cannot be read, and nobody keeps to it: "
+                f"bookmender bookie maintenance {bookie} --end takes it back"
+            )
+        case "limits", _:
+            return (
+                "the limits cannot be read: nodes keep to those that were in force before, or, if they "
+                "started since, to their settings; bookmender limits --reset takes them back"
+            )
+        case "hold", _:
+            return (
+                "the safety hold cannot be read, and every node holds until bookmender hold begin "
+                "replaces it, or bookmender hold end ends it"
+            )
+        case "checks", _:
+            return (
+                "the order that pauses the checks cannot be read, and they are paused: "
+                "bookmender check resume takes it back"
+            )
+        case "tries", _:
+            return (
+                "the order to try ledgers at once cannot be read, and they wait for their next tries: "
+                "the next such order replaces it, or delete its znode"
+            )
+    return "an order cannot be read, and nobody follows it: delete its znode"
+
+
+UNREADABLE_VOTE = "its vote cannot be read"
+
+
+async def java_leader(cluster: Visit) -> str | None:
+    """What the leader calls itself where it is none of our nodes; None where nobody leads, or one
+    of ours does."""
+    leader = await current_leader(cluster.store, cluster.ur)
+    if leader is None:
+        return None
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    return None if leader.session_id in ours else leader.candidate or UNREADABLE_VOTE
+
+
+def disregards(leader: str, orders: str) -> str:
+    """That it marks all the same, for people. ``orders``: which ones it does not know, as in
+    ``holds``."""
+    return (
+        f"the leader is Java's AutoRecovery ({printable(leader)}), which knows no {orders} and marks whatever is "
+        "lost: bookmender disable stops that, too"
+    )
+
+
+async def leader_concerns(cluster: Visit, orders: str) -> list[str]:
+    """Likewise; empty where no such leader is there, or auto-recovery is disabled."""
+    if await cluster.store.exists(znodes.disable_path(cluster.ur)) is not None:
+        return []
+    leader = await java_leader(cluster)
+    return [] if leader is None else [disregards(leader, orders)]

@@ -1,0 +1,239 @@
+"""``bookmender plan``."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli.bookies import BookieArgument
+from daemon.cli.main import (
+    EXIT_FAILED,
+    EXIT_UNKNOWN,
+    LedgerId,
+    config_option,
+    json_option,
+    output_option,
+)
+from daemon.cli.progress import counted, printable
+from daemon.cli.restore import earlier_metadata_hint
+from daemon.previews import Previews, plan_for
+from daemon.visit import Visit, run_visit
+from ledgers.model import BookieId
+from ledgers.sizes import size_text
+from replication.ledger_record import UnprovenEnd
+from replication.plan import Repair
+from replication.preview import Preview
+from replication.reasons import Blocked, Reason
+
+LIMIT_DEFAULT = 20
+UNREADABLE_SHOWN_MAX = 20
+UNPROVEN_SHOWN_MAX = 1_000
+
+
+@click.command()
+@click.argument("ledger_ids", metavar="[LEDGER]...", type=LedgerId(), nargs=-1)
+@click.option(
+    "--bookie", type=BookieArgument(), help="Ledgers on this bookie, as if it were being drained."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1, max=10_000),
+    default=LIMIT_DEFAULT,
+    show_default=True,
+    help="How many ledgers at most, where none are named.",
+)
+@config_option
+@output_option
+@json_option
+def plan(
+    ledger_ids: tuple[int, ...],
+    bookie: BookieId | None,
+    limit: int,
+    config: Path | None,
+    output: str,
+) -> None:
+    """What would be copied from where to where, and what stands in the way. Changes nothing.
+
+    Each ledger is looked at and planned for just as a daemon on this host would: metadata is read,
+    bookies are asked for the ends of their copies; no lock is taken, nothing is written or fenced.
+    Among targets that are equally good the choice is by chance, so that a daemon may take another.
+    Entries that no bookie that is there has are not to be copied, but in the way, with the bookies
+    that may have them.
+
+    \b
+      bookmender plan                       the most endangered of the marked ledgers
+      bookmender plan 17 4711               these, marked or not
+      bookmender plan --bookie host:3181    what draining it, or losing it, would take
+
+    Where none is marked it is said what status makes of that (none_marked), as without an auditor
+    nobody marks any. Of ledgers whose end could not be proven it is said so (unproven_ends), where
+    none is named also of those that are not marked: they miss no copy, and an operator has to close
+    them.
+
+    Exits 0 when nothing is to be done for them, 1 when something is, an end cannot be proven, or
+    one that was asked for is not there, 2 for a bookie that the cluster does not know, 3 when it
+    could not tell: also where ledgers that cannot be read may be on the bookie.
+    """
+    if ledger_ids and bookie is not None:
+        raise click.UsageError("either ledgers or --bookie")
+
+    async def look(cluster: Visit) -> Previews:
+        return await plan_for(cluster, ledger_ids, bookie, limit=limit)
+
+    found = run_visit(config, look)
+    click.echo(json.dumps(to_json(found), indent=2) if output == "json" else to_text(found))
+    sys.exit(_exit_code(found, are_named=bool(ledger_ids)))
+
+
+def _exit_code(found: Previews, *, are_named: bool) -> int:
+    """A ledger that is gone is a failure where it was asked for by id; else it was deleted just
+    now."""
+    if found.unreadable:
+        return EXIT_UNKNOWN
+    is_missing = are_named and any(each.is_gone for each in found.ledgers)
+    is_whole = all(each.plan.is_whole for each in found.ledgers)
+    is_proven = not found.unproven and not found.unproven_others
+    return 0 if is_whole and is_proven and not is_missing else EXIT_FAILED
+
+
+def to_json(found: Previews) -> dict[str, Any]:
+    return {
+        "ledgers": [_record(each) for each in found.ledgers],
+        "entries": sum(each.entry_count for each in found.ledgers),
+        "bytes": sum(each.byte_count for each in found.ledgers),
+        "more_ledgers": found.more,
+        "unreadable_ledgers": list(found.unreadable),
+        "none_marked": found.none_marked or None,
+        "unproven_ends": {
+            "count": len(found.unproven) + len(found.unproven_others),
+            "ledgers": sorted([*(end.ledger_id for end in found.unproven), *found.unproven_others])[
+                :UNPROVEN_SHOWN_MAX
+            ],
+        },
+    }
+
+
+def _record(found: Preview) -> dict[str, Any]:
+    return {
+        "ledger_id": found.ledger_id,
+        "is_gone": found.is_gone,
+        "is_whole": found.plan.is_whole and not found.is_gone,
+        "entries": found.entry_count,
+        "bytes": found.byte_count,
+        "copies": [_copy_record(repair) for repair in found.repairs],
+        "in_the_way": [_blocked_record(blocked) for blocked in found.plan.blocked],
+    }
+
+
+def _copy_record(repair: Repair) -> dict[str, Any]:
+    return {
+        "first_entry_id": repair.fragment.first_entry_id,
+        "last_entry_id": repair.fragment.last_entry_id,
+        "bookie_index": repair.index,
+        "from": repair.replaced,
+        "to": repair.target,
+        "is_in_place": repair.is_in_place,
+        "entries": len(repair.entry_ids),
+        "bytes": repair.byte_count,
+    }
+
+
+def _blocked_record(blocked: Blocked) -> dict[str, Any]:
+    return {
+        "reason": blocked.reason.value,
+        "detail": blocked.detail,
+        "until_ms": blocked.until_ms,
+    }
+
+
+def to_text(found: Previews) -> str:
+    ends = {end.ledger_id: end for end in found.unproven}
+    lines = [line for each in found.ledgers for line in _lines(each, ends.get(each.ledger_id))]
+    if found.unreadable:
+        lines.append(_unreadable_text(found.unreadable))
+    if found.unproven_others:
+        lines.append(_unproven_text(found.unproven_others))
+    if found.none_marked:
+        lines.append(f"no ledger is marked; bookmender status says: {found.none_marked}")
+    there_count = sum(not each.is_gone for each in found.ledgers)
+    entry_count = sum(each.entry_count for each in found.ledgers)
+    byte_count = sum(each.byte_count for each in found.ledgers)
+    lines.append(
+        f"{counted(there_count, 'ledger')}, {_to_copy(entry_count, byte_count)}" + _more(found.more)
+    )
+    return "\n".join(lines)
+
+
+def _unreadable_text(ledger_ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ledger_ids[:UNREADABLE_SHOWN_MAX]))
+    more = " and more" if len(ledger_ids) > UNREADABLE_SHOWN_MAX else ""
+    return (
+        f"{counted(len(ledger_ids), 'ledger')} that cannot be read may be on it, too: {shown}{more}; "
+        "bookmender ledger show ID says what is wrong"
+    )
+
+
+def _unproven_text(ledger_ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ledger_ids[:UNREADABLE_SHOWN_MAX]))
+    more = ", …" if len(ledger_ids) > UNREADABLE_SHOWN_MAX else ""
+    ends = (
+        "the end of 1 other ledger"
+        if len(ledger_ids) == 1
+        else f"the ends of {len(ledger_ids):,} other ledgers"
+    )
+    return (
+        f"{ends} cannot be proven, and no copy is planned for that: ledger {shown}{more}; bookmender ledger show "
+        "ID says why, and what helps"
+    )
+
+
+def _more(more: int | None) -> str:
+    if more is None:
+        return "; there are more ledgers (--limit)"
+    return f"; {counted(more, 'more ledger')} not shown (--limit)" if more else ""
+
+
+def _lines(found: Preview, end: UnprovenEnd | None) -> list[str]:
+    """``end``: where that could not be proven at the last try."""
+    head = f"ledger {found.ledger_id}: "
+    if found.is_gone:
+        return [head + "there is none"]
+    if found.plan.is_whole and end is not None:
+        why = printable(end.detail)
+        return [head + f"nothing to copy, but its end cannot be proven: {why}"]
+    if found.plan.is_whole:
+        return [head + "nothing to do"]
+    if found.repairs:
+        head += _to_copy(found.entry_count, found.byte_count)
+    else:
+        head += "nothing can be copied now"
+    return [
+        head,
+        *(f"  {_copy_text(repair)}" for repair in found.repairs),
+        *(f"  in the way: {_blocked_text(found.ledger_id, b)}" for b in found.plan.blocked),
+    ]
+
+
+def _to_copy(entry_count: int, byte_count: int) -> str:
+    return f"{counted(entry_count, 'entry')} to copy, about {size_text(byte_count)}"
+
+
+def _blocked_text(ledger_id: int, blocked: Blocked) -> str:
+    text = printable(f"{blocked.reason.value}: {blocked.detail}")
+    if blocked.reason is Reason.CORRUPT_METADATA:
+        text += f"; {earlier_metadata_hint(ledger_id)}"
+    return text
+
+
+def _copy_text(repair: Repair) -> str:
+    fragment = repair.fragment
+    first, last = fragment.first_entry_id, fragment.last_entry_id
+    entries = f"entry {first}" if first == last else f"entries {first} to {last}"
+    where = f"{entries}, index {repair.index}"
+    what = counted(len(repair.entry_ids), "entry")
+    if repair.is_in_place:
+        return f"{where}: {what} back to {repair.target}"
+    return f"{where}: {what} from the others' copies, {repair.replaced} -> {repair.target}"

@@ -1,0 +1,179 @@
+"""``bookmender queue``."""
+
+import json
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from auditor.findings import MarkReasons
+from daemon.cli.main import config_option, output_option
+from daemon.cli.progress import counted, printable
+from daemon.cli.stuck import current_notes, shut_text
+from daemon.status.command import age_s, seconds_until
+from daemon.status.records import lock_record, note_record
+from daemon.visit import Visit, run_visit
+from replication.ledger_record import WaitingNotes
+from replication.marks import LockedLedger, MarkedLedger, marked_ledger_ids, read_locks, read_marks
+from replication.nodes import live_nodes
+from replication.znodes import own_path
+
+
+@click.group()
+def queue() -> None:
+    """The ledgers that are marked as under-replicated."""
+
+
+@queue.command("list")
+@config_option
+@output_option
+@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True)
+def list_queue(config: Path | None, output: str, limit: int) -> None:
+    """Marked ledgers by id: what each misses, why it is marked, and why it waits if it does.
+
+    Those of draining bookies, of repairs by hand, and with damage that Java would not find are in a
+    queue of our own, which Java does not see.
+
+    Exits 0 when none is marked, 1 when some are, 3 when it could not tell.
+    """
+
+    async def look(cluster: Visit) -> tuple[int, list[dict[str, Any]]]:
+        shared, own = (
+            await _marked(cluster, cluster.ur),
+            await _marked(cluster, own_path(cluster.ur)),
+        )
+        marked = own | shared
+        chosen = [marked[ledger_id] for ledger_id in sorted(marked)[:limit]]
+        return len(marked), await queue_rows(cluster, chosen, own=own.keys() - shared.keys())
+
+    total, rows = run_visit(config, look)
+    if output == "json":
+        click.echo(json.dumps({"marked": total, "ledgers": rows}, indent=2))
+    else:
+        now_ms = time.time_ns() // 1_000_000
+        for row in rows:
+            click.echo(line_of(row, now_ms=now_ms))
+        more = f", the first {len(rows)} shown" if total > len(rows) else ""
+        click.echo(f"{counted(total, 'ledger')} marked{more}")
+    sys.exit(1 if total else 0)
+
+
+async def _marked(cluster: Visit, ur: str) -> dict[int, MarkedLedger]:
+    """Return the marked ledgers of one of the two queues, by id."""
+    marks = await read_marks(cluster.store, ur, await marked_ledger_ids(cluster.store, ur))
+    return {marked.ledger_id: marked for marked in marks}
+
+
+async def queue_rows(
+    cluster: Visit, marked: Sequence[MarkedLedger], *, own: Collection[int]
+) -> list[dict[str, Any]]:
+    """Return the rows of the output. ``own``: ledgers that are only in bookmender's private
+    queue."""
+    ledger_ids = [ledger.ledger_id for ledger in marked]
+    held = await read_locks(cluster.store, cluster.ur, ledger_ids)
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    locks = {lock.ledger_id: lock for lock in held}
+    noted = await WaitingNotes(cluster.store, cluster.ur).read_all(ledger_ids)
+    notes = {note.ledger_id: note for note in await current_notes(cluster, noted)}
+    reasons = await MarkReasons.read(cluster.store, cluster.ur, ledger_ids)
+    return [
+        {
+            "ledger_id": ledger.ledger_id,
+            "missing": list(ledger.mark.replicas) if ledger.mark else None,
+            "mark_unreadable": None if ledger.mark else _unreadable(ledger),
+            "ctime_ms": ledger.mark.ctime_ms if ledger.mark else None,
+            "is_own": ledger.ledger_id in own,
+            "reasons": [
+                reason.to_json()
+                for reason in reasons.of(
+                    ledger.ledger_id, ledger.mark, is_own=ledger.ledger_id in own
+                )
+            ],
+            "is_locked": ledger.ledger_id in locks,
+            "lock": _lock_record(locks.get(ledger.ledger_id), ours),
+            "waiting": note_record(note) if (note := notes.get(ledger.ledger_id)) else None,
+        }
+        for ledger in marked
+    ]
+
+
+def _unreadable(ledger: MarkedLedger) -> str:
+    """Return why the mark cannot be read; if access is denied, with who may change that."""
+    if ledger.refusal:
+        return shut_text(ledger)
+    return "its mark is damaged; the ledger is checked all the same"
+
+
+def _lock_record(lock: LockedLedger | None, ours: Collection[int]) -> dict[str, Any] | None:
+    return None if lock is None else {**lock_record(lock), "is_ours": lock.session_id in ours}
+
+
+def line_of(row: dict[str, Any], *, now_ms: int) -> str:
+    """Return a row as text."""
+    line = f"ledger {row['ledger_id']}: {_meant(row)}"
+    reasons = [_reason(reason, now_ms=now_ms) for reason in row["reasons"]]
+    if told := "; ".join(reason for reason in reasons if reason):
+        line += f" [{told}]"
+    if lock := row["lock"]:
+        line += f" (locked by {lock['holder'] or 'nobody known'}"
+        line += "" if lock["is_ours"] else ", no node of ours,"
+        line += f" for {age_s(lock['since_ms'], now_ms)} s)"
+    if note := row["waiting"]:
+        line += f" — {note['reason']}: {note['detail']}"
+        if next_s := seconds_until(note["next_try_ms"], now_ms):
+            line += f"; try {note['tries'] + 1} in {next_s} s"
+        elif left_s := seconds_until(note["grace_until_ms"], now_ms):
+            line += f"; grace over in {left_s} s"
+    return printable(line)
+
+
+def _meant(row: dict[str, Any]) -> str:
+    """Return what the mark asks for.
+
+    A mark in the private queue names bookies to drain, bookies with bad copies, or none if it was
+    made by hand.
+    """
+    if row["missing"] is None:
+        return str(row["mark_unreadable"])
+    named = ", ".join(row["missing"])
+    if row["is_own"]:
+        causes = {reason["cause"] for reason in row["reasons"] if reason["bookie"]}
+        if causes - {"drained", "hand"}:
+            return f"bad copies on {named}"
+        return "; ".join(_meant_by_hand(row["reasons"]))
+    return f"misses {named or 'nothing'}"
+
+
+def _meant_by_hand(reasons: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what an operator ordered: bookies to drain, and bookies to check."""
+    drained = [reason["bookie"] for reason in reasons if reason["cause"] == "drained"]
+    by_hand = [
+        reason["bookie"] for reason in reasons if reason["cause"] == "hand" and reason["bookie"]
+    ]
+    told = [f"to leave {', '.join(drained)}"] if drained else []
+    if by_hand or not drained:
+        told.append(f"to be checked{' on ' if by_hand else ''}{', '.join(by_hand)}")
+    return told
+
+
+def _reason(reason: dict[str, Any], *, now_ms: int) -> str:
+    """Return one reason as text; empty if it is unknown."""
+    bookie, detail = reason["bookie"], reason["detail"]
+    age = "" if reason["since_ms"] is None else f"{age_s(reason['since_ms'], now_ms)} s"
+    match reason["cause"]:
+        case "unknown":
+            return ""
+        case "lost":
+            told = f"lost for {age}" if not detail else f"lost {age} ago, {detail}"
+        case "reborn":
+            told = f"set up anew {age} ago"
+        case "drained":
+            told = f"draining for {age}"
+        case "hand":
+            told = "by hand" if not detail else f"by hand, {detail}"
+        case check:
+            told = f"{check} check, {age} ago: {detail}"
+    return told if bookie is None else f"{bookie}: {told}"

@@ -1,0 +1,365 @@
+"""``bookmender repair``.
+
+Repairing ledgers from a command: in this process, with the locks and the engine that daemons
+have.
+
+The ledgers are marked in our own queue first. So nodes that run help, a crash or Ctrl-C leaves the
+rest to them, and the lock keeps bookies' garbage collectors and Java's workers off (G16: Java's own
+tool takes none).
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from auditor.marker import Marker
+from auditor.scan import scan_ledgers
+from auditor.underreplication import Endangered, most_endangered_first
+from daemon.cli.bookies import BookieArgument, known_bookies, require_known
+from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
+from daemon.cli.progress import (
+    NODES_GO_ON,
+    ProgressLine,
+    Show,
+    counted,
+    duration_text,
+    printable,
+    saying_when_interrupted,
+)
+from daemon.cli.stuck import order_tries
+from daemon.roles import open_worker
+from daemon.session import Session, open_session
+from daemon.settings import Settings, load_settings
+from daemon.state import open_journal
+from daemon.status.records import help_text, note_record
+from daemon.threads import own_cause
+from daemon.visit import Visit, log_errors_only, visit
+from ledgers.clock import Clock, SystemClock
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
+from ledgers.manager import LedgerManager
+from ledgers.model import BookieId
+from ledgers.store import MetadataStore
+from replication.journal import MetadataJournal
+from replication.ledger_record import UnprovenEnd, WaitingNote, WaitingNotes, unproven_among
+from replication.marks import marked_ledger_ids, read_marks
+from replication.nodes import Half
+from replication.reasons import Reason
+from replication.transactions import Batcher
+from replication.work_queue import GivenLedgers
+from replication.znodes import own_path
+
+POLL_S = 0.5
+POLLED_LEDGERS_PER_S = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairedByHand:
+    """``waiting``: those that are left, each of which waits for help, for its writer to close it,
+    or for a safety hold or a maintenance window to end; empty when all is done.
+
+    ``ledger_count``: of those that there was something to do for. ``failed``: why there was nothing
+    for others, by id: no such ledger, or metadata or a mark that cannot be read. ``unproven``:
+    those that have all their copies, but an end that could not be proven, so that an operator has
+    to close them.
+    """
+
+    ledger_count: int
+    waiting: tuple[WaitingNote, ...] = ()
+    unproven: tuple[UnprovenEnd, ...] = ()
+    failed: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """``ledgers``: as they are to be marked. ``failed``: as in ``RepairedByHand``."""
+
+    ledgers: tuple[Endangered, ...]
+    failed: Mapping[int, str] = field(default_factory=dict)
+
+
+async def find_ledgers(
+    cluster: Visit, ledger_ids: Collection[int], bookie: BookieId | None
+) -> Found:
+    """These, and then all that name the bookie, the most endangered first. Raises
+    UnavailableError."""
+    named: dict[int, Endangered] = {}
+    failed: dict[int, str] = {}
+    for ledger_id in ledger_ids:
+        try:
+            named[ledger_id] = await _named(cluster.manager, ledger_id)
+        except (NoSuchLedgerError, CorruptionError, UnauthorizedError) as error:
+            failed[ledger_id] = str(error)
+    if bookie is None:
+        return Found(ledgers=tuple(named.values()), failed=failed)
+    await cluster.store.sync(cluster.settings.uri.root)
+    scan = await scan_ledgers(cluster.manager, lost=[bookie])
+    others = [ledger for ledger in scan.endangered if ledger.ledger_id not in named]
+    ledgers = (*named.values(), *most_endangered_first(others, {}))
+    return Found(ledgers=ledgers, failed=failed)
+
+
+async def repair_by_hand(
+    settings: Settings, journal: MetadataJournal, ledgers: Sequence[Endangered], *, show: Show
+) -> RepairedByHand:
+    """Mark them, and work on them until no mark is left or each that is left waits, as
+    ``RepairedByHand`` says."""
+    ledger_ids = [ledger.ledger_id for ledger in ledgers]
+
+    def queue(session: Session, batcher: Batcher) -> GivenLedgers:
+        return GivenLedgers(
+            session.store,
+            batcher,
+            session.ur,
+            holder=socket.gethostname(),
+            clock=session.clock,
+            ledger_ids=ledger_ids,
+        )
+
+    async with open_worker(settings, journal, half=Half.HAND, make_queue=queue) as opened:
+        session = opened.session
+        await mark_for_repair(session, opened.batcher, ledgers)
+        failed = await shut_away(session.store, session.ur, ledger_ids)
+        takable = set(ledger_ids) - failed.keys()
+        async with asyncio.TaskGroup() as tasks:
+            worker = tasks.create_task(opened.worker.run())
+            waiting = await wait_done(
+                session.store, session.ur, takable, show=show, clock=session.clock
+            )
+            worker.cancel()
+        done = takable.difference(note.ledger_id for note in waiting)
+        unproven = await unproven_among(session.store, session.manager, session.ur, done)
+    return RepairedByHand(
+        ledger_count=len(takable), waiting=waiting, unproven=tuple(unproven), failed=failed
+    )
+
+
+async def mark_by_hand(
+    settings: Settings, journal: MetadataJournal, ledgers: Sequence[Endangered]
+) -> RepairedByHand:
+    """Mark them, and leave the work to the nodes."""
+    async with open_session(settings, Half.HAND, journal) as session:
+        batcher = Batcher(session.store, [session.membership.guard])
+        async with asyncio.TaskGroup() as tasks:
+            sender = tasks.create_task(batcher.run())
+            await mark_for_repair(session, batcher, ledgers)
+            sender.cancel()
+        ledger_ids = [ledger.ledger_id for ledger in ledgers]
+        failed = await shut_away(session.store, session.ur, ledger_ids)
+    return RepairedByHand(ledger_count=len(ledgers) - len(failed), failed=failed)
+
+
+async def mark_for_repair(
+    session: Session, batcher: Batcher, ledgers: Sequence[Endangered]
+) -> None:
+    """In our own queue. What some node noted of a ledger's next try is not waited for any more."""
+    marker = Marker(session.store, batcher, own_path(session.ur), session.clock)
+    await marker.mark_all(ledgers)
+    notes = WaitingNotes(session.store, session.ur)
+    noted = await notes.ledger_ids()
+    waiting = [ledger.ledger_id for ledger in ledgers if ledger.ledger_id in noted]
+    for ledger_id in waiting:
+        await notes.let_go(ledger_id, guards=[session.membership.guard.check])
+    if waiting:
+        await order_tries(waiting, session.store, session.ur, session.clock)
+
+
+async def shut_away(store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> dict[int, str]:
+    """Why, of those whose marks in our queue ACLs keep from us: they stand, and no worker takes
+    them."""
+    return {
+        marked.ledger_id: f"its mark cannot be read: {marked.refusal}"
+        for marked in await read_marks(store, own_path(ur), ledger_ids)
+        if marked.refusal
+    }
+
+
+async def _named(manager: LedgerManager, ledger_id: int) -> Endangered:
+    try:
+        versioned = await manager.read(ledger_id)
+    except NoSuchLedgerError:
+        await manager.sync(ledger_id)
+        versioned = await manager.read(ledger_id)
+    return Endangered(ledger_id=ledger_id, lost=(), copies_left=0, length=versioned.metadata.length)
+
+
+async def wait_done(
+    store: MetadataStore, ur: str, ledger_ids: Collection[int], *, show: Show, clock: Clock
+) -> tuple[WaitingNote, ...]:
+    """Until none is marked (empty), or all that are wait for more than time to pass (their notes).
+
+    A hold or a maintenance window may last for hours, a writer write for days, and an operator ends
+    it: it is told and not waited out. The grace of a writer is.
+    """
+    left = sorted(ledger_ids)
+    while left := await _still_marked(store, ur, left):
+        notes = await _notes(store, ur, left)
+        needy = tuple(note for note in notes if _is_in_vain(note))
+        if len(needy) == len(left):
+            return needy
+        show(
+            len(left),
+            waiting=len(notes),
+            beside=waits_text(notes, now_ms=clock.wall_ms()),
+        )
+        await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
+    return ()
+
+
+def waits_text(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
+    """How many wait, and which of them for their writers, until when; empty where none waits."""
+    if not notes:
+        return ""
+    told = f"{len(notes):,} of them {'waits' if len(notes) == 1 else 'wait'}"
+    graces = [n for n in notes if n.reason.is_a_grace and n.grace_until_ms > now_ms]
+    if not graces:
+        return told
+    first, more = graces[0].ledger_id, len(graces) - 1
+    which = f"ledger {first} and {more:,} more are" if more else f"ledger {first} is"
+    whose = "their writers" if more else "its writer"
+    left_s = (max(note.grace_until_ms for note in graces) - now_ms) / 1000
+    return f"{told}: {which} left to {whose} for another {duration_text(left_s)}, then closed and repaired"
+
+
+def _is_in_vain(note: WaitingNote) -> bool:
+    """Whether to wait for its next try is. A first one that could not prove an end gave what is
+    left its copies again, and they may be all that the ledger missed."""
+    if note.reason is Reason.END_UNPROVEN:
+        return note.tries > 1
+    return note.reason.needs_help or note.reason in _ENDED_BY_OTHERS
+
+
+_ENDED_BY_OTHERS = frozenset({Reason.HOLD, Reason.MAINTENANCE, Reason.OPEN_FRAGMENT})
+
+
+async def _still_marked(store: MetadataStore, ur: str, ledger_ids: Collection[int]) -> list[int]:
+    listed = set(await marked_ledger_ids(store, own_path(ur)))
+    marks = await read_marks(store, own_path(ur), sorted(listed.intersection(ledger_ids)))
+    return [marked.ledger_id for marked in marks]
+
+
+async def _notes(store: MetadataStore, ur: str, ledger_ids: Collection[int]) -> list[WaitingNote]:
+    notes = WaitingNotes(store, ur)
+    noted = (await notes.ledger_ids()).intersection(ledger_ids)
+    return await notes.read_all(sorted(noted))
+
+
+@click.command()
+@click.argument("ledger_ids", metavar="[LEDGER]...", type=LedgerId(), nargs=-1)
+@click.option("--bookie", type=BookieArgument(), help="Every ledger that names it, too.")
+@click.option("--mark-only", is_flag=True, help="Leave the work to the nodes.")
+@config_option
+@output_option
+def repair(
+    ledger_ids: tuple[int, ...],
+    bookie: BookieId | None,
+    mark_only: bool,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Check ledgers copy by copy and repair what they lack, here and now.
+
+    Of each copy its first and last entry are asked for (replication.checked_share: some of the
+    others, too), and every entry where a check or fsck found the copy bad; bookmender fsck run
+    --level full reads all.
+
+    They are marked in a queue that only bookmender's nodes see, and worked on by this very process,
+    under the locks that all use; nodes that run take their part. It needs no daemon, and goes on
+    while auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
+
+    An open ledger whose end misses a bookie is left to its writer for the open-ledger grace
+    (replication.open_ledger_grace_s), which is waited for, and then closed. One that merely lacks
+    copies at its end waits until it is closed, by its writer or bookmender ledger close: that is
+    told, and not waited for.
+
+    Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help,
+    for their writers, or for a safety hold or a maintenance window to end, have an end that cannot
+    be proven, are not there or cannot be read, which keeps none of the others from being repaired;
+    3 when it could not tell.
+    """
+    if not ledger_ids and bookie is None:
+        raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)
+    with saying_when_interrupted(f"what was marked stays marked: {NODES_GO_ON}"):
+        done = asyncio.run(_run(settings, ledger_ids, bookie, mark_only))
+    if output == "json":
+        click.echo(json.dumps(_record(done), indent=2))
+    else:
+        now_ms = SystemClock().wall_ms()
+        click.echo(result_text(done, mark_only=mark_only, now_ms=now_ms))
+    sys.exit(EXIT_FAILED if done.waiting or done.unproven or done.failed else 0)
+
+
+async def _run(
+    settings: Settings, ledger_ids: tuple[int, ...], bookie: BookieId | None, mark_only: bool
+) -> RepairedByHand:
+    async with visit(settings) as cluster:
+        if bookie is not None:
+            require_known([bookie], await known_bookies(cluster))
+        found = await find_ledgers(cluster, ledger_ids, bookie)
+    if not found.ledgers:
+        return RepairedByHand(ledger_count=0, failed=found.failed)
+    done = await _repair(settings, found.ledgers, mark_only)
+    return replace(done, failed={**found.failed, **done.failed})
+
+
+async def _repair(
+    settings: Settings, ledgers: Sequence[Endangered], mark_only: bool
+) -> RepairedByHand:
+    journal = open_journal(settings)
+    line = ProgressLine("ledger")
+    try:
+        if mark_only:
+            return await mark_by_hand(settings, journal, ledgers)
+        return await repair_by_hand(settings, journal, ledgers, show=line.show)
+    except BaseExceptionGroup as group:
+        if (cause := own_cause(group)) is None:
+            raise
+        raise cause from group
+    finally:
+        line.close()
+        journal.close()
+
+
+def _record(done: RepairedByHand) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "ledgers": done.ledger_count,
+        "waiting": [note_record(note) for note in done.waiting],
+        "unproven_ends": [
+            {"ledger_id": end.ledger_id, "detail": end.detail} for end in done.unproven
+        ],
+        "failed": [{"ledger_id": i, "error": error} for i, error in done.failed.items()],
+    }
+    if done.failed:
+        record["error"] = f"nothing could be done for {counted(len(done.failed), 'ledger')}"
+        record["exit_code"] = EXIT_FAILED
+    return record
+
+
+def result_text(done: RepairedByHand, *, mark_only: bool, now_ms: int) -> str:
+    """For people."""
+    lines = [help_text(note) + _next_try(note, now_ms=now_ms) for note in done.waiting]
+    lines += [
+        f"ledger {end.ledger_id} has its copies, and no end: {printable(end.detail)}"
+        for end in done.unproven
+    ]
+    lines += [f"ledger {ledger_id}: {printable(error)}" for ledger_id, error in done.failed.items()]
+    whole = counted(done.ledger_count - len(done.waiting) - len(done.unproven), "ledger")
+    lines.append(f"{whole} {'marked' if mark_only else 'whole, as far as repair looks'}")
+    return "\n".join(lines)
+
+
+def _next_try(note: WaitingNote, *, now_ms: int) -> str:
+    """Of what is away on purpose, when the nodes go on with it; empty where nobody knows."""
+    if note.reason is not Reason.MAINTENANCE or note.next_try_ms <= now_ms:
+        return ""
+    left = duration_text((note.next_try_ms - now_ms) / 1000)
+    return f"; next try in {left}, or when they are back"

@@ -1,0 +1,225 @@
+"""``bookmender ledger restore``."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
+from daemon.cli.progress import counted, printable, tell
+from daemon.cli.stuck import order_tries
+from daemon.previews import open_looking
+from daemon.settings import Settings, load_settings
+from daemon.state import state_dir
+from daemon.visit import Visit, log_errors_only, visit, writing_visit
+from ledgers.clock import SystemClock
+from ledgers.errors import (
+    LockLostError,
+    RejectedError,
+    SessionLostError,
+    SettingsError,
+    UnavailableError,
+)
+from ledgers.manager import LedgerManager
+from ledgers.model import LedgerMetadata
+from ledgers.registration import read_instance_id
+from replication.journal import JournalRecord, read_journal
+from replication.restore import Restorer, Restoring, readable
+
+
+@click.command()
+@click.argument("ledger_id", type=LedgerId())
+@click.option(
+    "--at", "time_ms", type=int, metavar="TIME", help="Which write to undo: its first column."
+)
+@click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
+@click.option("--force", is_flag=True, help="Whatever the doubts are.")
+@config_option
+@output_option
+def restore(
+    ledger_id: int, time_ms: int | None, yes: bool, force: bool, config: Path | None, output: str
+) -> None:
+    """Put a ledger's metadata back as it was before a write that a daemon of this host recorded.
+
+    \b
+      bookmender ledger restore 17                             the recorded writes
+      bookmender ledger restore 17 --at 1700000000000          what undoing one would change
+      bookmender ledger restore 17 --at 1700000000000 --yes    undo it
+
+    Only the metadata is put back; copies that it named may have been deleted since. So the bookies
+    that it would name again are asked for every entry first, and there is doubt where one is not
+    registered, lacks entries or does not answer; likewise where the metadata was written again
+    since, or a closed ledger's end would move. With a doubt it is refused, unless forced. In any
+    case the ledger is marked with the same write: the nodes check it, copy what is missing, and
+    take the mark away.
+
+    The ledger's lock is taken for it, and the undoing is recorded, too. Run it as the daemon's
+    user, with its settings: that is where the journal lies. Each host has its own, for all clusters
+    that it serves; what was written in another cluster is never put back in this one.
+
+    Exits 0 when it is done, or its records are listed; 1 when it is refused, or there is no such
+    record, or no such ledger; 3 when bookies or ZooKeeper failed, or somebody else works on the
+    ledger: then it can be tried again. Where it is only shown: 0 when --yes would do it, 1 when
+    that would be refused.
+    """
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)
+    records = _recorded(settings, ledger_id)
+    if time_ms is None:
+        if yes or force:
+            raise click.UsageError("--at says which write to undo")
+        click.echo(_listing(ledger_id, records, output))
+        return
+    record = next((each for each in records if each.time_ms == time_ms), None)
+    if record is None:
+        raise RejectedError(f"no write of ledger {ledger_id} at {time_ms} is recorded here")
+    if yes:
+        done = asyncio.run(_restore(settings, record, is_forced=force))
+        said = "it is so already" if done.is_done else "done, and marked: the nodes check it now"
+    else:
+        done = asyncio.run(_look(settings, record))
+        said = "it is so already" if done.is_done else f"nothing was changed: {_how(done)}"
+    click.echo(_change(done, said, output))
+    if done.doubts and not (done.is_done or force):
+        sys.exit(EXIT_FAILED)
+
+
+def _how(found: Restoring) -> str:
+    if found.doubts:
+        return "with such doubts --yes is refused, and --yes --force does it all the same"
+    return "--yes does it"
+
+
+def earlier_metadata_hint(ledger_id: int) -> str:
+    """For whoever meets metadata that cannot be read."""
+    return (
+        f"bookmender ledger restore {ledger_id} lists what it was before, if written on this host"
+    )
+
+
+def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
+    directory = state_dir(settings) / "journal"
+    try:
+        return read_journal(directory, ledger_id)
+    except FileNotFoundError:
+        tell([f"{directory} is not there: see node.state_dir, and who runs the daemon"])
+        return []
+    except OSError as error:
+        raise SettingsError(
+            f"node.state_dir: {directory} cannot be read ({error.strerror})",
+            setting="node.state_dir",
+        ) from error
+
+
+async def _look(settings: Settings, record: JournalRecord) -> Restoring:
+    async with visit(settings) as cluster:
+        cluster_id = await read_instance_id(cluster.store, settings.uri.root)
+        async with _open_restorer(cluster, cluster.manager, cluster_id) as restorer:
+            return await restorer.plan(record)
+
+
+async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool) -> Restoring:
+    async with (
+        writing_visit(settings) as ours,
+        _open_restorer(ours.cluster, ours.manager, ours.cluster_id) as restorer,
+    ):
+        done = await restorer.restore(
+            record, session=ours.session, holder=ours.holder, is_forced=is_forced
+        )
+        with suppress(
+            UnavailableError, SessionLostError, LockLostError, RejectedError
+        ):  # it is done, and tried again one day
+            cluster = ours.cluster
+            await order_tries([record.ledger_id], cluster.store, cluster.ur, SystemClock())
+        return done
+
+
+@asynccontextmanager
+async def _open_restorer(
+    cluster: Visit, manager: LedgerManager, cluster_id: str | None
+) -> AsyncIterator[Restorer]:
+    async with open_looking(cluster) as looking:
+        yield Restorer(
+            store=cluster.store,
+            manager=manager,
+            surveyor=looking.surveyor,
+            view=looking.view,
+            ur=cluster.ur,
+            cluster=cluster_id,
+            clock=looking.clock,
+            tell=lambda text: tell([printable(text)]),
+        )
+
+
+def _listing(ledger_id: int, records: Sequence[JournalRecord], output: str) -> str:
+    if output == "json":
+        return json.dumps({"ledger_id": ledger_id, "writes": list(map(_record, records))}, indent=2)
+    lines = [
+        f"{record.time_ms}  {_when(record.time_ms)}  {record.cluster or 'unknown cluster'}  "
+        f"{_difference(record.before, record.after)}"
+        for record in records
+    ]
+    return "\n".join(
+        [*lines, f"{counted(len(records), 'write')} of ledger {ledger_id} recorded on this host"]
+    )
+
+
+def _record(record: JournalRecord) -> dict[str, Any]:
+    return {
+        "time_ms": record.time_ms,
+        "cluster": record.cluster,
+        "before": _said(readable(record.before)),
+        "after": _said(readable(record.after)),
+    }
+
+
+def _change(found: Restoring, said: str, output: str) -> str:
+    if output == "json":
+        return json.dumps(
+            {
+                "ledger_id": found.record.ledger_id,
+                "time_ms": found.record.time_ms,
+                "now": _said(found.now),
+                "restored": _said(found.was),
+                "doubts": list(found.doubts),
+                "said": said,
+            },
+            indent=2,
+        )
+    lines = [
+        f"ledger {found.record.ledger_id}, back to before {_when(found.record.time_ms)}:",
+        *(f"  - {line}" for line in _said(found.now)),
+        *(f"  + {line}" for line in _said(found.was)),
+        *(f"  doubt: {doubt}" for doubt in ([] if found.is_done else found.doubts)),
+        said,
+    ]
+    return "\n".join(lines)
+
+
+def _difference(before: bytes, after: bytes) -> str:
+    """What a write changed, in one line."""
+    was, became = _said(readable(before)), _said(readable(after))
+    gone = [line for line in was if line not in became]
+    new = [line for line in became if line not in was]
+    return f"{' | '.join(gone) or '…'}  =>  {' | '.join(new) or '…'}"
+
+
+def _said(metadata: LedgerMetadata | None) -> list[str]:
+    if metadata is None:
+        return ["(cannot be read as metadata)"]
+    end = f", last entry {metadata.last_entry_id}" if metadata.is_closed else ""
+    return [
+        f"{metadata.state.name}{end}",
+        *(f"from entry {s.first_entry_id}: {', '.join(s.ensemble)}" for s in metadata.segments),
+    ]
+
+
+def _when(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")

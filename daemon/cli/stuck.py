@@ -1,0 +1,360 @@
+"""Ledgers that a command waits for and that will not move before somebody helps: which, and why.
+
+A note says what was in the way at the last try, and may be older than the help that came. So it
+counts only once a try that is due soon has been made, too; and all of them have to be in that case,
+for a while. One of an earlier mark does not count. Java's workers leave no notes: where only they
+are at work, it is said that nobody says why.
+
+The marks of both queues, the one that Java shares and our own, as a command sees them.
+
+Having a marked ledger tried at once, when its world has changed in a way that no node sees by
+itself.
+
+What it waits for stands in its note, and in what each node remembers of it. So the note binds
+nobody any more, and an order that all nodes follow tells them to forget it.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from auditor.scan import READS_AT_ONCE
+from daemon.cli.progress import duration_text, printable
+from daemon.status.records import help_text
+from daemon.visit import Visit
+from ledgers.clock import Clock
+from ledgers.errors import ConflictError, CorruptionError, NoSuchLedgerError, UnauthorizedError
+from ledgers.model import BookieId
+from ledgers.store import Check, MetadataStore
+from ledgers.tasks import gather_in_parts
+from replication.ledger_record import WaitingNote, WaitingNotes
+from replication.marks import (
+    MarkedLedger,
+    locked_ledger_ids,
+    marked_ledger_ids,
+    read_locks,
+    read_marks,
+)
+from replication.nodes import Half, live_nodes
+from replication.orders import OrderBook, TriesOrder, tries_place
+from replication.reasons import Reason
+from replication.znodes import own_path
+
+
+async def listed(cluster: Visit) -> set[int]:
+    """Ledgers in either queue."""
+    store, ur = cluster.store, cluster.ur
+    return {*await marked_ledger_ids(store, ur), *await marked_ledger_ids(store, own_path(ur))}
+
+
+async def marks_of(cluster: Visit, ledger_ids: Collection[int]) -> list[MarkedLedger]:
+    """Theirs, in either queue: two of a ledger that is in both."""
+    ordered = sorted(ledger_ids)
+    return [
+        *await read_marks(cluster.store, cluster.ur, ordered),
+        *await read_marks(cluster.store, own_path(cluster.ur), ordered),
+    ]
+
+
+async def marked_since(cluster: Visit, ledger_ids: Collection[int]) -> dict[int, int]:
+    """When the mark of each was made (czxid), of those that are marked: of both as in
+    ``QueuedLedger.czxid``."""
+    czxids: dict[int, int] = {}
+    for marked in await marks_of(cluster, ledger_ids):  # the shared ones first
+        czxids.setdefault(marked.ledger_id, marked.czxid)
+    return czxids
+
+
+async def current_notes(cluster: Visit, notes: Sequence[WaitingNote]) -> list[WaitingNote]:
+    """Without those of marks that are gone, which tell nothing of the ones that stand there now;
+    and without the graces that nobody waits out any more: with the ledger's lock they go, and who
+    takes it next waits anew."""
+    czxids = await marked_since(cluster, [note.ledger_id for note in notes])
+    current = [note for note in notes if not note.is_older_than(czxids.get(note.ledger_id, 0))]
+    in_grace = [note.ledger_id for note in current if note.grace_until_ms]
+    locks = {lock.ledger_id: lock for lock in await read_locks(cluster.store, cluster.ur, in_grace)}
+    return [
+        note
+        if note.ledger_id in locks and not note.is_older_than(locks[note.ledger_id].czxid)
+        else replace(note, grace_until_ms=0)
+        for note in current
+    ]
+
+
+def shut_text(marked: MarkedLedger) -> str:
+    """Of one that ACLs shut away: what that means, and who may open it, as ZooKeeper says."""
+    return f"its mark cannot be read, so that no node takes it: {marked.refusal}"
+
+
+STUCK_S = 60.0
+"""All that is left has waited for help so long: nodes try again within that when a bookie comes."""
+SOON_S = 400.0
+"""A next try that is not farther off is waited for: by their default settings nodes try most
+ledgers again within six minutes. What has failed so often, or so, that it is tried seldomer is
+taken for what its note says."""
+UNEXPLAINED_S = 120.0
+"""Nothing of what is left has moved for so long: it is said where nobody of ours is at work who
+could say why."""
+SHOWN_MAX = 20
+WAITS_READ_MAX = 50
+"""Of those that wait: as a rule for the same reason, and they are looked at again and again."""
+MARKS_READ_AT_ONCE = 50
+"""Of ledgers without a note: as a rule the first of them moves, and says that the others need not
+be read."""
+
+
+class StuckLedgers:
+    """What is known of them from the command's beginning to its end. Times are the ``clock``'s."""
+
+    def __init__(self, cluster: Visit, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._notes = WaitingNotes(cluster.store, cluster.ur)
+        self._seen_first: dict[int, WaitingNote] = {}
+        self._seen_last: list[WaitingNote] = []
+        self._since: tuple[float, frozenset[int]] | None = None
+        """Since when all that is left is stuck, and which ledgers these are."""
+        self._still: tuple[float, frozenset[int]] | None = None
+        """Since when the same ledgers are left, and which."""
+        self._unexplained: frozenset[int] = frozenset()
+        """Those of which it was said that nobody says why."""
+
+    async def look(self, ledger_ids: Collection[int]) -> list[str]:
+        """Why each of these, which are all that is left, cannot move, once that is certain; else
+        empty."""
+        now_s, left = self._clock.now_s(), frozenset(ledger_ids)
+        told = await self._told(sorted(left))
+        if len(told) < len(left):
+            self._since = None
+        elif self._since is None or self._since[1] != left:  # something moved: more may
+            self._since = now_s, left
+        elif now_s - self._since[0] >= STUCK_S:
+            if not await self._are_any_old():
+                return [told[ledger_id] for ledger_id in sorted(told)]
+            self._since = None
+        return []
+
+    async def unexplained(self, ledger_ids: Collection[int]) -> str:
+        """That these, which are all that is left, do not move, and nobody is there to say why;
+        empty where they may well, or that was said of them before."""
+        now_s, left = self._clock.now_s(), frozenset(ledger_ids)
+        if self._still is None or self._still[1] != left:
+            self._still = now_s, left
+        still_s = now_s - self._still[0]
+        if still_s < UNEXPLAINED_S or left == self._unexplained or await self._has_workers():
+            return ""
+        self._unexplained = left
+        return unexplained_text(len(left), still_s=still_s)
+
+    async def _has_workers(self) -> bool:
+        """Whether any of ours runs: what it cannot repair gets a note."""
+        nodes = await live_nodes(self._cluster.store, self._cluster.ur)
+        return any(node.info.half is not Half.AUDITOR for node in nodes)
+
+    async def _told(self, ledger_ids: Sequence[int]) -> dict[int, str]:
+        """Of each, where all of them are stuck; else of some, or none."""
+        store, ur = self._cluster.store, self._cluster.ur
+        noted = (await self._notes.ledger_ids()).intersection(ledger_ids)
+        locked = await locked_ledger_ids(store, ur)
+        told = await self._shut([i for i in ledger_ids if i not in noted], locked)
+        if len(told) + len(noted) < len(ledger_ids):
+            return {}
+        now_ms = self._clock.wall_ms()
+        self._seen_last = await self._notes.read_all(sorted(noted))
+        for note in self._seen_last:
+            first = self._seen_first.setdefault(note.ledger_id, note)
+            is_at_hand = note.ledger_id in locked
+            if waits_for_help(note, first=first, is_at_hand=is_at_hand, now_ms=now_ms):
+                told[note.ledger_id] = _help_text(note, is_old=note == first)
+        # A note from before its mark was shut away tells nothing any more.
+        told |= await self._shut(sorted(noted.difference(told)), locked)
+        # A note without a mark means nothing, and the first audit may be still to come.
+        return told if (await listed(self._cluster)).issuperset(ledger_ids) else {}
+
+    async def _are_any_old(self) -> bool:
+        """Whether a note is of a mark that is gone: of the one that stands now nobody has said
+        anything."""
+        czxids = await marked_since(self._cluster, [note.ledger_id for note in self._seen_last])
+        return any(note.is_older_than(czxids.get(note.ledger_id, 0)) for note in self._seen_last)
+
+    async def _shut(self, ledger_ids: Sequence[int], locked: Collection[int]) -> dict[int, str]:
+        """Of those whose marks ACLs shut away, up to the first of which that is not so.
+
+        Where one is locked, a node can read its mark.
+        """
+        told: dict[int, str] = {}
+        for start in range(0, len(ledger_ids), MARKS_READ_AT_ONCE):
+            part = ledger_ids[start : start + MARKS_READ_AT_ONCE]
+            marks = await marks_of(self._cluster, part)
+            takable = {marked.ledger_id for marked in marks if not marked.refusal}.union(locked)
+            told |= {m.ledger_id: _shut_text(m) for m in marks if m.ledger_id not in takable}
+            if len(told) < start + len(part):
+                break
+        return told
+
+
+def unexplained_text(count: int, *, still_s: float) -> str:
+    """For people."""
+    what = (
+        "the ledger that is left has" if count == 1 else f"none of the {count:,} ledgers left has"
+    )
+    has_not = "not " if count == 1 else ""
+    return (
+        f"{what} {has_not}moved for {duration_text(still_s)}, and no worker of bookmender runs that would say why "
+        "(those of Java's AutoRecovery do not): bookmender plan LEDGER says what is in the way of one"
+    )
+
+
+def shown(reasons: Sequence[str]) -> list[str]:
+    """Some of very many, and how many more there are."""
+    more = len(reasons) - SHOWN_MAX
+    rest = [f"and {more:,} more; bookmender queue list shows them all"] if more > 0 else []
+    return [*reasons[:SHOWN_MAX], *rest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """``count``: of ledgers that wait, ``looked_at`` of them to see why; ``for_windows``: of those,
+    the ones that wait for a maintenance window to end, of which the first is tried again at
+    ``next_try_ms`` (wall clock); ``for_writers``: likewise, for their writers to close them."""
+
+    count: int
+    looked_at: int = 0
+    for_windows: int = 0
+    next_try_ms: int = 0
+    for_writers: int = 0
+
+
+NOBODY_WAITS = Waits(count=0)
+
+
+async def still_naming(
+    cluster: Visit, ledger_ids: Sequence[int], bookies: Collection[BookieId]
+) -> list[int]:
+    """Those of the ledgers that name any of these still, or may. One that is gone does not.
+
+    A mark for a bookie may outlast that: where its ledger misses copies on another, which is under
+    maintenance.
+    """
+
+    async def names(ledger_id: int) -> bool:
+        try:
+            metadata = (await cluster.manager.read(ledger_id)).metadata
+        except NoSuchLedgerError:
+            return False
+        except (CorruptionError, UnauthorizedError):
+            return True
+        return not metadata.bookies.isdisjoint(bookies)
+
+    are_left = await gather_in_parts(names, ledger_ids, at_once=READS_AT_ONCE)
+    return [i for i, is_left in zip(ledger_ids, are_left, strict=True) if is_left]
+
+
+async def waits_among(cluster: Visit, ledger_ids: Collection[int]) -> Waits:
+    """Of these ledgers; of very many, why some do."""
+    notes = WaitingNotes(cluster.store, cluster.ur)
+    noted = sorted((await notes.ledger_ids()).intersection(ledger_ids))
+    looked_at = await notes.read_all(noted[:WAITS_READ_MAX])
+    for_windows = [note for note in looked_at if note.reason is Reason.MAINTENANCE]
+    return Waits(
+        count=len(noted),
+        looked_at=len(looked_at),
+        for_windows=len(for_windows),
+        for_writers=sum(note.reason is Reason.OPEN_FRAGMENT for note in looked_at),
+        next_try_ms=min((note.next_try_ms for note in for_windows), default=0),
+    )
+
+
+def waiting_text(waits: Waits, *, left: int, now_ms: int) -> str:
+    """That so many of those ``left`` wait, for whoever waits for them; empty if none does.
+
+    A window may last for days, and ends by itself: nobody is told that waiting for it ends soon.
+    """
+    if not waits.count:
+        return ""
+    told = f"{waits.count:,} of them {'waits' if waits.count == 1 else 'wait'}"
+    if waits.for_windows:
+        some = "" if waits.for_windows == waits.looked_at else ", some of them"
+        told += f"{some} for a maintenance window to end"
+        if (left_ms := waits.next_try_ms - now_ms) > 0:
+            told += f" (next try in {duration_text(left_ms / 1000)}, or when its bookie is back)"
+        return f"{told}, bookmender queue list says which"
+    if waits.for_writers:
+        some = "" if waits.for_writers == waits.looked_at else ", some of them"
+        return f"{told}{some} for their writers to close them, however long that takes (a drain with --fence-open does not); bookmender queue list says which"
+    told += ", bookmender queue list says why"
+    return told if waits.count < left else f"{told}; where all need help, this ends a minute later"
+
+
+def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, now_ms: int) -> bool:
+    """Whether to wait for its next try is in vain. ``first``: the note that we saw of the ledger
+    first.
+
+    What stands there since before we looked may be over: a disk has room again, an ACL was opened.
+    A try that was due is waited for only while it goes on (``is_at_hand``): else no node is there
+    to make it.
+    """
+    if not note.reason.needs_help:
+        return False
+    if _without_times(note) != _without_times(first) or note.reason.ends_with_a_bookie:
+        return True
+    left_ms = note.next_try_ms - now_ms
+    return left_ms > SOON_S * 1000 or (left_ms <= 0 and not is_at_hand)
+
+
+def _without_times(note: WaitingNote) -> WaitingNote:
+    """What a try that failed changes of it; that the next one waits for its grace is nothing
+    new."""
+    return replace(note, next_try_ms=0, grace_until_ms=0)
+
+
+def _help_text(note: WaitingNote, *, is_old: bool) -> str:
+    """``is_old``: it was not tried since we look."""
+    text = help_text(note)
+    if is_old and not note.reason.ends_with_a_bookie:
+        text += f"; if that is over, bookmender repair {note.ledger_id} tries it now"
+    return text
+
+
+def _shut_text(marked: MarkedLedger) -> str:
+    return printable(f"ledger {marked.ledger_id} waits for help: {shut_text(marked)}")
+
+
+GIVES_MAX = 10
+"""Others may order tries at the same moment; who loses so often leaves the ledger to its next
+try."""
+
+
+async def try_now(
+    ledger_id: int, store: MetadataStore, ur: str, *, guards: Sequence[Check], clock: Clock
+) -> None:
+    """Nothing happens to one that is not marked. ``guards``: prove that the caller holds it (rule
+    S3).
+
+    Raises LockLostError when they do not.
+    """
+    if not await _is_marked(ledger_id, store, ur):
+        return
+    await WaitingNotes(store, ur).let_go(ledger_id, guards=guards)
+    await order_tries([ledger_id], store, ur, clock)
+
+
+async def _is_marked(ledger_id: int, store: MetadataStore, ur: str) -> bool:
+    return any([await read_marks(store, queue, [ledger_id]) for queue in (ur, own_path(ur))])
+
+
+async def order_tries(
+    ledger_ids: Iterable[int], store: MetadataStore, ur: str, clock: Clock
+) -> None:
+    """Whose notes bind nobody any more: the nodes are to forget them."""
+    ledger_ids = list(ledger_ids)
+    book, place = OrderBook(store, ur), tries_place(ur)
+    for _ in range(GIVES_MAX):
+        standing = await book.standing(place)
+        before = TriesOrder() if standing is None or standing.order is None else standing.order
+        order = before
+        for ledger_id in ledger_ids:
+            order = order.with_ledger(ledger_id, now_ms=clock.wall_ms())
+        with suppress(ConflictError):
+            await book.give(place, order, over=standing)
+            return

@@ -1,0 +1,55 @@
+"""``bookmender disable`` and ``bookmender enable``."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from daemon.cli.main import config_option, output_option
+from daemon.visit import Visit, run_visit
+from ledgers.errors import NodeExistsError, NoNodeError
+from replication import znodes
+
+
+@click.command()
+@config_option
+@output_option
+def disable(config: Path | None, output: str) -> None:
+    """Switch auto-recovery off for the whole cluster, Java's nodes included.
+
+    Nothing more is marked, and no ledger is taken; what is being repaired is seen to its end. Until
+    bookmender enable. That it was off already is no error.
+    """
+    _report(output, is_enabled=False, has_changed=run_visit(config, switch_off))
+
+
+@click.command()
+@config_option
+@output_option
+def enable(config: Path | None, output: str) -> None:
+    """Switch auto-recovery on again: what was lost meanwhile is marked and repaired now."""
+    _report(output, is_enabled=True, has_changed=run_visit(config, switch_on))
+
+
+async def switch_off(cluster: Visit) -> bool:
+    """Whether it was on. The znode is shared with Java, which keeps nothing in it."""
+    with suppress(NodeExistsError):
+        await cluster.store.create(znodes.disable_path(cluster.ur), with_parents=True)
+        return True
+    return False
+
+
+async def switch_on(cluster: Visit) -> bool:
+    with suppress(NoNodeError):
+        await cluster.store.delete(znodes.disable_path(cluster.ur))
+        return True
+    return False
+
+
+def _report(output: str, *, is_enabled: bool, has_changed: bool) -> None:
+    if output == "json":
+        click.echo(json.dumps({"is_enabled": is_enabled, "has_changed": has_changed}, indent=2))
+        return
+    state = "enabled" if is_enabled else "disabled"
+    click.echo(f"auto-recovery is {state}" + ("" if has_changed else ", as it was"))

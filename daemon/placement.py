@@ -1,0 +1,378 @@
+"""Builds the placement policy from the settings, with the source of racks that it uses.
+
+Racks from a file, or from a script like those of BookKeeper and Hadoop.
+
+Both run in a separate thread: the disk of the file may hang, and a script may be slow.
+"""
+
+import asyncio
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from daemon.session import Session
+from daemon.threads import in_daemon_thread
+from ledgers.clock import Clock
+from ledgers.codec.pulsar import PULSAR_RACKS_PATH
+from ledgers.errors import CorruptionError, SettingsError, UnavailableError
+from ledgers.model import BookieId
+from ledgers.placement import (
+    NoRule,
+    PlacementPolicy,
+    RackRule,
+    RegionRule,
+    Rule,
+    RuledPlacement,
+    Weighting,
+    ZoneRule,
+)
+from ledgers.placement.topology import Racks, clean_rack
+from ledgers.store import MetadataStore
+from replication.cluster import IsolationGroups, ViewSource
+from replication.racks import (
+    RackKeeper,
+    RackSource,
+    ResolveHost,
+    ZnodeRacks,
+    has_unused_racks,
+    remembered_racks,
+)
+from replication.settings import PlacementSettings
+
+LOOK_INTERVAL_S = 10.0
+"""Interval between two looks at the file."""
+ASK_INTERVAL_S = 600.0
+"""Interval after which a script is asked again about known hosts."""
+ASK_TIMEOUT_S = 10.0
+"""Timeout of one run of a script."""
+HOSTS_MAX = 100
+"""Number of hosts passed to one run of a script (Java: ``networkTopologyScriptNumberArgs``)."""
+RESOLVE_TIMEOUT_S = 3.0
+
+
+def check_rack_sources(settings: PlacementSettings) -> None:
+    """Raise SettingsError at start if the configured file or script does not exist."""
+    if settings.racks_file:
+        try:
+            with Path(settings.racks_file).open("rb"):
+                pass
+        except OSError as error:
+            raise SettingsError(
+                f"placement.racks_file is {settings.racks_file!r}, which cannot be read "
+                f"({error.strerror}): put it there, or empty the setting",
+                setting="placement.racks_file",
+            ) from error
+    if settings.racks_script:
+        try:
+            program = shlex.split(settings.racks_script)[:1]
+        except ValueError:  # an unbalanced quotation mark
+            program = []
+        if not program or shutil.which(program[0]) is None:
+            raise SettingsError(
+                f"placement.racks_script is {settings.racks_script!r}, which is no command that can be run: "
+                "see that it is there and executable, or empty the setting",
+                setting="placement.racks_script",
+            )
+
+
+# --- A file ------------------------------------------------------------------------------------
+
+
+def parse_rack_file(text: str) -> dict[str, str]:
+    """Return racks by bookie. Each line holds a bookie and its rack, separated by ``=`` or blanks.
+
+    ``#`` starts a comment. Raises CorruptionError that names the line.
+    """
+    racks: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].replace("=", " ").split()
+        if not words:
+            continue
+        rack = clean_rack(words[1]) if len(words) == 2 else None
+        if rack is None:
+            raise CorruptionError(
+                f"line {number} is not of the form 'bookie = /rack'; correct it", line=line.strip()
+            )
+        racks[words[0]] = rack
+    return racks
+
+
+class FileRacks:
+    """Racks in a text file, which is read again after each change."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path, self._clock = path, clock
+
+    @property
+    def name(self) -> str:
+        return f"file {self._path}"
+
+    async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
+        try:
+            return parse_rack_file(await in_daemon_thread(partial(self._path.read_text, "utf-8")))
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot be read: {error.strerror}; put it there, or empty placement.racks_file"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise CorruptionError("is not a text in UTF-8") from error
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        seen = await in_daemon_thread(self._stamp)
+        yield
+        while True:
+            await self._clock.sleep(LOOK_INTERVAL_S)
+            stamp = await in_daemon_thread(self._stamp)
+            if stamp != seen:
+                seen = stamp
+                yield
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """Return a value that changes with the file; None if the file does not exist."""
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+# --- A script ----------------------------------------------------------------------------------
+
+
+class ScriptRacks:
+    """Racks printed by a command that receives hosts as arguments, by IP address if they have one.
+
+    The protocol is that of BookKeeper's ScriptBasedMapping, so the same script works. Answers are
+    cached.
+    """
+
+    def __init__(self, command: str, clock: Clock, *, timeout_s: float = ASK_TIMEOUT_S) -> None:
+        self._command = shlex.split(command)
+        self._clock, self._timeout_s = clock, timeout_s
+        self._known: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        return f"script {shlex.join(self._command)}"
+
+    async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
+        unknown = sorted(set(hosts) - self._known.keys())
+        for start in range(0, len(unknown), HOSTS_MAX):
+            self._known.update(await self._ask(unknown[start : start + HOSTS_MAX]))
+        return dict(self._known)
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        yield
+        while True:
+            await self._clock.sleep(ASK_INTERVAL_S)
+            self._known.clear()
+            yield
+
+    async def _ask(self, hosts: Sequence[str]) -> Mapping[str, str]:
+        running: list[subprocess.Popen[bytes]] = []
+        command = [*self._command, *hosts]
+        try:
+            output = await in_daemon_thread(
+                partial(run_bounded, command, self._timeout_s, on_start=running.append)
+            )
+        except asyncio.CancelledError:  # kill the children as well: the caller waits for them
+            for process in running:
+                _kill(process)
+            raise
+        words = output.split()
+        if len(words) != len(hosts):
+            raise CorruptionError(
+                "it must print one rack for each host that it is given; correct it",
+                given=len(hosts),
+                printed=len(words),
+            )
+        racks = map(clean_rack, words)
+        return {host: rack for host, rack in zip(hosts, racks, strict=True) if rack is not None}
+
+
+def run_bounded(
+    command: Sequence[str],
+    timeout_s: float,
+    *,
+    on_start: Callable[["subprocess.Popen[bytes]"], None] = lambda process: None,
+) -> str:
+    """Run the command and return its output. Blocks. Kills the command and its children at the
+    timeout.
+
+    The output goes to files, because a child that outlives the command would hold a pipe open.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot be run: {error.strerror}; see that it is there and executable, "
+                "or empty placement.racks_script"
+            ) from error
+        on_start(process)
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            _kill(process)
+            process.wait()
+            raise UnavailableError("took too long, and was killed", timeout_s=timeout_s) from error
+        if status:
+            err.seek(0)
+            said = err.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise UnavailableError("failed", status=status, said=" ".join(said)[:200])
+        out.seek(0)
+        return out.read().decode(errors="replace")
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill the process and its children."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+# --- Names ---------------------------------------------------------------------------------------
+
+
+async def resolve_host(host: str) -> str | None:
+    """Return the host's IP address; None if it does not resolve in time."""
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, None, type=socket.SOCK_STREAM
+            )
+    except (OSError, TimeoutError, UnicodeError):  # UnicodeError: a label that is too long
+        return None
+    return str(found[0][4][0]) if found else None
+
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """The placement policy of one session. ``keeper`` keeps the racks up to date; None if racks
+    have no source."""
+
+    policy: PlacementPolicy
+    racks: Racks
+    keeper: RackKeeper | None
+    groups: IsolationGroups
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.groups.run())
+            if self.keeper is not None:
+                tasks.create_task(self.keeper.run())
+
+
+async def begin_placing(
+    settings: PlacementSettings,
+    *,
+    store: MetadataStore,
+    ur: str,
+    views: ViewSource,
+    local: BookieId | None,
+    clock: Clock,
+    rng: random.Random,
+    resolve: ResolveHost = resolve_host,
+) -> Placing:
+    """Build the policy and read the racks once, if their source answers in time.
+
+    Racks of absent bookies come from ``rack_memory``. ``local``: the bookie that is preferred among
+    equals.
+    """
+    source = rack_source(settings, store, clock)
+    racks = Racks() if source is None else Racks(await remembered_racks(store, ur))
+    keeper = None
+    if source is not None:
+        keeper = RackKeeper(source, racks, views, clock=clock, resolve_host=resolve)
+        await keeper.start()
+    elif await has_unused_racks(store):
+        log.warning(
+            "racks.not_used",
+            path=PULSAR_RACKS_PATH,
+            next_step=f'set placement.racks_znode = "{PULSAR_RACKS_PATH}", as Pulsar goes by it',
+        )
+    policy = RuledPlacement(
+        rule_of(settings),
+        rng,
+        locate=racks.rack_if_known,
+        local=local,
+        weighting=weighting_of(settings),
+    )
+    groups = IsolationGroups(
+        store,
+        clock,
+        path=settings.racks_znode or PULSAR_RACKS_PATH,
+        may_leave=settings.may_leave_isolation,
+    )
+    await groups.refresh()
+    return Placing(policy=policy, racks=racks, keeper=keeper, groups=groups)
+
+
+async def placing_of(session: Session, settings: PlacementSettings) -> Placing:
+    """Build the policy for a session."""
+    return await begin_placing(
+        settings,
+        store=session.store,
+        ur=session.ur,
+        views=session.views,
+        local=session.local,
+        clock=session.clock,
+        rng=session.rng,
+    )
+
+
+def rule_of(settings: PlacementSettings) -> Rule:
+    match settings.policy:
+        case "rack":
+            return RackRule(min_racks=settings.min_racks, is_enforced=settings.enforce_min_racks)
+        case "region":
+            regions = map(clean_rack, settings.regions.split(";"))
+            return RegionRule(
+                min_regions=settings.min_regions,
+                regions=frozenset(region for region in regions if region is not None),
+                is_enforced=settings.enforce_min_regions,
+            )
+        case "zone":
+            return ZoneRule(
+                min_zones=settings.min_zones,
+                desired_zones=settings.desired_zones,
+                is_enforced=settings.enforce_zones,
+            )
+        case _:
+            return NoRule()
+
+
+def weighting_of(settings: PlacementSettings) -> Weighting | None:
+    if not settings.weighted_by_room:
+        return None
+    return Weighting(multiple_max=settings.room_weight_max)
+
+
+def rack_source(
+    settings: PlacementSettings, store: MetadataStore, clock: Clock
+) -> RackSource | None:
+    """Return the configured source of racks; None without one."""
+    if settings.racks_file:
+        return FileRacks(Path(settings.racks_file), clock)
+    if settings.racks_script:
+        return ScriptRacks(settings.racks_script, clock)
+    if settings.racks_znode:
+        return ZnodeRacks(store, settings.racks_znode)
+    return None

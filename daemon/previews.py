@@ -1,0 +1,281 @@
+"""Which ledgers a plan is shown for, and the parts that make one: those of a worker, without its
+locks."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from auditor.findings import read_findings
+from auditor.scan import may_be_named
+from daemon.cli.bookies import known_bookies, require_known
+from daemon.local_bookie import local_bookie
+from daemon.placement import begin_placing
+from daemon.status.gathering import gather_status
+from daemon.status.verdict import verdict_text
+from daemon.visit import Visit
+from ledgers.client import BookieClient, open_bookies
+from ledgers.clock import SystemClock
+from ledgers.digest import EntryDigest
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
+from ledgers.model import BookieId
+from ledgers.tasks import gather_in_parts
+from replication.cluster import ClusterView, ViewSource
+from replication.disk_space import RoomSource
+from replication.inspection import Surveyor
+from replication.ledger_record import UnprovenEnd, unproven_among, unproven_ledger_ids
+from replication.marks import marked_ledger_ids, read_marks, read_urgent
+from replication.orders import DrainOrder, OrderBook
+from replication.preview import Preview, Previewer
+from replication.targets import Receivers
+from replication.znodes import own_path
+
+READS_IN_FLIGHT = 8
+"""Of a command at one bookie: those who repair have the rest (rule S10)."""
+LEDGERS_AT_ONCE = 16
+MARKS_READ_MAX = 5_000
+READS_AT_ONCE = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Ledgers to plan for, and how many more there are: None where nobody has counted.
+
+    ``unreadable``: those that may be among them, which nobody can tell.
+    """
+
+    ledger_ids: Sequence[int]
+    more: int | None = 0
+    unreadable: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Previews:
+    """``more``, ``unreadable``: as in ``Chosen``.
+
+    ``none_marked``: what ``status`` says where the marked ledgers were asked for and there is none,
+    though all is not well, or nobody may have looked; else empty.
+    """
+
+    ledgers: Sequence[Preview]
+    more: int | None
+    unreadable: Sequence[int] = ()
+    none_marked: str = ""
+    unproven: Sequence[UnprovenEnd] = ()
+    """Those of ``ledgers`` whose end could not be proven at the last try."""
+    unproven_others: Sequence[int] = ()
+    """Likewise, of all other ledgers, where the marked ones were asked for: they may well be marked
+    no more."""
+
+
+async def plan_for(
+    cluster: Visit, ledger_ids: Sequence[int], bookie: BookieId | None, *, limit: int
+) -> Previews:
+    """For these ledgers, for those of a bookie as if it were drained, or for the most endangered.
+
+    Raises UsageError for a bookie that the cluster does not know.
+    """
+    none_marked, every_unproven = "", list[int]()
+    if ledger_ids:
+        chosen = Chosen(ledger_ids=list(dict.fromkeys(ledger_ids)))
+    elif bookie is not None:
+        require_known([bookie], await known_bookies(cluster))
+        chosen = await ledgers_of(cluster, bookie, limit=limit)
+    else:
+        chosen = await most_endangered(cluster, limit=limit)
+        none_marked = "" if chosen.ledger_ids else await _doubts(cluster)
+        every_unproven = await unproven_ledger_ids(cluster.store, cluster.manager, cluster.ur)
+    previews = await preview_all(cluster, chosen.ledger_ids, drained=bookie)
+    return Previews(
+        ledgers=previews,
+        more=chosen.more,
+        unreadable=chosen.unreadable,
+        none_marked=none_marked,
+        unproven=await unproven_among(
+            cluster.store, cluster.manager, cluster.ur, chosen.ledger_ids
+        ),
+        unproven_others=sorted(set(every_unproven).difference(chosen.ledger_ids)),
+    )
+
+
+async def _doubts(cluster: Visit) -> str:
+    """Whether it means anything that no ledger is marked."""
+    clock = SystemClock()
+    told = verdict_text(await gather_status(cluster, clock=clock), now_ms=clock.wall_ms())
+    return "" if told == "whole" else told
+
+
+async def preview_all(
+    cluster: Visit, ledger_ids: Sequence[int], *, drained: BookieId | None = None
+) -> list[Preview]:
+    """In order. ``drained``: as if that bookie were being drained, too."""
+    if not ledger_ids:
+        return []  # no bookie is asked for its room
+    findings = await read_findings(cluster.store, cluster.ur, ledger_ids)
+    async with open_previewer(cluster, drained=drained) as previewer:
+
+        async def preview(ledger_id: int) -> Preview:
+            finding = findings.get(ledger_id)
+            return await previewer.preview(
+                ledger_id, distrusted=() if finding is None else finding.bookies
+            )
+
+        return await gather_in_parts(preview, ledger_ids, at_once=LEDGERS_AT_ONCE)
+
+
+async def most_endangered(cluster: Visit, *, limit: int) -> Chosen:
+    """Of both queues: what the leader calls urgent, then most bookies missing, then the oldest
+    loss.
+
+    Of a very long queue only a part of the marks is read.
+    """
+    store, own = cluster.store, own_path(cluster.ur)
+    listed = {*await marked_ledger_ids(store, cluster.ur), *await marked_ledger_ids(store, own)}
+    urgent = [i for i in await read_urgent(store, cluster.ur) if i in listed]
+    rest = sorted(listed.difference(urgent))
+    marks = [
+        *await read_marks(store, cluster.ur, rest[:MARKS_READ_MAX]),
+        *await read_marks(store, own, rest[:MARKS_READ_MAX]),
+    ]
+    ranks: dict[int, tuple[int, int]] = {}
+    for each in marks:
+        missing = len(each.mark.replicas) if each.mark else 0
+        since_ms = (each.mark.ctime_ms or 0) if each.mark else 0
+        rank = (-missing, since_ms)
+        ranks[each.ledger_id] = min(rank, ranks.get(each.ledger_id, rank))
+    ordered = [*urgent, *sorted(ranks, key=lambda ledger_id: (ranks[ledger_id], ledger_id))]
+    unread = max(0, len(rest) - MARKS_READ_MAX)
+    return Chosen(ledger_ids=ordered[:limit], more=max(0, len(ordered) - limit) + unread)
+
+
+async def ledgers_of(cluster: Visit, bookie: BookieId, *, limit: int) -> Chosen:
+    """The first ledgers whose metadata names the bookie, and those met on the way that may."""
+    found: list[int] = []
+    unreadable: list[int] = []
+    async for part in _parts(cluster):
+        named = await asyncio.gather(*(_names(cluster, i, bookie) for i in part))
+        found += [i for i, is_named in zip(part, named, strict=True) if is_named]
+        unreadable += [i for i, is_named in zip(part, named, strict=True) if is_named is None]
+        if len(found) > limit:
+            break
+    doubtful = await may_be_named(cluster.store, cluster.manager, unreadable, [bookie])
+    return Chosen(
+        ledger_ids=found[:limit],
+        more=None if len(found) > limit else 0,
+        unreadable=doubtful.get(bookie, []),
+    )
+
+
+async def _parts(cluster: Visit) -> AsyncIterator[Sequence[int]]:
+    """All ledger ids, as many at a time as are read at once."""
+    async for ledger_ids in cluster.manager.ledger_ids():
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            yield ledger_ids[start : start + READS_AT_ONCE]
+
+
+async def _names(cluster: Visit, ledger_id: int, bookie: BookieId) -> bool | None:
+    """None where the metadata cannot be read."""
+    try:
+        versioned = await cluster.manager.read(ledger_id)
+    except NoSuchLedgerError:
+        return False
+    except (CorruptionError, UnauthorizedError):
+        return None
+    return bookie in versioned.metadata.bookies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking:
+    """What a command looks at ledgers with. ``view``: of the cluster as it was when it began."""
+
+    surveyor: Surveyor
+    bookies: BookieClient
+    views: ViewSource
+    view: ClusterView
+    clock: SystemClock
+    rng: random.Random
+    fallback_digest: EntryDigest
+
+
+@asynccontextmanager
+async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
+    """The eyes of a worker, at a command's pace."""
+    ours, clock, rng = cluster.settings.replication, SystemClock(), random.Random()
+    views = ViewSource(cluster.registration, clock, OrderBook(cluster.store, cluster.ur))
+    view = await views.refresh()
+    async with open_bookies(
+        views.resolve,
+        clock=clock,
+        rng=rng,
+        reads_in_flight_max=min(READS_IN_FLIGHT, ours.reads_in_flight_per_bookie),
+    ) as bookies:
+        surveyor = Surveyor(
+            manager=cluster.manager,
+            bookies=bookies,
+            clock=clock,
+            rng=rng,
+            fallback_digest=ours.fallback_digest,
+            checked_share=ours.checked_share,
+            entry_lists=ours.entry_lists,
+        )
+        yield Looking(
+            surveyor=surveyor,
+            bookies=bookies,
+            views=views,
+            view=view,
+            clock=clock,
+            rng=rng,
+            fallback_digest=ours.fallback_digest,
+        )
+
+
+@asynccontextmanager
+async def open_previewer(
+    cluster: Visit, *, drained: BookieId | None = None
+) -> AsyncIterator[Previewer]:
+    """Looks at the cluster as it is now; with ``drained`` as if that one were being drained,
+    too."""
+    ours = cluster.settings
+    async with open_looking(cluster) as looking:
+        local = local_bookie(ours.node.bookie_id, looking.view)
+        placing = await begin_placing(
+            ours.placement,
+            store=cluster.store,
+            ur=cluster.ur,
+            views=looking.views,
+            local=local,
+            clock=looking.clock,
+            rng=looking.rng,
+        )
+        rooms = RoomSource(
+            looking.bookies,
+            looking.views,
+            floor_share=ours.replication.free_room_min,
+            clock=looking.clock,
+            rng=looking.rng,
+        )
+        await rooms.ask_due()
+        receivers = Receivers(
+            placing.policy,
+            clock=looking.clock,
+            local=local,
+            is_local_only=ours.replication.target == "local",
+            rooms=rooms,
+            rack=placing.racks.rack,
+            allowed=placing.groups.allowed,
+        )
+        yield Previewer(
+            looking.surveyor,
+            receivers,
+            _as_if_drained(looking.view, drained),
+            moves_misplaced=ours.checks.repairs_placement,
+        )
+
+
+def _as_if_drained(view: ClusterView, bookie: BookieId | None) -> ClusterView:
+    if bookie is None:
+        return view
+    draining = {**view.orders.draining}
+    draining.setdefault(bookie, DrainOrder(since_ms=0))
+    return replace(view, orders=replace(view.orders, draining=draining))

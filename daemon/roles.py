@@ -1,0 +1,457 @@
+"""The worker service: builds a replication worker and the tasks around it.
+
+Everything opened here is closed here, in reverse order.
+
+The auditor service: stands for election, and runs all tasks of the leader while elected.
+
+Everything opened here is closed here, in reverse order.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from auditor.absence import Outages
+from auditor.activity import ActivityWatch
+from auditor.auditor import Auditor
+from auditor.checks.base import Reports
+from auditor.checks.copies import CopyReader
+from auditor.draining import Drainer
+from auditor.election import Election, Leadership
+from auditor.findings import Findings
+from auditor.fsck.results.summary import meter_last
+from auditor.ledger_map_updater import IndexKeeper, IndexTeller, OwnWrites
+from auditor.marker import BothQueues, Marker
+from auditor.recheck import CopyRecheck
+from auditor.records import Records
+from auditor.safety_hold import Holds
+from daemon.checking import LeaderChecks
+from daemon.limits import keep_to_our_share, keep_to_pace, yield_to_clients
+from daemon.placement import Placing, placing_of
+from daemon.session import Session, open_session, tell_of_returns
+from daemon.settings import Settings
+from ledgers.bulk.engine import BulkTransfers
+from ledgers.bulk.limiters import Budgets
+from ledgers.client import BookieClient, open_bookies
+from ledgers.clock import SystemClock
+from ledgers.errors import LeadershipLostError
+from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.zookeeper.store import ZooKeeperStore
+from replication.client_activity import ActivitySource
+from replication.copier import Copier
+from replication.disk_space import RoomSource
+from replication.inspection import Surveyor
+from replication.journal import MetadataJournal
+from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
+from replication.nodes import Half
+from replication.open_ledgers import OpenLedgers
+from replication.racks import RackMemory
+from replication.recent_copies import CopyRecorder
+from replication.repair import OnWritten, Repairer
+from replication.targets import Receivers
+from replication.transactions import Batcher
+from replication.work_queue import Queue
+from replication.worker import ReplicationWorker
+from replication.znodes import own_path
+
+
+async def run_worker_session(
+    settings: Settings, journal: MetadataJournal, own_writes: OwnWrites
+) -> None:
+    """Repair marked ledgers until the session ends. ``own_writes``: receives metadata writes for
+    this node's index."""
+    async with open_worker(settings, journal, on_written=own_writes.keep) as opened:
+        await opened.worker.run()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenWorker:
+    """A worker that is ready to run. ``batcher``: batches the ZooKeeper writes of its session."""
+
+    session: Session
+    batcher: Batcher
+    worker: ReplicationWorker
+
+
+def _whole_queue(session: Session, batcher: Batcher) -> Queue:
+    holder = socket.gethostname()
+    return Queue(session.store, batcher, session.ur, holder=holder, clock=session.clock)
+
+
+@asynccontextmanager
+async def open_worker(
+    settings: Settings,
+    journal: MetadataJournal,
+    *,
+    half: Half = Half.WORKER,
+    make_queue: Callable[[Session, Batcher], Queue] = _whole_queue,
+    on_written: OnWritten = lambda written: None,
+) -> AsyncIterator[OpenWorker]:
+    """Open a session and build a worker in it. Raises what ``open_session`` raises; the end of the
+    session ends the body."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(open_session(settings, half, journal))
+        budgets = Budgets(reads_in_flight_max=settings.replication.reads_in_flight_per_bookie)
+        bulk = BulkTransfers(budgets, resolve=session.views.resolve)
+        bookies = session.bookie_client(budgets, bulk)
+        stack.push_async_callback(bookies.close)
+        batcher = Batcher(session.store, [session.membership.guard])
+        placing = await placing_of(session, settings.placement)
+        quarantine = Quarantine(session.clock, session.views.life)
+        rooms = RoomSource(
+            bookies,
+            session.views,
+            floor_share=settings.replication.free_room_min,
+            clock=session.clock,
+            rng=session.rng,
+            quarantine=quarantine,
+        )
+        await rooms.start()
+        parts = _Parts(
+            settings=settings,
+            session=session,
+            batcher=batcher,
+            queue=make_queue(session, batcher),
+            bookies=bookies,
+            placing=placing,
+            rooms=rooms,
+            quarantine=quarantine,
+            on_written=on_written,
+        )
+        worker = parts.worker()
+        activity = ActivitySource(session.store, session.ur, session.clock)
+        async with asyncio.TaskGroup() as tasks:
+            beside = [
+                tasks.create_task(work)
+                for work in (
+                    batcher.run(),
+                    parts.recorder.run(),
+                    *parts.rechecks(half),
+                    _keep_to_our_share(settings, session, budgets),
+                    keep_to_pace(settings, session.views, bulk, batcher),
+                    activity.run(),
+                    yield_to_clients(
+                        activity, session.membership, bulk, batcher, clock=session.clock
+                    ),
+                    _pause_while_suspended(session.store, bulk),
+                    tell_of_returns(session.views, bookies, bulk),
+                    placing.run(),
+                    rooms.run(),
+                )
+            ]
+            yield OpenWorker(session=session, batcher=batcher, worker=worker)
+            for task in beside:
+                task.cancel()
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: cached_property needs a __dict__
+class _Parts:
+    """Builds the parts of one worker."""
+
+    settings: Settings
+    session: Session
+    batcher: Batcher
+    queue: Queue
+    bookies: BookieClient
+    placing: Placing
+    rooms: RoomSource
+    quarantine: Quarantine
+    on_written: OnWritten
+
+    @cached_property
+    def recorder(self) -> CopyRecorder:
+        return CopyRecorder(
+            self.session.store,
+            self.batcher,
+            self.session.ur,
+            session=self.session.membership.uuid,
+            is_enabled=self.settings.replication.copies_reread_after_s > 0,
+        )
+
+    def rechecks(self, half: Half) -> list[Coroutine[Any, Any, None]]:
+        """Return the task that reads recent copies again. A repair by hand has none: it ends before
+        they are due."""
+        after_s = self.settings.replication.copies_reread_after_s
+        if half is not Half.WORKER or not after_s:
+            return []
+        session, batcher = self.session, self.batcher
+        recheck = CopyRecheck(
+            store=session.store,
+            batcher=batcher,
+            ur=session.ur,
+            queue=self.queue,
+            views=session.views,
+            reader=CopyReader(
+                manager=session.manager,
+                bookies=QuarantiningBookies(self.bookies, self.quarantine),
+                views=session.views,
+                clock=session.clock,
+                rng=session.rng,
+                fallback_digest=self.settings.replication.fallback_digest,
+            ),
+            reports=Reports(
+                BothQueues(session.store, batcher, session.ur, session.clock),
+                Findings(session.store, batcher, session.ur, session.clock),
+            ),
+            after_s=after_s,
+            clock=session.clock,
+        )
+        self.recorder.on_ended = recheck.expect
+        return [recheck.run()]
+
+    def worker(self) -> ReplicationWorker:
+        session = self.session
+        return ReplicationWorker(
+            queue=self.queue,
+            repairer=self._repairer(),
+            views=session.views,
+            notes=WaitingNotesWriter(session.store, self.batcher, session.ur),
+            ends=UnprovenEnds(
+                session.store,
+                self.batcher,
+                session.ur,
+                manager=session.manager,
+                clock=session.clock,
+            ),
+            settings=self.settings.replication,
+            node=session.node,
+            clock=session.clock,
+            rng=session.rng,
+        )
+
+    def _repairer(self) -> Repairer:
+        session, ours = self.session, self.settings.replication
+        answering = QuarantiningBookies(self.bookies, self.quarantine)
+        fallback_digest = ours.fallback_digest
+        receivers = self._receivers()
+        return Repairer(
+            queue=self.queue,
+            manager=session.manager,
+            views=session.views,
+            surveyor=Surveyor(
+                manager=session.manager,
+                bookies=answering,
+                clock=session.clock,
+                rng=session.rng,
+                fallback_digest=fallback_digest,
+                checked_share=ours.checked_share,
+                entry_lists=ours.entry_lists,
+            ),
+            open_ledgers=OpenLedgers(
+                manager=session.manager,
+                # Without quarantine: before fencing, each bookie is asked directly (rules S5, S13).
+                bookies=self.bookies,
+                views=session.views,
+                fallback_digest=fallback_digest,
+                receivers=receivers,
+                clock=session.clock,
+            ),
+            copier=Copier(answering, receivers),
+            recorder=self.recorder,
+            clock=session.clock,
+            moves_misplaced=self.settings.checks.repairs_placement,
+            on_written=self.on_written,
+        )
+
+    def _receivers(self) -> Receivers:
+        return Receivers(
+            self.placing.policy,
+            clock=self.session.clock,
+            local=self.session.local,
+            is_local_only=self.settings.replication.target == "local",
+            rooms=self.rooms,
+            rack=self.placing.racks.rack,
+            quarantine=self.quarantine,
+            allowed=self.placing.groups.allowed,
+        )
+
+
+async def _keep_to_our_share(settings: Settings, session: Session, budgets: Budgets) -> None:
+    await keep_to_our_share(
+        settings, session.views, session.membership, budgets, clock=session.clock
+    )
+
+
+async def _pause_while_suspended(store: ZooKeeperStore, bulk: BulkTransfers) -> None:
+    """Pause copies while the session is disconnected: the locks may be lost (rule S3)."""
+    while True:
+        await store.wait_disconnected()
+        bulk.pause()
+        await store.wait_connected()
+        bulk.resume()
+
+
+SESSION_TIMEOUT_LEAST_S = 4.0
+"""ZooKeeper's default lower bound of a session timeout: two ticks."""
+
+
+def new_outages(settings: Settings) -> Outages:
+    """Return the record of ZooKeeper outages that all sessions of the auditor share.
+
+    After an outage bookies have two session timeouts to register again.
+    """
+    return Outages(SystemClock(), return_s=2 * settings.zookeeper.session_timeout_s)
+
+
+async def run_auditor_session(
+    settings: Settings, journal: MetadataJournal, outages: Outages, own_writes: OwnWrites
+) -> None:
+    """Stand for election, and audit while elected. Ends with SessionLostError, LeadershipLostError
+    or another error.
+
+    ``own_writes``: metadata writes of this node's worker, which the index takes over without
+    reading them again.
+    """
+    async with (
+        open_session(settings, Half.AUDITOR, journal) as session,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(outages.follow(session.store))
+        keeper = IndexKeeper(
+            store=session.store,
+            manager=session.manager,
+            clock=session.clock,
+            rescan_interval_s=settings.auditor.rescan_interval_s,
+            own_writes=own_writes,
+        )
+        if settings.auditor.standbys_keep_index:
+            tasks.create_task(keeper.run())
+        # Prepared before the election, so that a new leader can act at once.
+        placing = await placing_of(session, settings.placement)
+        tasks.create_task(placing.run())
+        election = Election(
+            session.store,
+            session.ur,
+            session.membership,
+            candidate=session.node,
+            clock=session.clock,
+        )
+        leadership = await election.win()
+        tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
+        if not settings.auditor.standbys_keep_index:
+            tasks.create_task(keeper.run())
+        await _lead(settings, session, leadership, keeper, placing, outages)
+
+
+async def _lead(
+    settings: Settings,
+    session: Session,
+    leadership: Leadership,
+    keeper: IndexKeeper,
+    placing: Placing,
+    outages: Outages,
+) -> None:
+    """Run all tasks of the leader until its session or its leadership ends."""
+    batcher = Batcher(session.store, leadership.guards)
+    records = Records(session.store, batcher, session.ur)
+    findings = Findings(session.store, batcher, session.ur, session.clock)
+    auditor = _auditor(settings, session, batcher, keeper, placing, records, outages)
+    checks = LeaderChecks(
+        settings=settings,
+        session=session,
+        batcher=batcher,
+        keeper=keeper,
+        findings=findings,
+        placing=placing,
+        is_audit_pending=lambda: auditor.is_loss_pending,
+    )
+    drainer = _drainer(session, batcher, keeper, records)
+    teller = IndexTeller(
+        keeper, records.write_index, session_id=session.store.session_id, clock=session.clock
+    )
+    async with asyncio.TaskGroup() as tasks:
+        for work in (
+            batcher.run(),
+            drainer.run(),
+            findings.run(),
+            _remember_racks(session, batcher, placing),
+            checks.run(),
+            teller.run(),
+            meter_last(session.store, session.ur),
+            _watch_activity(session, keeper, records),
+        ):
+            tasks.create_task(work)
+        await auditor.run()
+
+
+def _auditor(
+    settings: Settings,
+    session: Session,
+    batcher: Batcher,
+    keeper: IndexKeeper,
+    placing: Placing,
+    records: Records,
+    outages: Outages,
+) -> Auditor:
+    return Auditor(
+        store=session.store,
+        ur=session.ur,
+        keeper=keeper,
+        views=session.views,
+        marker=Marker(session.store, batcher, session.ur, session.clock),
+        records=records,
+        holds=Holds(
+            store=session.store,
+            batcher=batcher,
+            ur=session.ur,
+            settings=settings.hold,
+            clock=session.clock,
+            rack_of=placing.racks.rack,
+        ),
+        settings=settings.auditor,
+        clock=session.clock,
+        outages=outages,
+        standstill_max_s=2 * max(settings.zookeeper.session_timeout_s, SESSION_TIMEOUT_LEAST_S),
+    )
+
+
+async def _watch_activity(session: Session, keeper: IndexKeeper, records: Records) -> None:
+    """Watch client activity with separate connections, so that its few reads never wait behind
+    checks."""
+    async with open_bookies(session.views.resolve, clock=session.clock, rng=session.rng) as bookies:
+        watch = ActivityWatch(
+            store=session.store,
+            ur=session.ur,
+            keeper=keeper,
+            views=session.views,
+            bookies=bookies,
+            records=records,
+            clock=session.clock,
+        )
+        await watch.run()
+
+
+def _drainer(session: Session, batcher: Batcher, keeper: IndexKeeper, records: Records) -> Drainer:
+    return Drainer(
+        store=session.store,
+        ur=session.ur,
+        manager=session.manager,
+        keeper=keeper,
+        views=session.views,
+        marker=Marker(session.store, batcher, own_path(session.ur), session.clock),
+        records=records,
+        clock=session.clock,
+    )
+
+
+async def _remember_racks(session: Session, batcher: Batcher, placing: Placing) -> None:
+    if placing.keeper is not None:
+        memory = RackMemory(
+            store=session.store,
+            batcher=batcher,
+            ur=session.ur,
+            racks=placing.racks,
+            keeper=placing.keeper,
+            views=session.views,
+            clock=session.clock,
+        )
+        await memory.run()
+
+
+async def _end_with_vote(vote_lost: Awaitable[None]) -> None:
+    await vote_lost
+    raise LeadershipLostError("our vote is gone")

@@ -1,0 +1,258 @@
+"""Flow control: how much this process may ask of each bookie.
+
+Three limits apply, and the strictest wins:
+
+1. Hard caps. They always apply: the reads in flight of all bookmender processes (rule S10), the
+   entries and bytes on their way to one target, and the operator's limits.
+2. Active clients. While clients use a bookie, or while their activity is unknown, copies to and
+   from it keep to a rate that its clients hardly notice. All nodes share this rate. Without active
+   clients there is no rate limit.
+3. Reply times. At a bookie with active clients, the number of requests in flight shrinks while the
+   bookie replies later than it does under little load (``ReplyTimes``).
+
+``flow_limits`` decides limit 2, and whether limit 3 applies. ``FlowControl`` applies the decision:
+it sets the paces that copies pass (``gates``) and the limits of the connections (``source``,
+``target``).
+"""
+
+import enum
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ledgers.bulk.limiters import Pace
+from ledgers.model import BookieId
+
+SHARED_ADDS_PER_S = 5_000
+"""Entries that all nodes together add per second to one bookie with active clients. Each transfer
+counts as ``STARTING_ENTRIES`` additional entries, because checks and metadata make up most of the
+cost of a small ledger."""
+SHARED_READS_PER_S = 5_000
+"""Entries that all nodes together read per second from one bookie with active clients, by batch
+reads."""
+SHARED_SINGLE_READS_PER_S = 2_500
+"""Entries read per second by single-entry reads, which striped ledgers need. A single read costs
+the bookie about as much as two entries of a batch."""
+SHARED_BYTES_PER_S = 65_000_000
+"""Bytes per second, which limit reads and adds of large entries."""
+STARTING_ENTRIES = 30
+BURST_S = 0.02
+"""Unused credit is kept for this long. A client's request may wait behind a whole burst of
+copies."""
+
+ROUND_SAMPLES = 5
+"""Reply times per decision. Their median ignores a single slow reply."""
+GROWTH_TOLERATED = 1.25
+DELAY_TOLERATED_S = 0.001
+"""How much later a bookie may reply because of our requests: by a quarter, plus this delay."""
+TRIAL_INTERVAL_S = 10.0
+TRIAL_SHARE = 4
+TRIAL_ROUNDS = 2
+"""At this interval, ``TRIAL_ROUNDS`` rounds run at a fraction of the limit, to measure the reply
+time under little load. The first of these rounds still queues behind earlier requests."""
+DECREASE = 0.7
+DECREASE_IF_BUSY = 0.5
+STEPS = 32
+"""Decisions that it takes to grow from 0 to the cap."""
+START_SHARE = 4
+"""The first limit is this fraction of the cap."""
+
+
+class Activity(enum.Enum):
+    """What is known of a bookie's clients."""
+
+    QUIET = "quiet"
+    ACTIVE = "active"
+    UNKNOWN = "unknown"
+    """Treated as active."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowLimits:
+    """What one process may ask of one bookie. Rates are per second; 0 means no limit."""
+
+    reads_per_s: int = 0
+    single_reads_per_s: int = 0
+    adds_per_s: int = 0
+    bytes_per_s: int = 0
+    is_by_reply_times: bool = True
+    """True if the number of requests in flight shrinks while the bookie replies late."""
+
+    @property
+    def is_full_speed(self) -> bool:
+        return not self.adds_per_s
+
+
+def flow_limits(activity: Activity, *, yields: bool, sharer_count: int) -> FlowLimits:
+    """Return what one process may ask of a bookie.
+
+    ``yields``: False if copies never wait for clients. ``sharer_count``: number of processes that
+    copy now, at least 1; they share the rates.
+    """
+    assert sharer_count >= 1, sharer_count
+    if activity is Activity.QUIET or not yields:
+        return FlowLimits(is_by_reply_times=False)
+
+    def share(per_s: int) -> int:
+        return max(1, per_s // sharer_count)
+
+    return FlowLimits(
+        reads_per_s=share(SHARED_READS_PER_S),
+        single_reads_per_s=share(SHARED_SINGLE_READS_PER_S),
+        adds_per_s=share(SHARED_ADDS_PER_S),
+        bytes_per_s=share(SHARED_BYTES_PER_S),
+    )
+
+
+class ReplyTimes:
+    """A limit on the requests of one kind in flight at one bookie, derived from its reply times.
+
+    The limit is between 1 and the cap. Every few seconds a trial with few requests measures the
+    base reply time. While replies take about that long, the limit grows by a small step. When they
+    take longer, or when the bookie reports that it is busy, the limit shrinks by a factor (additive
+    increase, multiplicative decrease; LEDBAT, RFC 6817, does this for downloads). Reads and adds
+    wait in different queues, so each has a limit of its own.
+    """
+
+    def __init__(self, *, cap: int) -> None:
+        assert cap >= 1, cap
+        self.cap = cap
+        """The upper bound of the limit. May be changed at any time."""
+        self._limit = max(1.0, cap / START_SHARE)
+        self._base_s = 0.0
+        """The reply time under little load."""
+        self._reply_s = 0.0
+        self._trial_rounds = TRIAL_ROUNDS
+        """Rounds left of the current trial. The first trial starts at once."""
+        self._tried_s = 0.0
+        self._samples: list[float] = []
+
+    @property
+    def limit(self) -> int:
+        limit = self._limit / TRIAL_SHARE if self._trial_rounds else self._limit
+        return max(1, min(self.cap, int(limit)))
+
+    @property
+    def reply_s(self) -> float:
+        """The median reply time of the last round."""
+        return self._reply_s
+
+    def note_reply(self, latency_s: float, *, is_limiting: bool, now_s: float) -> None:
+        """Record one reply time. ``is_limiting``: whether the limit held requests back.
+
+        If nothing was held back, a short reply time does not show that a higher limit would be
+        harmless.
+        """
+        self._samples.append(latency_s)
+        if len(self._samples) >= ROUND_SAMPLES:
+            median_s = statistics.median(self._samples)
+            self._samples.clear()
+            self._reply_s = median_s
+            self._judge(median_s, is_limiting=is_limiting, now_s=now_s)
+
+    def note_busy(self) -> None:
+        """Record that the bookie replied "too many requests"."""
+        self._samples.clear()
+        self._limit = max(1.0, self._limit * DECREASE_IF_BUSY)
+
+    def _judge(self, median_s: float, *, is_limiting: bool, now_s: float) -> None:
+        if self._trial_rounds:
+            self._trial_rounds -= 1
+            if self._trial_rounds == 0:
+                self._base_s, self._tried_s = median_s, now_s
+            return
+        if median_s > self._base_s * GROWTH_TOLERATED + DELAY_TOLERATED_S:
+            self._limit = max(1.0, self._limit * DECREASE)
+        elif is_limiting:
+            self._limit = min(self.cap, self._limit + max(1.0, self.cap / STEPS))
+        if now_s - self._tried_s > TRIAL_INTERVAL_S:
+            self._trial_rounds = TRIAL_ROUNDS
+
+
+class BookieFlow:
+    """The limits and paces of one bookie, shared by all connections to it."""
+
+    def __init__(self, limits: FlowLimits) -> None:
+        self.reads, self.single_reads = Pace(burst_s=BURST_S), Pace(burst_s=BURST_S)
+        self.adds = Pace(burst_s=BURST_S, starting_entries=STARTING_ENTRIES)
+        self._listeners: list[Callable[[], None]] = []
+        self.allow(limits)
+
+    def allow(self, limits: FlowLimits) -> None:
+        self.limits = limits
+        for pace, per_s in (
+            (self.reads, limits.reads_per_s),
+            (self.single_reads, limits.single_reads_per_s),
+            (self.adds, limits.adds_per_s),
+        ):
+            pace.set(entries_per_s=per_s, bytes_per_s=limits.bytes_per_s)
+        for tell in self._listeners:
+            tell()
+
+    def on_change(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` after each change of the limits."""
+        self._listeners.append(tell)
+
+    def close(self) -> None:
+        for pace in (self.reads, self.single_reads, self.adds):
+            pace.close()
+
+
+ActivityOf = Callable[[BookieId], Activity]
+
+
+def _unknown(bookie: BookieId) -> Activity:
+    return Activity.UNKNOWN
+
+
+class FlowControl:
+    """The flows of one process, by bookie. Used by one event loop only."""
+
+    def __init__(self, *, yields: bool = True) -> None:
+        self._yields = yields
+        self._activity_of: ActivityOf = _unknown
+        self._sharer_count = 1
+        self._flows: dict[BookieId, BookieFlow] = {}
+
+    def of(self, bookie: BookieId) -> BookieFlow:
+        flow = self._flows.get(bookie)
+        if flow is None:
+            flow = self._flows[bookie] = BookieFlow(self._limits(bookie))
+        return flow
+
+    @property
+    def yields(self) -> bool:
+        """True if copies yield to active clients. May be set at any time."""
+        return self._yields
+
+    @yields.setter
+    def yields(self, yields: bool) -> None:
+        self._yields = yields
+        self._allow()
+
+    def tell(self, activity_of: ActivityOf | None, *, sharer_count: int) -> None:
+        """Apply this client activity from now on. None: the activity of all bookies is unknown."""
+        self._activity_of, self._sharer_count = activity_of or _unknown, sharer_count
+        self._allow()
+
+    @property
+    def is_yielding(self) -> bool:
+        """True if a rate limits the copies at any bookie in use."""
+        return any(not flow.limits.is_full_speed for flow in self._flows.values())
+
+    def close(self) -> None:
+        for flow in self._flows.values():
+            flow.close()
+
+    def _limits(self, bookie: BookieId) -> FlowLimits:
+        return flow_limits(
+            self._activity_of(bookie),
+            yields=self._yields,
+            sharer_count=self._sharer_count,
+        )
+
+    def _allow(self) -> None:
+        for bookie, flow in self._flows.items():
+            limits = self._limits(bookie)
+            if limits != flow.limits:
+                flow.allow(limits)

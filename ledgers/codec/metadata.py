@@ -1,0 +1,361 @@
+"""A ledger's metadata as znode bytes: versions 1 (lines), 2 (protobuf text), 3 (protobuf binary).
+
+``serialize_metadata(parse_metadata(data))`` keeps the version, the presence of optional fields, the
+order of segments, bookies and custom metadata, and in version 3 the fields that we do not know
+(rule S2). For what Java writes it gives the same bytes, but for escapes that differ between Java's
+own versions in version 2.
+
+Where we are stricter than Java's LedgerMetadataSerDe, a person is asked rather than a guess written
+back. Beyond what it refuses, we refuse
+
+- a first segment that does not begin at entry 0;
+- a closed ledger without a last entry id (Java takes 0), or with one below -1;
+- quorums below 1;
+- in version 1: lines behind the end (Java passes over them), plus signs, carriage returns;
+- in version 2: bytes that are not UTF-8, and escapes that Java reads but never writes.
+
+As in Java, bytes behind the message of version 3 are ignored, and ``length`` and ``lastEntryId`` of
+a ledger that is not closed mean nothing and are written as 0 and -1.
+
+Which bookies metadata names for certain, though it cannot be read as a whole.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from ledgers.codec.bookkeeper_metadata_pb2 import LedgerMetadataFormat
+from ledgers.codec.protobuf import decoded, format_text, parse_binary, parse_text
+from ledgers.codec.registration import parse_bookie_id
+from ledgers.errors import CorruptionError
+from ledgers.model import LAC_NONE, BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+
+LAST_ENTRY_MAX = 1 << 40
+"""At 100,000 entries a second a writer gets there in four months. Whoever goes through a ledger's
+entries would never end."""
+_HEADER = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,10})\n")
+
+
+def parse_metadata(data: bytes) -> LedgerMetadata:
+    """What the znode says. Raises CorruptionError, which names what is wrong."""
+    version, body = split_version(data)
+    match version:
+        case 1:
+            return _of_lines(body)
+        case 2:
+            return _of_message(parse_text(body, LedgerMetadataFormat), version)
+        case 3:
+            return _of_message(parse_binary(undelimited(body), LedgerMetadataFormat), version)
+    raise CorruptionError("ledger metadata of a version that we do not know", version=version)
+
+
+def split_version(data: bytes) -> tuple[int, bytes]:
+    """The version, and what stands behind it. Raises CorruptionError."""
+    header = _HEADER.match(data)
+    if header is None:
+        raise CorruptionError("ledger metadata does not begin with its version", data=data[:80])
+    return int(header[1]), data[header.end() :]
+
+
+def serialize_metadata(metadata: LedgerMetadata) -> bytes:
+    """The znode's bytes, in the metadata's own version."""
+    header = b"BookieMetadataFormatVersion\t%d\n" % metadata.metadata_version
+    match metadata.metadata_version:
+        case 1:
+            return header + "\n".join(_lines(metadata)).encode("utf-8")
+        case 2:
+            return header + format_text(_message(metadata))
+        case 3:
+            body = _message(metadata).SerializeToString()
+            return b"".join((header, _varint(len(body)), body))
+    raise AssertionError(metadata)
+
+
+# --- Versions 2 and 3: a protobuf message ----------------------------------------------------------
+
+
+def _of_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata:
+    has_ack_quorum = message.HasField("ackQuorumSize")
+    ack_quorum = message.ackQuorumSize if has_ack_quorum else message.quorumSize
+    state = LedgerState(message.state)
+    is_closed = state is LedgerState.CLOSED
+    if is_closed and not message.HasField("lastEntryId"):
+        raise CorruptionError("metadata of a closed ledger without its last entry id")
+    last_entry_id = message.lastEntryId if is_closed else LAC_NONE
+    custom, odd_custom = _custom(message)
+    segments = tuple(
+        _segment(each.firstEntryId, each.ensembleMember, _unknown_fields(each))
+        for each in message.segment
+    )
+    _check(
+        segments,
+        ensemble_size=message.ensembleSize,
+        write_quorum=message.quorumSize,
+        ack_quorum=ack_quorum,
+        last_entry_id=last_entry_id,
+    )
+    return LedgerMetadata(
+        metadata_version=version,
+        ensemble_size=message.ensembleSize,
+        write_quorum=message.quorumSize,
+        ack_quorum=ack_quorum,
+        state=state,
+        length=message.length if is_closed else 0,
+        last_entry_id=last_entry_id,
+        digest_type=DigestType(message.digestType) if message.HasField("digestType") else None,
+        password=message.password if message.HasField("password") else None,
+        ctime_ms=message.ctime if message.HasField("ctime") else None,
+        c_token=message.cToken if message.HasField("cToken") else None,
+        custom=custom,
+        segments=segments,
+        has_ack_quorum=has_ack_quorum,
+        unknown_fields=_unknown_fields(message) + odd_custom,
+    )
+
+
+def _custom(message: LedgerMetadataFormat) -> tuple[tuple[tuple[str, bytes], ...], bytes]:
+    """Custom metadata; and serialised the entries that are more, or less, than a key and a value.
+
+    The latter go with the fields that we do not know, which brings them through a rewrite whole.
+    """
+    if not message.customMetadata:  # nearly always
+        return (), b""
+    plain, odd = [], LedgerMetadataFormat()
+    for entry in message.customMetadata:
+        if entry.HasField("key") and entry.HasField("value") and not _unknown_fields(entry):
+            plain.append((decoded(entry.key), entry.value))
+        else:
+            odd.customMetadata.append(entry)
+    return tuple(plain), odd.SerializePartialToString()
+
+
+def _unknown_fields(message: Message) -> bytes:
+    """What of the message we do not know, serialised; nothing of nested ones."""
+    unknown = UnknownFieldSet(message)
+    if not len(unknown):
+        return b""
+    for position in range(len(unknown)):
+        number = unknown[position].field_number
+        if number in message.DESCRIPTOR.fields_by_number:
+            # A digest type or state that we do not know, or a known field of another kind.
+            raise CorruptionError("ledger metadata has a strange value", field_number=number)
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for known, _ in message.ListFields():
+        rest.ClearField(known.name)
+    return rest.SerializePartialToString()
+
+
+def _message(metadata: LedgerMetadata) -> LedgerMetadataFormat:
+    message = LedgerMetadataFormat(
+        quorumSize=metadata.write_quorum,
+        ensembleSize=metadata.ensemble_size,
+        length=metadata.length,
+        lastEntryId=metadata.last_entry_id,
+        state=LedgerMetadataFormat.State.ValueType(metadata.state.value),
+        password=metadata.password,
+        ackQuorumSize=metadata.ack_quorum if metadata.has_ack_quorum else None,
+        ctime=metadata.ctime_ms,
+        cToken=metadata.c_token,
+    )
+    if metadata.digest_type is not None:
+        message.digestType = LedgerMetadataFormat.DigestType.ValueType(metadata.digest_type.value)
+    for segment in metadata.segments:
+        added = message.segment.add(
+            ensembleMember=segment.ensemble, firstEntryId=segment.first_entry_id
+        )
+        if segment.unknown_fields:
+            added.MergeFromString(segment.unknown_fields)
+    for key, value in metadata.custom:
+        message.customMetadata.add(key=key, value=value)
+    if metadata.unknown_fields:
+        message.MergeFromString(metadata.unknown_fields)
+    return message
+
+
+def undelimited(body: bytes) -> bytes:
+    """The message behind its length, a varint of at most 32 bits. Raises CorruptionError."""
+    length = 0
+    for position, byte in enumerate(body[:5]):
+        length |= (byte & 0x7F) << 7 * position
+        if byte < 0x80:
+            start = position + 1
+            if len(body) - start < length:
+                break
+            return body[start : start + length]
+    raise CorruptionError("ledger metadata is cut short", body_bytes=len(body))
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+# --- Version 1: lines of fields separated by tabs --------------------------------------------------
+
+_IN_RECOVERY = -102
+"""Stands where a closed ledger has its last entry id."""
+
+
+def _of_lines(body: bytes) -> LedgerMetadata:
+    try:
+        lines = body.decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise CorruptionError("ledger metadata is not UTF-8") from error
+    if len(lines) < 4:
+        raise CorruptionError("ledger metadata lacks lines", line_count=len(lines))
+    write_quorum, ensemble_size, length = map(_number, lines[:3])
+    state, last_entry_id = LedgerState.OPEN, LAC_NONE
+    ending, *others = lines[-1].split("\t")
+    if others == ["CLOSED"]:
+        lines.pop()
+        state, last_entry_id = LedgerState.CLOSED, _number(ending)
+        if last_entry_id == _IN_RECOVERY:
+            state, last_entry_id = LedgerState.IN_RECOVERY, LAC_NONE
+    fields = [line.split("\t") for line in lines[3:]]
+    if any(others[:1] == ["CLOSED"] for _, *others in fields):
+        # Java reads this as the ledger's end, wherever it stands: it is no bookie's id here.
+        raise CorruptionError("ledger metadata goes on behind its end")
+    segments = tuple(_segment(_number(first), ensemble) for first, *ensemble in fields)
+    _check(
+        segments,
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=write_quorum,
+        last_entry_id=last_entry_id,
+    )
+    return LedgerMetadata(
+        metadata_version=1,
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=write_quorum,
+        state=state,
+        length=length if state is LedgerState.CLOSED else 0,
+        last_entry_id=last_entry_id,
+        digest_type=None,
+        password=None,
+        segments=segments,
+        has_ack_quorum=False,
+    )
+
+
+def _lines(metadata: LedgerMetadata) -> Iterator[str]:
+    """Lines without their line feeds; the last one is empty when the ledger is open."""
+    assert metadata.ack_quorum == metadata.write_quorum, metadata
+    assert metadata.password is None, metadata
+    assert not metadata.custom, metadata
+    yield str(metadata.write_quorum)
+    yield str(metadata.ensemble_size)
+    yield str(metadata.length)
+    for segment in metadata.segments:
+        yield "\t".join((str(segment.first_entry_id), *segment.ensemble))
+    match metadata.state:
+        case LedgerState.OPEN:
+            yield ""
+        case LedgerState.IN_RECOVERY:
+            yield f"{_IN_RECOVERY}\tCLOSED"
+        case LedgerState.CLOSED:
+            yield f"{metadata.last_entry_id}\tCLOSED"
+
+
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+
+
+def _number(text: str) -> int:
+    if not _NUMBER.fullmatch(text) or not -(2**63) <= int(text) < 2**63:
+        raise CorruptionError("not a number in ledger metadata", text=text[:80])
+    return int(text)
+
+
+# --- What every version must fulfil ----------------------------------------------------------------
+
+
+def _segment(first_entry_id: int, ensemble: Sequence[str], unknown_fields: bytes = b"") -> Segment:
+    if first_entry_id < 0:
+        raise CorruptionError("a segment begins below 0", first_entry_id=first_entry_id)
+    return Segment(
+        first_entry_id=first_entry_id,
+        ensemble=tuple(map(parse_bookie_id, ensemble)),
+        unknown_fields=unknown_fields,
+    )
+
+
+def _check(
+    segments: Sequence[Segment],
+    *,
+    ensemble_size: int,
+    write_quorum: int,
+    ack_quorum: int,
+    last_entry_id: int,
+) -> None:
+    """Raises CorruptionError unless these make sense together."""
+    if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
+        raise CorruptionError(
+            "impossible quorums",
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+        )
+    for segment in segments:
+        if len(segment.ensemble) != ensemble_size:
+            raise CorruptionError(
+                "an ensemble of another size",
+                first_entry_id=segment.first_entry_id,
+                bookie_count=len(segment.ensemble),
+                ensemble_size=ensemble_size,
+            )
+    if not segments:
+        raise CorruptionError("ledger metadata without a segment")
+    starts = [segment.first_entry_id for segment in segments]
+    if starts[0] != 0 or any(here >= after for here, after in pairwise(starts)):
+        raise CorruptionError("segments do not ascend from entry 0", first_entry_ids=starts[:20])
+    if last_entry_id < LAC_NONE:
+        raise CorruptionError("the last entry id is below -1", last_entry_id=last_entry_id)
+    if max(last_entry_id, starts[-1]) > LAST_ENTRY_MAX:
+        raise CorruptionError(
+            "the last entry id is beyond what anybody has written",
+            last_entry_id=last_entry_id,
+            last_segment_from=starts[-1],
+        )
+
+
+def may_name(data: bytes, bookie: BookieId) -> bool:
+    """Whether unreadable metadata may name the bookie: unless it is proven that it names others
+    only.
+
+    An id that is nowhere in the bytes proves nothing by itself: they may be cut short, or empty.
+    """
+    if bookie.encode() in data:  # every format holds ids in plain text
+        return True
+    named = named_bookies(data)
+    return named is None or bookie in named
+
+
+def named_bookies(data: bytes) -> frozenset[BookieId] | None:
+    """All that its ensembles name; None where they may not be all, or be something else.
+
+    Only a record that tells its own length can be shown to be whole: that of version 3, and of a
+    later version that still is one. Its ensembles must be as ensembles are; the rest of it may be
+    what it likes, such as a state or a digest type that we do not know.
+    """
+    try:
+        version, body = split_version(data)
+        if version < 3:
+            return None
+        message = parse_binary(undelimited(body), LedgerMetadataFormat)
+        ensembles = [[parse_bookie_id(b) for b in each.ensembleMember] for each in message.segment]
+    except CorruptionError:
+        return None
+    starts = [segment.firstEntryId for segment in message.segment]
+    ascend = starts[:1] == [0] and all(here < after for here, after in pairwise(starts))
+    are_full = all(len(ensemble) == message.ensembleSize > 0 for ensemble in ensembles)
+    if not (ascend and are_full):
+        return None
+    return frozenset(bookie for ensemble in ensembles for bookie in ensemble)

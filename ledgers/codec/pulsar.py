@@ -1,0 +1,95 @@
+"""Apache Pulsar's znode of racks (its BookieRackAffinityMapping): JSON, not BookKeeper's own.
+
+Groups of bookies, by the id or address of each its ``rack`` and, for people, its ``hostname``.
+
+Apache Pulsar's bookie isolation, as a ledger's custom metadata has it (its
+EnsemblePlacementPolicyConfig): JSON.
+
+``policyClass``, and ``properties``: for the policy that isolates, two lists of groups of bookies.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ledgers.errors import CorruptionError
+from ledgers.model import BookieId, LedgerMetadata
+from ledgers.placement.topology import clean_rack
+
+PULSAR_RACKS_PATH = "/bookies"
+
+
+def parse_pulsar_racks(data: bytes) -> dict[str, str]:
+    """Racks by what the bookie is called there. Raises CorruptionError.
+
+    A bookie in two groups has the rack that comes last; one without a rack is left out. The host
+    name counts where no bookie is called by it.
+    """
+    racks: dict[str, str] = {}
+    hosts: dict[str, str] = {}
+    for bookies in _decode(data).values():
+        for name, info in bookies.items():
+            rack = clean_rack(str(info.get("rack") or ""))
+            if rack is not None:
+                racks[name] = rack
+                hosts[str(info.get("hostname") or name)] = rack
+    return {**hosts, **racks}
+
+
+def parse_pulsar_groups(data: bytes) -> dict[str, frozenset[BookieId]]:
+    """The bookies of each group. Raises CorruptionError."""
+    return {group: frozenset(map(BookieId, bookies)) for group, bookies in _decode(data).items()}
+
+
+def _decode(data: bytes) -> dict[str, dict[str, dict[str, Any]]]:
+    try:
+        return msgspec.json.decode(data, type=dict[str, dict[str, dict[str, Any]]])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptionError("not a map of groups, bookies and racks", error=str(error)) from error
+
+
+CONFIG_KEY = "EnsemblePlacementPolicyConfig"
+ANY_GROUP = "*"
+"""In place of a group: every bookie is good, as for Pulsar's system topics."""
+POLICY_CLASSES = frozenset(
+    f"org.apache.pulsar.{package}IsolatedBookieEnsemblePlacementPolicy"
+    for package in ("bookie.rackawareness.", "zookeeper.Zk")
+)
+"""Under its present name, and that of Pulsar before 2.9."""
+
+
+class Isolation(msgspec.Struct, frozen=True):
+    """Groups of bookies, by name. ``secondary``: for where the primary ones have too few
+    bookies."""
+
+    primary: frozenset[str]
+    secondary: frozenset[str] = frozenset()
+
+
+class _Config(msgspec.Struct):
+    policyClass: str = ""  # noqa: N815
+    properties: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+
+def isolation_of(metadata: LedgerMetadata) -> Isolation | None:
+    """None for a ledger that may be anywhere; so is, as for Pulsar, one whose configuration cannot
+    be read."""
+    data = dict(metadata.custom).get(CONFIG_KEY)
+    if data is None:
+        return None
+    try:
+        config = msgspec.json.decode(data, type=_Config)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if config.policyClass not in POLICY_CLASSES:
+        return None
+    primary = _groups(config.properties.get("isolationBookieGroups"))
+    secondary = _groups(config.properties.get("secondaryIsolationBookieGroups"))
+    return None if not primary or ANY_GROUP in primary else Isolation(primary, secondary)
+
+
+def _groups(value: object) -> frozenset[str]:
+    """Names with commas between them, or a list of such."""
+    texts = value if isinstance(value, list) else [value or ""]
+    return frozenset(name for text in texts for name in str(text).split(",") if name)

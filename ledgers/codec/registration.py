@@ -1,0 +1,74 @@
+"""What bookies say of themselves in ZooKeeper: valid ids, and addresses. Bytes in, values out."""
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+from ledgers.codec.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from ledgers.codec.protobuf import decoded, parse_binary
+from ledgers.errors import CorruptionError, UnavailableError
+from ledgers.model import BookieId
+
+_BOOKIE_ID = re.compile(r"[A-Za-z0-9:-_.\-]+")
+_HOST_AND_PORT = re.compile(r"(.+):([0-9]{1,5})")
+
+
+@lru_cache(maxsize=65_536)
+def parse_bookie_id(text: str) -> BookieId:
+    """The text as a bookie id. Raises CorruptionError when it cannot be one (BookieId.validate).
+
+    The cache also makes equal ids one object: a million ledgers name the same few bookies.
+    """
+    if not _BOOKIE_ID.fullmatch(decoded(text)) or text.lower() == "readonly":
+        raise CorruptionError("not a bookie id", text=text[:200])
+    return BookieId(text)
+
+
+class Address(NamedTuple):
+    """Where a bookie's protocol port is. ``host``: a name or an IP address, not resolved."""
+
+    host: str
+    port: int
+
+
+Resolve = Callable[[BookieId], Address]
+"""Returns where a bookie listens. Raises UnavailableError, which says why, where no address is
+known to be its own."""
+
+
+def parse_address(bookie_id: str) -> Address | None:
+    """The address that a bookie id spells out as ``host:port``; None when it is an opaque name."""
+    match = _HOST_AND_PORT.fullmatch(bookie_id)
+    if match is None or not 0 < int(match[2]) < 65_536:
+        return None
+    return Address(host=match[1].strip("[]"), port=int(match[2]))
+
+
+def spelled_address(bookie: BookieId) -> Address:
+    """Return the address that the id spells out, whatever is registered. Raises UnavailableError
+    where it is a name."""
+    address = parse_address(bookie)
+    if address is None:
+        raise UnavailableError("no known address", bookie=bookie)
+    return address
+
+
+def registered_address(bookie_id: str, data: bytes) -> Address | None:
+    """Of a registration, as found at ``available/<id>`` or ``available/readonly/<id>``; None when
+    nothing says.
+
+    Old bookies store nothing there; then the id is the address. Raises CorruptionError.
+    """
+    if not data:
+        return parse_address(bookie_id)
+    for endpoint in parse_binary(data, BookieServiceInfoFormat).endpoints:
+        if endpoint.protocol == "bookie-rpc":
+            return _address(decoded(endpoint.host), endpoint.port)
+    return None
+
+
+def _address(host: str, port: int) -> Address:
+    if not host or not 0 < port < 65_536:
+        raise CorruptionError("a bookie registered an impossible address", host=host, port=port)
+    return Address(host=host, port=port)

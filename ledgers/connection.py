@@ -1,0 +1,426 @@
+"""One pipelined connection to a bookie, for either protocol.
+
+Requests go out at once, as far as there is room, and replies come back in any order. What is in
+flight is bounded in number and in bytes; a deadline bounds every reply; a connection that breaks
+fails all its requests at that moment. Reconnecting is ``channel``'s business.
+
+A request counts as in flight until its reply is in or can no longer come, whether or not anybody
+still waits for it: a caller that is cancelled does not make the bookie forget the request.
+
+A connection that is made when it is first needed, and made again after it broke.
+
+A bookie that could not be reached is left alone for a while that doubles from failure to failure.
+Requests in that while fail at once: a reader goes to the next bookie, whoever retries waits anyway.
+"""
+
+import asyncio
+import os
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import cast
+
+from ledgers.bulk.limiters import ReadBudget
+from ledgers.clock import Clock
+from ledgers.codec.registration import Address
+from ledgers.errors import (
+    BookmenderError,
+    CorruptionError,
+    NameNotResolvedError,
+    NoAnswerError,
+    UnavailableError,
+)
+from ledgers.host_names import connect
+from ledgers.model import BookieId
+from ledgers.wire.framing import FRAME_BYTES_MAX, FrameReader, frame
+from ledgers.wire.messages import Add, Codec, ListEntries, ReadBatch, Reply, Request, WriteLac
+
+
+class BrokenConnectionError(UnavailableError):
+    """The connection broke while a request was in flight, or before it could be sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """Limits of one connection. Every time-out ends in UnavailableError."""
+
+    connect_timeout_s: float = 3.0
+    request_timeout_s: float = 5.0
+    """From sending to the reply; BookKeeper's own default for reads and adds."""
+    late_reply_timeout_s: float = 30.0
+    """How much longer a request counts as in flight that was not answered in time: the bookie may
+    still be at work on it (rule S10)."""
+    queue_timeout_s: float = 30.0
+    """How long a request waits for room of ours, while the bookie answers earlier ones."""
+    adds_in_flight_max: int = 256
+    added_bytes_in_flight_max: int = 8 * 1024 * 1024
+    """One larger entry is let through alone."""
+    read_bytes_guess: int = 64 * 1024
+    """What a read of an entry of unknown size counts for in the read budget."""
+    frame_bytes_max: int = FRAME_BYTES_MAX
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Pending:
+    """A request in flight, and the room it takes."""
+
+    key: Hashable
+    is_key_unique: bool
+    reply: asyncio.Future[Reply]
+    room: ReadBudget
+    room_bytes: int
+    sent_at_s: float
+    may_be_ignored: bool
+    """Whether a healthy bookie may leave this one without a reply."""
+    deadline: asyncio.TimerHandle | None = None
+
+    def fail(self, error: UnavailableError) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(error)
+            self.reply.exception()  # so that asyncio does not complain if the caller has just gone
+
+
+class Connection(asyncio.Protocol):
+    """See the module. Made by ``open``; belongs to the loop that made it."""
+
+    def __init__(
+        self,
+        bookie: BookieId,
+        *,
+        codec: Codec,
+        reads: ReadBudget,
+        settings: ConnectionSettings,
+        on_broken: Callable[["Connection", Exception], None],
+    ) -> None:
+        self._bookie, self._codec, self._settings = bookie, codec, settings
+        self._reads = reads
+        self._adds = ReadBudget(
+            count_max=settings.adds_in_flight_max, bytes_max=settings.added_bytes_in_flight_max
+        )
+        self.address: Address | None = None
+        """Where it was opened to."""
+        self._on_broken = on_broken
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameReader(frame_bytes_max=settings.frame_bytes_max)
+        self._pending: dict[Hashable, deque[_Pending]] = {}
+        self._transport: asyncio.Transport | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._cause: Exception | None = None
+        self._received_at_s = -1.0
+        self._request_id = 0
+
+    @classmethod
+    async def open(
+        cls,
+        bookie: BookieId,
+        address: Address,
+        *,
+        codec: Codec,
+        reads: ReadBudget,
+        settings: ConnectionSettings,
+        on_broken: Callable[["Connection", Exception], None],
+    ) -> "Connection":
+        """Connect. ``reads`` is the bookie's budget; ``on_broken`` is called once, with the cause.
+
+        Raises UnavailableError.
+        """
+        connection = cls(bookie, codec=codec, reads=reads, settings=settings, on_broken=on_broken)
+        connection.address = address
+        try:
+            async with asyncio.timeout(settings.connect_timeout_s):
+                await connect(lambda: connection, address)
+        except NameNotResolvedError as error:
+            raise NameNotResolvedError(
+                "host name does not resolve", bookie=bookie, address=address
+            ) from error
+        except (OSError, UnicodeError) as error:  # time-outs and unknown hosts are OSErrors too
+            raise NoAnswerError("cannot connect", bookie=bookie, address=address) from error
+        return connection
+
+    @property
+    def is_broken(self) -> bool:
+        return self._cause is not None
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether anything at all was received. A starting bookie accepts connections and resets
+        them."""
+        return self._received_at_s >= 0
+
+    async def request(self, request: Request) -> Reply:
+        """Send it when there is room, and wait for its reply, whatever its status.
+
+        Raises UnavailableError (BrokenConnectionError where the connection broke), RejectedError
+        when no frame is large enough, ValueError for what this protocol cannot ask.
+        """
+        room, room_bytes = self._room(request)
+        await self._wait_for_room(room, room_bytes)
+        try:
+            pending = self._send(request, room, room_bytes)
+        except Exception:
+            room.release(room_bytes)
+            raise
+        return await pending.reply
+
+    async def close(self) -> None:
+        """Break the connection. Whoever still waits for a reply gets UnavailableError."""
+        self._break(ConnectionAbortedError("closed by us"))
+        if self._transport is not None:
+            await self._lost
+
+    # --- Room ----------------------------------------------------------------------------------
+
+    def _room(self, request: Request) -> tuple[ReadBudget, int]:
+        """Where the request has to fit in, and with how many bytes."""
+        match request:
+            case Add(entry=entry):
+                return self._adds, len(entry)
+            case WriteLac(record=record):
+                return self._adds, len(record)
+            case ReadBatch(bytes_max=bytes_max):
+                return self._reads, bytes_max
+            case _:
+                return self._reads, self._settings.read_bytes_guess
+
+    async def _wait_for_room(self, room: ReadBudget, room_bytes: int) -> None:
+        try:
+            async with asyncio.timeout(self._settings.queue_timeout_s):
+                await room.acquire(room_bytes)
+        except TimeoutError as error:
+            raise UnavailableError("too much in flight already", bookie=self._bookie) from error
+
+    # --- Out -----------------------------------------------------------------------------------
+
+    def _send(self, request: Request, room: ReadBudget, room_bytes: int) -> _Pending:
+        if self._cause is not None:
+            raise self._broken_error() from self._cause
+        self._request_id += 1
+        encoded = self._codec.encode(request, self._request_id)
+        data = frame(encoded.packet, frame_bytes_max=self._settings.frame_bytes_max)
+        pending = _Pending(
+            key=encoded.key,
+            is_key_unique=encoded.is_key_unique,
+            reply=self._loop.create_future(),
+            room=room,
+            room_bytes=room_bytes,
+            sent_at_s=self._loop.time(),
+            may_be_ignored=isinstance(request, ListEntries),
+        )
+        timeout_s = self._settings.request_timeout_s
+        pending.deadline = self._loop.call_later(timeout_s, self._expire, pending)
+        self._pending.setdefault(pending.key, deque()).append(pending)
+        assert self._transport is not None
+        self._transport.write(data)
+        return pending
+
+    def _expire(self, pending: _Pending) -> None:
+        """The reply did not come in time.
+
+        Replies that could be taken for one another make the connection useless from here on, since
+        the late one may still come (rule S5). So does silence: the host may be gone without a word.
+        """
+        is_silent = self._received_at_s < pending.sent_at_s and not pending.may_be_ignored
+        kind = NoAnswerError if is_silent else UnavailableError
+        error = kind("no answer in time", bookie=self._bookie)
+        pending.fail(error)
+        if pending.may_be_ignored:
+            self._forget(pending)
+        elif is_silent or not pending.is_key_unique:
+            self._break(error)
+        else:
+            late_s = self._settings.late_reply_timeout_s
+            pending.deadline = self._loop.call_later(late_s, self._forget, pending)
+
+    # --- In: called by the transport -------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received_at_s = self._loop.time()
+        self._frames.feed(data)
+        try:
+            while (packet := self._frames.next_packet()) is not None:
+                self._settle(self._codec.decode(packet))
+        except CorruptionError as error:
+            self._break(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._break(exc or ConnectionResetError("closed by the bookie"))
+        self._lost.set_result(None)
+
+    def _settle(self, reply: Reply) -> None:
+        """Give the reply to the oldest request with its key. One that nobody asked for is
+        ignored."""
+        if waiting := self._pending.get(reply.key):
+            pending = waiting[0]
+            self._forget(pending)
+            if not pending.reply.done():
+                pending.reply.set_result(reply)
+
+    # --- The end -------------------------------------------------------------------------------
+
+    def _forget(self, pending: _Pending) -> None:
+        """It is in flight no more. Room goes to the next in line, which may send at its next
+        step."""
+        waiting = self._pending[pending.key]
+        waiting.remove(pending)
+        if not waiting:
+            del self._pending[pending.key]
+        assert pending.deadline is not None
+        pending.deadline.cancel()
+        pending.room.release(pending.room_bytes)
+
+    def _break(self, cause: Exception) -> None:
+        if self._cause is not None:
+            return
+        self._cause = cause
+        if self._transport is not None:
+            self._transport.abort()
+        for pending in [each for waiting in self._pending.values() for each in waiting]:
+            self._forget(pending)
+            error = self._broken_error()
+            error.__cause__ = cause
+            pending.fail(error)
+        self._on_broken(self, cause)
+
+    def _broken_error(self) -> BrokenConnectionError:
+        return BrokenConnectionError("the connection broke", bookie=self._bookie)
+
+
+OnBroken = Callable[[Connection, Exception], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackOffSettings:
+    """The pause after a failed connection: first, at most. Half of it to all of it, at random."""
+
+    first_s: float = 0.1
+    max_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        assert 0 < self.first_s <= self.max_s, self
+
+
+def back_off_s(failure_count: int, settings: BackOffSettings, *, jitter: float) -> float:
+    """How long to leave the bookie alone after so many failures in a row. 0 <= jitter < 1."""
+    assert failure_count >= 1, failure_count
+    doublings = min(failure_count - 1, 32)  # 2.0**1024 would overflow
+    pause_s = min(settings.first_s * 2.0**doublings, settings.max_s)
+    return pause_s * (1 + jitter) / 2
+
+
+class Channel:
+    """At most one connection, shared by all callers, and what is known of its failures."""
+
+    def __init__(
+        self,
+        bookie: BookieId,
+        connect: Callable[[OnBroken], Awaitable[Connection]],
+        *,
+        locate: Callable[[], Address],
+        clock: Clock,
+        rng: random.Random,
+        settings: BackOffSettings,
+    ) -> None:
+        """``locate``: where the bookie is now, as ``Resolve`` says."""
+        self._bookie, self._connect, self._locate = bookie, connect, locate
+        self._clock, self._rng, self._settings = clock, rng, settings
+        # One attempt at a time; who waits for it shares its outcome. A caller that is cancelled in
+        # its attempt takes it along, and the next in line makes another.
+        self._attempt = asyncio.Lock()
+        self._connection: Connection | None = None
+        self._failure: Exception | None = None
+        self._failure_count = 0
+        self._retry_at_s = 0.0
+        self._is_closed = False
+
+    @property
+    def current(self) -> Connection | None:
+        """The last connection, broken or not, without making one."""
+        return self._connection
+
+    async def connection(self) -> Connection:
+        """Raises UnavailableError; at once while the bookie is left alone, or no address is known
+        to be its own."""
+        async with self._attempt:
+            await self._leave_if_elsewhere()
+            if self._connection is None or self._connection.is_broken:
+                self._check_may_connect()
+                try:
+                    self._connection = await self._connect(self._broke)
+                except UnavailableError as error:
+                    self._failed(error)
+                    raise
+            return self._connection
+
+    async def _leave_if_elsewhere(self) -> None:
+        """Close a connection to an address that is not the bookie's any more, and fail what is in
+        flight there.
+
+        A connection may have been made to a bookie that took over the address before it was seen to
+        register. Its answers would be taken for answers of this bookie for as long as the
+        connection lives. Raises UnavailableError.
+        """
+        try:
+            address = self._locate()
+        except UnavailableError:
+            await self._leave()
+            raise
+        if self._connection is not None and self._connection.address != address:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    def retry_now(self) -> None:
+        """Forget past failures: the bookie is known to be back."""
+        self._failure, self._failure_count, self._retry_at_s = None, 0, 0.0
+
+    async def close(self) -> None:
+        """For good."""
+        self._is_closed = True
+        async with self._attempt:
+            if self._connection is not None:
+                await self._connection.close()
+
+    def _check_may_connect(self) -> None:
+        if self._is_closed:
+            raise UnavailableError("closed by us", bookie=self._bookie)
+        if self._failure is not None and self._clock.now_s() < self._retry_at_s:
+            # Alike from one such failure to the next, as notes and logs tell of it where it
+            # changes.
+            raise UnavailableError(
+                f"left alone, as within the last {self._settings.max_s:g} s it was not reachable: "
+                f"{_cause_text(self._failure)}",
+                bookie=self._bookie,
+            ) from self._failure
+
+    def _broke(self, connection: Connection, cause: Exception) -> None:
+        """A bookie that starts accepts connections and resets them: as good as not connected.
+
+        So is one that fell silent: it may well accept the next one, and be silent there.
+        """
+        if connection.has_answered:
+            self.retry_now()
+        if not connection.has_answered or isinstance(cause, NoAnswerError):
+            self._failed(cause)
+
+    def _failed(self, cause: Exception) -> None:
+        self._failure = cause
+        self._failure_count += 1
+        pause_s = back_off_s(self._failure_count, self._settings, jitter=self._rng.random())
+        self._retry_at_s = self._clock.now_s() + pause_s
+
+
+def _cause_text(failure: BaseException) -> str:
+    """What failed, and why, without the ids that whoever tells of it adds."""
+    if isinstance(failure, OSError) and failure.errno:
+        told = os.strerror(failure.errno).lower()
+    else:
+        text = str(failure.args[0]) if isinstance(failure, BookmenderError) else str(failure)
+        told = text or type(failure).__name__
+    return f"{told}: {_cause_text(failure.__cause__)}" if failure.__cause__ else told

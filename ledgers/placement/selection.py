@@ -1,0 +1,309 @@
+"""The placement policies: each follows one rule and chooses among the bookies that keep it.
+
+A choice never breaks a rule that can be kept. If an enforced rule cannot be kept, the choice fails.
+If another rule cannot be kept, the bookie that breaks it for the fewest write sets is chosen.
+
+The choice among bookies that are equal to a rule: by load, free space, locality, then random.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from random import Random
+from statistics import median
+
+from ledgers.errors import NotEnoughBookiesError
+from ledgers.model import BookieId
+from ledgers.placement.policy import DEFAULT_RACK, Adherence, Candidate, Move
+from ledgers.placement.rules import (
+    MOVES_MAX,
+    Arrangements,
+    NoRule,
+    Rule,
+    Shape,
+    Stock,
+    better_arrangements,
+    judge_racks,
+    rank_racks,
+    replaced,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighting:
+    """Choices weighted by free disk space (BookKeeper's diskWeightBasedPlacementEnabled)."""
+
+    multiple_max: float = 3.0
+    """Limit on a bookie's weight, in multiples of the median, so that a new empty bookie does not
+    get everything (bookieMaxWeightMultipleForWeightBasedPlacement). 0: no limit."""
+
+    def weights(self, candidates: Sequence[Candidate]) -> Mapping[BookieId, float]:
+        """Return each candidate's weight, above 0. A candidate whose free space is unknown gets the
+        median."""
+        known = [each.free_bytes for each in candidates if each.free_bytes is not None]
+        middle = float(median(known)) if known else 1.0
+        least = float(min((free for free in known if free > 0), default=1))  # for full bookies
+        most = self.multiple_max * middle or math.inf
+
+        def weight(free_bytes: int | None) -> float:
+            free = middle if free_bytes is None else float(free_bytes)
+            return min(free or least, most)
+
+        return {each.bookie: weight(each.free_bytes) for each in candidates}
+
+
+class _Alike(dict[BookieId, float]):
+    """Gives every bookie the weight 1, without a table of hundreds of bookies."""
+
+    def __missing__(self, bookie: BookieId) -> float:
+        return 1.0
+
+
+_ALIKE = _Alike()
+
+
+class Drawing:
+    """Draws among candidates. Only the seed of ``rng`` decides between equal ones."""
+
+    def __init__(
+        self, rng: Random, *, local: BookieId | None = None, weighting: Weighting | None = None
+    ) -> None:
+        self._rng, self._local, self._weighting = rng, local, weighting
+
+    def weights(self, candidates: Sequence[Candidate]) -> Mapping[BookieId, float]:
+        """Return the weight of each candidate; the same for all if choices are not weighted."""
+        if self._weighting is None:
+            return _ALIKE
+        return self._weighting.weights(candidates)
+
+    def draw(
+        self,
+        candidates: Sequence[Candidate],
+        weights: Mapping[BookieId, float],
+        *,
+        prefers_local: bool = True,
+    ) -> Candidate:
+        """Return the least loaded candidate; of several, the local one, else a random one.
+
+        With weighting, two candidates are drawn by weight, and the less loaded one is returned. So
+        free space decides in the long run, and load at the moment. ``candidates`` is not empty.
+        """
+        allowed = candidates
+        if self._weighting is not None:
+            allowed = self._rng.choices(allowed, [weights[each.bookie] for each in allowed], k=2)
+        least_bytes = min([each.load_bytes for each in allowed])
+        best = [each for each in allowed if each.load_bytes == least_bytes]
+        if prefers_local and self._local is not None:
+            local = [each for each in best if each.bookie == self._local]
+            best = local or best
+        return best[0] if self._weighting is not None else self._rng.choice(best)
+
+
+Locate = Callable[[BookieId], str]
+"""Returns the location of a bookie; for an absent bookie, the last known location."""
+LocateIfKnown = Callable[[BookieId], str | None]
+"""Like ``Locate``; None if the location was never known. Choices then assume the default rack;
+``adherence`` does not."""
+
+_Pools = dict[str, list[Candidate]]
+"""Candidates by rack."""
+
+FAIR_SHARES_MAX = 3
+"""A bookie that spreads copies over more racks than the rule requires is preferred. But it gets at
+most about this many times its random share. Otherwise the last bookie of a rack would replace all
+the others."""
+
+
+class RuledPlacement:
+    """A PlacementPolicy that follows one rule."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        rng: Random,
+        *,
+        locate: LocateIfKnown = lambda bookie: DEFAULT_RACK,
+        local: BookieId | None = None,
+        weighting: Weighting | None = None,
+    ) -> None:
+        """``local``: the bookie preferred among equally good ones for a replacement."""
+        self._rule, self._rng, self._locate = rule, rng, locate
+        self._drawing = Drawing(rng, local=local, weighting=weighting)
+
+    # --- New ensembles -------------------------------------------------------------------------
+
+    def choose_ensemble(
+        self,
+        candidates: Collection[Candidate],
+        size: int,
+        *,
+        write_quorum: int,
+        ack_quorum: int | None = None,
+        excluded: Collection[BookieId] = (),
+    ) -> tuple[BookieId, ...]:
+        allowed = _allowed(candidates, excluded)
+        if len(allowed) < size:
+            raise NotEnoughBookiesError(
+                "too few writable bookies for an ensemble", wanted=size, allowed=len(allowed)
+            )
+        shape = Shape(size=size, write_quorum=write_quorum, ack_quorum=ack_quorum or write_quorum)
+        weights = self._drawing.weights(allowed)
+        pools = _by_rack(allowed)
+        chosen: list[BookieId] = []
+        for rack in self._arrangement(pools, weights, shape):
+            taken = self._drawing.draw(pools[rack], weights, prefers_local=False)
+            pools[rack].remove(taken)
+            chosen.append(taken.bookie)
+        return tuple(chosen)
+
+    def _arrangement(
+        self, pools: _Pools, weights: Mapping[BookieId, float], shape: Shape
+    ) -> Sequence[str]:
+        """Return the rack for each index of a new ensemble. Raises NotEnoughBookiesError."""
+        stocks = {
+            rack: Stock(count=len(pool), weight=sum(weights[each.bookie] for each in pool))
+            for rack, pool in pools.items()
+        }
+        admitted = {rack: stock for rack, stock in stocks.items() if self._rule.admits(rack)}
+        arrangements = Arrangements(self._rule, shape)
+        can_fit = self._rule.fits(size=shape.size, write_quorum=shape.write_quorum)
+        if can_fit or not self._rule.is_enforced:
+            found = arrangements.search(admitted, self._rng)
+            if found is not None:
+                return found
+        if self._rule.is_enforced:
+            raise self._nobody(
+                "no ensemble can be made of the writable bookies without breaking", pools
+            )
+        return arrangements.makeshift(stocks, self._rng)
+
+    # --- Replacements --------------------------------------------------------------------------
+
+    def choose_replacement(
+        self,
+        candidates: Collection[Candidate],
+        *,
+        ensemble: Sequence[BookieId],
+        index: int,
+        write_quorum: int,
+        ack_quorum: int | None = None,
+        excluded: Collection[BookieId] = (),
+    ) -> BookieId:
+        allowed = _allowed(candidates, {*excluded, *ensemble})
+        if not allowed:
+            raise NotEnoughBookiesError(
+                "no writable bookie is left to take over", candidates=len(candidates)
+            )
+        shape = Shape(
+            size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum or write_quorum
+        )
+        pools = _by_rack(allowed)
+        others = replaced(self._racks(ensemble, candidates), index, None)
+        ranking = rank_racks(self._rule, shape, tuple(others), index, tuple(pools))
+        if ranking.is_broken and self._rule.is_enforced:
+            raise self._nobody("none of the writable bookies may take over without breaking", pools)
+        best = self._preferred(
+            spreading=[each for rack in ranking.spreading for each in pools[rack]],
+            keeping=[each for rack in ranking.keeping for each in pools[rack]],
+        )
+        return self._drawing.draw(best, self._drawing.weights(allowed)).bookie
+
+    def _preferred(
+        self, *, spreading: Sequence[Candidate], keeping: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        """Return the candidates to draw from: ``spreading``, or sometimes all of ``keeping``.
+
+        ``keeping``: candidates that keep the rule best. ``spreading``: those of them that spread
+        the copies most. Few spreading candidates are preferred only in part of the choices, and
+        only while their load is at most ``FAIR_SHARES_MAX`` times the average.
+        """
+        if self._rng.random() * len(keeping) >= FAIR_SHARES_MAX * len(spreading):
+            return keeping
+        average_bytes = sum([each.load_bytes for each in keeping]) / len(keeping)
+        most_bytes = FAIR_SHARES_MAX * average_bytes
+        return [each for each in spreading if each.load_bytes <= most_bytes] or keeping
+
+    def _nobody(self, what: str, pools: _Pools) -> NotEnoughBookiesError:
+        return NotEnoughBookiesError(
+            f"{what} the rule: {self._rule.words}",
+            allowed=sum(map(len, pools.values())),
+            racks=len(pools),
+        )
+
+    # --- Existing ensembles --------------------------------------------------------------------
+
+    def choose_moves(
+        self,
+        candidates: Collection[Candidate],
+        *,
+        ensemble: Sequence[BookieId],
+        write_quorum: int,
+        ack_quorum: int,
+        excluded: Collection[BookieId] = (),
+    ) -> tuple[Move, ...]:
+        # A move to an unknown location cannot be shown to be an improvement.
+        known = [each for each in candidates if each.rack != DEFAULT_RACK]
+        allowed = _allowed(known, {*excluded, *ensemble})
+        pools = _by_rack(allowed)
+        shape = Shape(size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum)
+        arrangement = tuple(self._racks(ensemble, candidates))
+        racks = tuple(rack for rack, pool in pools.items() for _ in pool[:MOVES_MAX])
+        better = better_arrangements(self._rule, shape, arrangement, racks)
+        if not better:
+            raise self._nobody("no writable bookie is where it would better keep", pools)
+        changes = [
+            {i: each[i] for i in range(shape.size) if each[i] != arrangement[i]} for each in better
+        ]
+        by_bookies = [sum(len(pools[rack]) for rack in each.values()) for each in changes]
+        [chosen] = self._rng.choices(changes, by_bookies)
+        return self._drawn(chosen, pools, self._drawing.weights(allowed))
+
+    def _drawn(
+        self, racks: Mapping[int, str], pools: _Pools, weights: Mapping[BookieId, float]
+    ) -> tuple[Move, ...]:
+        """Return a move for each index, to a bookie of the given rack; no bookie twice."""
+        moves: list[Move] = []
+        for index, rack in racks.items():
+            target = self._drawing.draw(pools[rack], weights)
+            pools[rack].remove(target)
+            moves.append(Move(index=index, target=target.bookie))
+        return tuple(moves)
+
+    def adherence(
+        self, ensemble: Sequence[BookieId], *, write_quorum: int, ack_quorum: int
+    ) -> Adherence:
+        shape = Shape(size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum)
+        return judge_racks(self._rule, shape, tuple(map(self._locate, ensemble)))
+
+    def _racks(self, ensemble: Sequence[BookieId], candidates: Iterable[Candidate]) -> list[str]:
+        members = set(ensemble)
+        told = {each.bookie: each.rack for each in candidates if each.bookie in members}
+        return [told.get(bookie) or self._locate(bookie) or DEFAULT_RACK for bookie in ensemble]
+
+
+class RandomPlacement(RuledPlacement):
+    """Follows no rule, as BookKeeper's DefaultEnsemblePlacementPolicy, but balances load."""
+
+    def __init__(self, rng: Random, *, local: BookieId | None = None) -> None:
+        super().__init__(NoRule(), rng, local=local)
+
+
+_BOOKIE = attrgetter("bookie")
+
+
+def _allowed(
+    candidates: Iterable[Candidate], excluded: Collection[BookieId]
+) -> Sequence[Candidate]:
+    """Return the allowed candidates sorted by id, each once, so that a choice depends only on the
+    seed."""
+    by_id = {each.bookie: each for each in candidates if each.bookie not in excluded}
+    return sorted(by_id.values(), key=_BOOKIE)
+
+
+def _by_rack(candidates: Iterable[Candidate]) -> _Pools:
+    """Return the candidates by rack, sorted by rack, so that a choice depends only on the seed."""
+    pools: _Pools = {}
+    for each in candidates:
+        pools.setdefault(each.rack, []).append(each)
+    return dict(sorted(pools.items()))

@@ -1,0 +1,252 @@
+"""Sends one request to several bookies until their replies decide the outcome.
+
+Opening, recovery and reading share this module. Each passes its own request and its own decision, a
+pure function of the results so far.
+
+What the answers of fenced bookies prove about an entry, and which answers count (rule S5). Pure
+functions.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from ledgers.bookies import Answer
+from ledgers.clock import Clock
+from ledgers.errors import BookmenderError, DigestMismatchError, NoSuchEntryError, UnreadableError
+from ledgers.model import BookieId, Segment
+from ledgers.tasks import TaskScope, task_scope
+
+OTHERS_S = 0.5
+"""How long replies are still awaited after the decision, if one of them may report a higher
+entry."""
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: with them Result[T]() fails in Python 3.11
+class Result(Generic[T]):
+    """The result from one bookie: a value, or an error, which includes a missing reply."""
+
+    value: T | None = None
+    error: BookmenderError | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.value is None) != (self.error is None), self
+
+    @property
+    def answer(self) -> Answer:
+        """The meaning for the requested entry (three-valued, rule S5)."""
+        match self.error:
+            case None:
+                return Answer.PRESENT
+            case NoSuchEntryError():
+                return Answer.ABSENT
+            case DigestMismatchError():
+                return Answer.MISMATCH
+            case _:
+                return Answer.UNKNOWN
+
+
+Results = Mapping[BookieId, Result[T]]
+"""Results by bookie, in the order of arrival."""
+
+
+def said(results: Results[T]) -> str:
+    """Return the reply of each bookie as text for an error message."""
+    return "; ".join(
+        f"{bookie}: {result.error or 'answered'}" for bookie, result in results.items()
+    )
+
+
+def given(results: Results[T]) -> T | None:
+    """Return the first value; None if there is none."""
+    return next((result.value for result in results.values() if result.value is not None), None)
+
+
+async def ask(
+    bookies: Iterable[BookieId],
+    request: Callable[[BookieId], Awaitable[T]],
+    decide: Callable[[Results[T]], V | None],
+    *,
+    clock: Clock,
+    hedge_s: float = 0.0,
+    linger_s: float = 0.0,
+) -> tuple[V | None, Results[T]]:
+    """Send ``request`` to the bookies in order, until ``decide`` returns a value or all have
+    replied.
+
+    The next bookie is asked if a result did not decide, or after ``hedge_s`` without reply. 0 asks
+    all at once. After the decision, replies within ``linger_s`` are still added and ``decide`` runs
+    again. Requests in flight at the end are cancelled, so a hanging bookie causes no further delay.
+    A BookmenderError of ``request`` becomes the result of its bookie. An error of ``decide`` is
+    raised.
+    """
+    results: dict[BookieId, Result[T]] = {}
+    async with task_scope() as scope:
+        asking = _Asking(bookies, request, scope=scope, clock=clock, hedge_s=hedge_s)
+        asking.ask_next()
+        verdict = None
+        while len(results) < asking.bookie_count and (arrival := await asking.arrivals.get()):
+            bookie, results[bookie] = arrival
+            is_first_verdict = verdict is None
+            verdict = decide(results)
+            if verdict is None:
+                asking.ask_next()
+            elif linger_s <= 0:
+                break
+            elif is_first_verdict:
+                asking.end_after(linger_s)
+        return verdict, results
+
+
+class _Asking(Generic[T]):
+    """The requests of one ``ask``."""
+
+    def __init__(
+        self,
+        bookies: Iterable[BookieId],
+        request: Callable[[BookieId], Awaitable[T]],
+        *,
+        scope: TaskScope,
+        clock: Clock,
+        hedge_s: float,
+    ) -> None:
+        self.arrivals: asyncio.Queue[tuple[BookieId, Result[T]] | None] = asyncio.Queue()
+        """None in the queue ends the waiting."""
+        self._waiting = deque(dict.fromkeys(bookies))
+        self.bookie_count = len(self._waiting)
+        self._request, self._scope = request, scope
+        self._clock, self._hedge_s = clock, hedge_s
+        self._hedge: asyncio.Task[None] | None = None
+        assert self._waiting
+
+    def ask_next(self) -> None:
+        if self._hedge is not None:
+            self._hedge.cancel()
+            self._hedge = None
+        while self._waiting:
+            self._scope.start(self._fly(self._waiting.popleft()))
+            if self._hedge_s > 0:
+                break
+        if self._waiting:
+            self._hedge = self._scope.start(self._ask_next_later())
+
+    def end_after(self, linger_s: float) -> None:
+        self._scope.start(self._end_after(linger_s))
+
+    async def _end_after(self, linger_s: float) -> None:
+        await self._clock.sleep(linger_s)
+        self.arrivals.put_nowait(None)
+
+    async def _ask_next_later(self) -> None:
+        await self._clock.sleep(self._hedge_s)
+        self._hedge = None
+        self.ask_next()
+
+    async def _fly(self, bookie: BookieId) -> None:
+        try:
+            result: Result[T] = Result(value=await self._request(bookie))
+        except BookmenderError as error:
+            result = Result(error=error)
+        self.arrivals.put_nowait((bookie, result))
+
+
+Proof = bytes | Literal[Answer.ABSENT]
+"""The entry, or ABSENT: the entry cannot be acknowledged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredEnd:
+    """The end of a ledger, as found by recovery. ``segments``: segments whose ensembles recovery
+    changed.
+
+    ``members``: the last ensemble as it was fenced. ``believed``: members whose answers the end is
+    based on, because they counted as fenced or their "no" counted.
+    """
+
+    last_entry_id: int
+    length: int
+    members: tuple[BookieId, ...]
+    believed: frozenset[BookieId]
+    segments: tuple[Segment, ...] = ()
+    given_up: "GivenUp | None" = None
+
+    @property
+    def new_members(self) -> frozenset[BookieId]:
+        """Bookies that replaced failed ones during recovery."""
+        return frozenset(b for s in self.segments for b in s.ensemble).difference(self.members)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """Entries cut off by an operator's order although they may be acknowledged.
+
+    The range is inclusive: from ``first_entry_id``, which has no good copy, to the last entry that
+    any bookie returned. ``replies``: the reply of each bookie for the first entry.
+    """
+
+    first_entry_id: int
+    last_entry_id: int
+    replies: str
+
+
+def is_damaged(result: Result[T]) -> bool:
+    """Return True if the bookie stores the entry but cannot deliver it: wrong digest, or I/O
+    error."""
+    return result.answer is Answer.MISMATCH or isinstance(result.error, UnreadableError)
+
+
+def recovery_verdict(
+    results: Results[bytes],
+    *,
+    write_quorum: int,
+    ack_quorum: int,
+    distrusted: Collection[BookieId] = (),
+    awaited: Collection[BookieId] = (),
+    gives_up_damaged: bool = False,
+) -> Proof | None:
+    """Return what the fenced bookies of a write set prove: the entry, its absence, or None for
+    nothing yet.
+
+    One good copy suffices, because the entry may be acknowledged. W - A + 1 explicit "no" prove
+    that it is not: fewer than A bookies are left that could have acknowledged it, and those that
+    answered "no" are fenced. Errors, timeouts and bad digests prove nothing. Absence is proven only
+    after all ``awaited`` bookies have replied or failed. ``gives_up_damaged``: a damaged copy
+    counts as missing, by an operator's order.
+    """
+    if (entry := given(results)) is not None:
+        return entry
+    if any(bookie not in results for bookie in awaited):
+        return None
+    absent_count = sum(
+        (result.answer is Answer.ABSENT or (gives_up_damaged and is_damaged(result)))
+        and bookie not in distrusted
+        for bookie, result in results.items()
+    )
+    return Answer.ABSENT if absent_count > write_quorum - ack_quorum else None
+
+
+def counted(results: Results[T], unbelieved: Collection[BookieId]) -> frozenset[BookieId]:
+    """Return the bookies that returned a good entry or a trusted "no". Only these are known to be
+    fenced."""
+    return frozenset(
+        bookie
+        for bookie, result in results.items()
+        if result.answer in (Answer.PRESENT, Answer.ABSENT) and bookie not in unbelieved
+    )
+
+
+def has_every_answer(results: Results[T]) -> bool:
+    """Return True if every bookie returned an entry, good or bad, or answered "no"."""
+    return all(result.answer is not Answer.UNKNOWN for result in results.values())
+
+
+def fenced_text(results: Results[T]) -> str:
+    """Return the bookies that are known to be fenced, as text. Others may be fenced if only their
+    reply was lost."""
+    fenced = [bookie for bookie, result in results.items() if result.answer is not Answer.UNKNOWN]
+    return ", ".join(sorted(fenced)) or "none"

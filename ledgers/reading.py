@@ -1,0 +1,343 @@
+"""Reading a ledger's entries: digest verified, from whichever replica has them.
+
+Promises bytes that are the entry's, or an error that says what each replica said. Knows nothing of
+fencing and of the end: what may be read is the caller's to know (``OpenedLedger.lac``).
+
+Opens a ledger without recovery: finds its key and the known end.
+
+Does not fence and does not write. The end of a ledger that is not closed is a lower bound, which
+the bookies of its last ensemble report (``tail_verdict``, shared with recovery).
+
+How far a ledger reaches by what its bookies say, without fencing it: a guess, of one that is
+written.
+
+It proves no end (``recovery`` finds that), but whether somebody still writes.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+from ledgers.bookies import LAST_ENTRY, Answer, Bookies, LacAnswer
+from ledgers.clock import Clock
+from ledgers.digest import EntryDigest, EntryHeader
+from ledgers.errors import (
+    BookmenderError,
+    DigestMismatchError,
+    NoSuchEntryError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.manager import VersionedMetadata
+from ledgers.model import LAC_NONE, BookieId, LedgerMetadata, Segment, covers, write_set
+from ledgers.quorum import Results, ask, given, is_damaged, said
+from ledgers.tasks import read_ahead
+
+SPECULATIVE_S = 2.0
+"""A read that is not answered for so long is sent to the next replica as well, as in Java."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """``length``: payload bytes of the ledger up to and with this entry."""
+
+    entry_id: int
+    length: int
+    payload: bytes
+
+
+class LedgerReader:
+    """Reads entries of one ledger, by the ensembles of one version of its metadata."""
+
+    def __init__(
+        self,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        *,
+        digest: EntryDigest,
+        bookies: Bookies,
+        clock: Clock,
+    ) -> None:
+        self._ledger_id, self._metadata, self._digest = ledger_id, metadata, digest
+        self._bookies, self._clock = bookies, clock
+
+    async def read(self, entry_id: int) -> bytes:
+        """The stored entry, header and digest included; from the next replica after any error.
+
+        Raises NoSuchEntryError when every replica said no, DigestMismatchError when every one that
+        has it has it wrong, else UnavailableError.
+        """
+        entry, results = await ask(
+            replicas_in(
+                self._metadata.segment_of(entry_id),
+                entry_id,
+                write_quorum=self._metadata.write_quorum,
+            ),
+            partial(self._read, entry_id=entry_id),
+            given,
+            clock=self._clock,
+            hedge_s=SPECULATIVE_S,
+        )
+        if entry is None:
+            raise _unreadable(results, ledger_id=self._ledger_id, entry_id=entry_id)
+        return entry
+
+    async def entries(
+        self, first_entry_id: int, last_entry_id: int
+    ) -> AsyncGenerator[LedgerEntry, None]:
+        """The entries of a range, inclusive at both ends, read ahead within bounds.
+
+        Use it within ``contextlib.aclosing`` where the loop over it may be left early.
+        """
+        entry_ids = range(first_entry_id, last_entry_id + 1)
+        async with aclosing(read_ahead(entry_ids, self.read)) as entries:
+            async for entry in entries:
+                header = EntryHeader.of(entry)
+                yield LedgerEntry(
+                    entry_id=header.entry_id,
+                    length=header.length,
+                    payload=self._digest.payload(entry),
+                )
+
+    async def _read(self, bookie: BookieId, *, entry_id: int) -> bytes:
+        entry = await self._bookies.read(bookie, self._ledger_id, entry_id)
+        self._digest.check(entry, ledger_id=self._ledger_id, entry_id=entry_id)
+        return entry
+
+
+def replicas_in(segment: Segment, entry_id: int, *, write_quorum: int) -> list[BookieId]:
+    """The bookies of the entry's write set in this segment, in the order in which readers ask
+    them."""
+    indexes = write_set(entry_id, ensemble_size=len(segment.ensemble), write_quorum=write_quorum)
+    return [segment.ensemble[index] for index in indexes]
+
+
+def _unreadable(results: Results[bytes], *, ledger_id: int, entry_id: int) -> BookmenderError:
+    """The error that all replicas together amount to."""
+    answers = {result.answer for result in results.values()}
+    error = {
+        frozenset({Answer.ABSENT}): NoSuchEntryError,
+        frozenset({Answer.MISMATCH}): DigestMismatchError,
+        frozenset({Answer.ABSENT, Answer.MISMATCH}): DigestMismatchError,
+    }.get(frozenset(answers), UnavailableError)
+    return error(
+        "no replica gave the entry", ledger_id=ledger_id, entry_id=entry_id, replies=said(results)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedLedger:
+    """The state of a ledger when it was opened.
+
+    ``lac``: the last entry of a closed ledger, else the last entry known to be acknowledged.
+    ``length``: payload bytes, approximate if the ledger is not closed.
+    """
+
+    versioned: VersionedMetadata
+    lac: int
+    length: int
+    digest: EntryDigest
+
+    @property
+    def ledger_id(self) -> int:
+        return self.versioned.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        return self.versioned.metadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """The end of a ledger according to the header of an entry.
+
+    ``length`` includes the payload of this entry, which lies beyond the LAC.
+    """
+
+    lac: int = LAC_NONE
+    length: int = 0
+
+
+async def find_end(
+    versioned: VersionedMetadata,
+    *,
+    bookies: Bookies,
+    clock: Clock,
+    fallback: EntryDigest | None = None,
+) -> OpenedLedger:
+    """Open the ledger with this metadata. Sends no request if it is closed.
+
+    ``fallback``: see ``ledger_digest``. Raises UnauthorizedError if a bookie denies access,
+    UnavailableError if too few bookies answer.
+    """
+    metadata = versioned.metadata
+    digest = ledger_digest(metadata, fallback)
+    if metadata.is_closed:
+        tail = Tail(lac=metadata.last_entry_id, length=metadata.length)
+    else:
+        tail = await _ask_for_lac(versioned.ledger_id, metadata, digest, bookies, clock)
+    return OpenedLedger(versioned=versioned, lac=tail.lac, length=tail.length, digest=digest)
+
+
+def ledger_digest(metadata: LedgerMetadata, fallback: EntryDigest | None = None) -> EntryDigest:
+    """Return the digest with the ledger's key, which is stored in its metadata.
+
+    Metadata version 1 stores none; then ``fallback`` applies, the operator's setting. The key is
+    never guessed: a bookie may adopt a wrong key and deny access to the right one. Raises
+    UnauthorizedError if neither is known.
+    """
+    if metadata.password is not None and metadata.digest_type is not None:
+        return _shared_digest(metadata.digest_type, metadata.password)
+    if fallback is None:
+        raise UnauthorizedError("the metadata holds no password and none is configured for such")
+    return fallback
+
+
+_shared_digest = lru_cache(maxsize=1_024)(EntryDigest)
+"""Cached, because clusters use few passwords and the key is an expensive hash."""
+
+
+def tail_verdict(
+    results: Results[Tail],
+    metadata: LedgerMetadata,
+    *,
+    distrusted: Collection[BookieId] = (),
+    knows_damaged: bool = False,
+) -> Tail | None:
+    """Return the greatest LAC reported by bookies of the last ensemble; None while too few bookies
+    count.
+
+    A bookie counts if it returned a good entry or an explicit "no", and is not ``distrusted``. A
+    bookie with a bad digest counts only with ``knows_damaged`` (in Java it always counts). Enough
+    bookies count when the others alone cannot have acknowledged an entry (``covers``). The LAC is
+    never lower than the end of the previous segment, because a segment begins only after all
+    earlier entries are confirmed. Raises UnauthorizedError if any result does.
+    """
+    for result in results.values():
+        if isinstance(result.error, UnauthorizedError):
+            raise result.error
+    segment = metadata.last_segment
+    known = {
+        index
+        for index, bookie in enumerate(segment.ensemble)
+        if bookie in results
+        and (
+            results[bookie].answer in (Answer.PRESENT, Answer.ABSENT)
+            or (knows_damaged and is_damaged(results[bookie]))
+        )
+        and bookie not in distrusted
+    }
+    if not covers(
+        known,
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+        ack_quorum=metadata.ack_quorum,
+    ):
+        return None
+    told = [result.value for result in results.values() if result.value is not None]
+    latest = max(told, key=lambda tail: tail.lac, default=Tail())
+    return replace(latest, lac=max(latest.lac, segment.first_entry_id - 1))
+
+
+async def _ask_for_lac(
+    ledger_id: int,
+    metadata: LedgerMetadata,
+    digest: EntryDigest,
+    bookies: Bookies,
+    clock: Clock,
+) -> Tail:
+    async def read_lac(bookie: BookieId) -> Tail:
+        answer = await bookies.read_lac(bookie, ledger_id)
+        return _tail_of(answer, ledger_id=ledger_id, digest=digest)
+
+    tail, results = await ask(
+        metadata.last_segment.ensemble,
+        read_lac,
+        lambda results: tail_verdict(results, metadata),
+        clock=clock,
+    )
+    if tail is None:
+        raise UnavailableError(
+            "too few bookies answered to tell the last entry",
+            ledger_id=ledger_id,
+            replies=said(results),
+        )
+    return tail
+
+
+def _tail_of(answer: LacAnswer, *, ledger_id: int, digest: EntryDigest) -> Tail:
+    """Return the greater of the explicit LAC and the LAC of the last entry. Raises
+    DigestMismatchError if one is bad."""
+    tails = [Tail()]
+    if answer.last_entry is not None:
+        header = digest.check(answer.last_entry, ledger_id=ledger_id, entry_id=LAST_ENTRY)
+        tails.append(Tail(lac=header.lac, length=header.length))
+    if answer.lac_record is not None:
+        lac = digest.lac_of_record(answer.lac_record, ledger_id=ledger_id)
+        tails.append(Tail(lac=lac, length=tails[-1].length))
+    return max(tails, key=lambda tail: tail.lac)
+
+
+NO_ENTRY = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastEntry:
+    """The last entry that a bookie stores of a ledger, and the LAC in its header; ``NO_ENTRY`` each
+    where it has none."""
+
+    last_entry_id: int
+    lac: int
+    stored_bytes: int = 0
+
+
+async def last_entry_of(
+    bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
+) -> LastEntry | None:
+    """By what the bookie says; None when it does not say. Given a ``digest``, only an entry that it
+    fits is believed."""
+    try:
+        entry = await bookies.read(bookie, ledger_id, LAST_ENTRY)
+        if digest is not None:
+            digest.check(entry, ledger_id=ledger_id, entry_id=LAST_ENTRY)
+        header = EntryHeader.of(entry)
+        return LastEntry(last_entry_id=header.entry_id, lac=header.lac, stored_bytes=len(entry))
+    except NoSuchEntryError:
+        return LastEntry(last_entry_id=NO_ENTRY, lac=NO_ENTRY)
+    except BookmenderError:
+        return None
+
+
+async def last_entry_id(
+    bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
+) -> int | None:
+    """The last entry that one bookie stores, ``NO_ENTRY`` for none; else as ``last_entry_of``."""
+    last = await last_entry_of(bookies, bookie, ledger_id, digest=digest)
+    return None if last is None else last.last_entry_id
+
+
+async def highest_entry_id(
+    bookies: Bookies,
+    members: Collection[BookieId],
+    ledger_id: int,
+    *,
+    digest: EntryDigest | None = None,
+) -> tuple[int, frozenset[BookieId]]:
+    """The last that any of them stores, ``NO_ENTRY`` for none; and who does not say anything, and
+    may have later ones."""
+    ids = await asyncio.gather(
+        *(last_entry_id(bookies, each, ledger_id, digest=digest) for each in members)
+    )
+    told = dict(zip(members, ids, strict=True))
+    # One whose last entry is damaged says something.
+    silent = frozenset(
+        [
+            bookie
+            for bookie, last in told.items()
+            if last is None
+            and (digest is None or await last_entry_id(bookies, bookie, ledger_id) is None)
+        ]
+    )
+    return max((each for each in ids if each is not None), default=NO_ENTRY), silent

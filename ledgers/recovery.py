@@ -1,0 +1,186 @@
+"""Ledger recovery: fence an open ledger whose writer is gone, find its end, close it.
+
+The closed ledger must contain every entry that was acknowledged to the writer, even if bookies are
+down, slow or wrong, and even if another recovery or the writer is still active. The steps:
+
+1. Mark the ledger IN_RECOVERY by compare-and-set. Then the writer cannot change the ensemble.
+2. Fence every bookie of the last ensemble. Its answers count only after that. Every read that
+   searches for the end also fences, so a bookie that answered "no" can no longer acknowledge the
+   entry to the writer.
+3. Read on from the LAC. Only an explicit "no" counts (``recovery_verdict``, rule S5). W - A + 1 of
+   them are the end. With fewer, recovery fails, and the ledger stays IN_RECOVERY.
+4. Add each entry that was found again until A bookies store it.
+5. Write CLOSED by compare-and-set. A slower recovery adopts the result of the faster one.
+
+Earlier segments are complete and never change, so recovery does not read them.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from ledgers.appending import BookiePool, with_ensemble
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.digest import EntryDigest
+from ledgers.errors import ConflictError, UnavailableError, UnknownOutcomeError
+from ledgers.fencing import EndFinder
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.model import BookieId, LedgerMetadata, LedgerState
+from ledgers.quorum import RecoveredEnd
+from ledgers.reading import ledger_digest
+from ledgers.store import Operation
+
+METADATA_TRIES_MAX = 10
+"""Attempts at one compare-and-set. If the metadata keeps changing, recovery fails for now."""
+
+
+Confirm = Callable[[RecoveredEnd], Awaitable[None]]
+"""Called after the end is found and before CLOSED is written. Raises UnavailableError if an answer
+that the end is based on may be wrong: the bookie may have been wiped since ``young`` was
+determined, or another bookie may have answered at its address since ``registered`` was
+determined."""
+
+
+async def nothing_to_confirm(end: RecoveredEnd) -> None:
+    """The ``Confirm`` of callers that trust every "no"."""
+
+
+Beside = Callable[[], Awaitable[Sequence[Operation]]]
+"""Called before each attempt to write CLOSED. Returns operations for the same transaction."""
+
+
+async def nothing_beside() -> Sequence[Operation]:
+    """The ``Beside`` of a recovery that writes only metadata."""
+    return ()
+
+
+async def recover_ledger(
+    found: VersionedMetadata,
+    *,
+    manager: LedgerManager,
+    bookies: Bookies,
+    pool: BookiePool,
+    clock: Clock,
+    fallback: EntryDigest | None = None,
+    young: Collection[BookieId] = (),
+    distrusted: Collection[BookieId] = (),
+    registered: Collection[BookieId] | None = None,
+    gives_up_damaged: bool = False,
+    confirm: Confirm = nothing_to_confirm,
+    guards: Sequence[Operation] = (),
+    beside: Beside = nothing_beside,
+) -> VersionedMetadata:
+    """Recover and close the ledger. Returns its CLOSED metadata, also if another recovery wrote it.
+
+    May be interrupted at any point, and may run several times at once.
+
+    ``found``: the metadata from which the caller decided to recover. If the ledger is OPEN, the
+    compare-and-set that locks the writer out applies to this version (rule S2). ``fallback``: see
+    ``ledger_digest``. ``distrusted``: bookies that are known to have lost entries. Their "no"
+    proves nothing. ``young``: bookies that were reformatted after the ledger was created. Their
+    "no" proves nothing either, unless they prove that they lost nothing. ``registered``: registered
+    bookies, each the latest one at its address (None: all). At the address of any other bookie
+    another one may answer. So its "no" proves nothing, it does not count as fenced, and it receives
+    no entries. An entry that it returns counts, because the digest proves it. ``gives_up_damaged``:
+    the ledger may end before an entry that has only damaged copies, although the entry may be
+    acknowledged. Only an operator may order this. ``guards``: operations in the transaction of each
+    metadata write.
+
+    Raises UnavailableError (too few bookies answer; the ledger stays IN_RECOVERY),
+    NoSuchLedgerError (it was deleted), UnauthorizedError (wrong master key), LockLostError (a guard
+    failed), ConflictError (the metadata changed since ``found``: decide again).
+    """
+    versioned = await _mark(found, manager, guards)
+    if versioned.metadata.is_closed:
+        return versioned
+    ledger_id = versioned.ledger_id
+    finder = EndFinder(
+        ledger_id,
+        versioned.metadata,
+        digest=ledger_digest(versioned.metadata, fallback),
+        bookies=bookies,
+        pool=pool,
+        clock=clock,
+        young=young,
+        distrusted=distrusted,
+        registered=registered,
+        gives_up_damaged=gives_up_damaged,
+    )
+    end = await finder.find_end()
+    await confirm(end)
+    return await _close(versioned, end, manager, guards, beside)
+
+
+def closed_at(metadata: LedgerMetadata, end: RecoveredEnd) -> LedgerMetadata:
+    """Return the closed metadata, with the changed ensembles."""
+    for segment in end.segments:
+        metadata = with_ensemble(metadata, segment)
+    return metadata.closed(last_entry_id=end.last_entry_id, length=end.length)
+
+
+async def _mark(
+    found: VersionedMetadata, manager: LedgerManager, guards: Sequence[Operation]
+) -> VersionedMetadata:
+    """Change the state from OPEN to IN_RECOVERY, so that the writer can no longer change the
+    ensemble.
+
+    The decision to fence is based on ``found``: its last fragment misses a bookie, or the writer
+    seems to be dead. It must not apply to a later version. Otherwise:
+
+    1. We read version 5, which names a lost bookie.
+    2. We ask that bookie directly, which takes seconds.
+    3. The writer replaces the bookie and writes version 6, which is healthy.
+    4. Marking version 6 IN_RECOVERY would lock out a live writer.
+
+    A compare-and-set on version 5 fails in step 4 and raises ConflictError.
+    """
+    versioned = found
+    if found.metadata.state is not LedgerState.OPEN:
+        return found
+    marked = found.metadata.with_state(LedgerState.IN_RECOVERY)
+    for _ in range(METADATA_TRIES_MAX):
+        try:
+            return await manager.write(found.ledger_id, marked, read_as=found, guards=guards)
+        except UnknownOutcomeError:
+            versioned = await manager.read(found.ledger_id)
+        if versioned.version == found.version:
+            continue  # the request was lost
+        if versioned.version == found.version + 1 and versioned.metadata == marked:
+            # Written by us, or by another recovery that decided from the same version. Both lock
+            # the writer out, and two recoveries may run at once.
+            return versioned
+        raise ConflictError(
+            "the metadata changed while its mark was written", ledger_id=found.ledger_id
+        )
+    raise UnavailableError("the metadata kept changing", ledger_id=found.ledger_id)
+
+
+async def _close(
+    versioned: VersionedMetadata,
+    end: RecoveredEnd,
+    manager: LedgerManager,
+    guards: Sequence[Operation],
+    beside: Beside,
+) -> VersionedMetadata:
+    """Write CLOSED, or adopt the CLOSED metadata of a faster recovery.
+
+    Earlier segments may be repaired meanwhile. The last segment must not change, because the end
+    that was found is based on it.
+    """
+    ledger_id, last_segment = versioned.ledger_id, versioned.metadata.last_segment
+    for _ in range(METADATA_TRIES_MAX):
+        metadata = versioned.metadata
+        if metadata.is_closed:
+            return versioned
+        if metadata.state is LedgerState.OPEN or metadata.last_segment != last_segment:
+            raise ConflictError("the ensemble changed under a recovery", ledger_id=ledger_id)
+        try:
+            return await manager.write(
+                ledger_id,
+                closed_at(metadata, end),
+                read_as=versioned,
+                guards=guards,
+                beside=await beside(),
+            )
+        except (ConflictError, UnknownOutcomeError):
+            versioned = await manager.read(ledger_id)
+    raise UnavailableError("the metadata kept changing", ledger_id=ledger_id)

@@ -1,0 +1,268 @@
+"""Many calls, so many at a time; tasks that end with the block that started them; a task that
+others wake.
+
+Notification of tasks that wait for a change.
+
+Reads shared by many callers, where each caller needs a value that is newer than its call.
+
+Calls that are repeated until they succeed, because a missing answer proves nothing (rule S8).
+
+For loops that live as long as their session. An overloaded ZooKeeper, or a connection that broke
+several times, must not end such a loop and all that depends on it.
+
+Entries read in order, several in flight.
+
+How many is found out on the way, as in TCP's slow start: two at first, one more with each entry
+that arrived, never more than a bound in entries and one in bytes. So the short tail of an abandoned
+ledger costs no reads beyond its end, and entries of 5 MB do not fill the memory.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from ledgers.clock import Clock
+from ledgers.errors import BookmenderError, UnavailableError
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+async def gather_in_parts(
+    work: Callable[[V], Awaitable[T]], values: Sequence[V], *, at_once: int
+) -> list[T]:
+    """What ``work`` gives for each of the values, in their order; never for more than so many at a
+    time."""
+    given: list[T] = []
+    for start in range(0, len(values), at_once):
+        given += await asyncio.gather(*map(work, values[start : start + at_once]))
+    return given
+
+
+async def wake_on(happenings: AsyncGenerator[object, None], wake: asyncio.Event) -> None:
+    """Set ``wake`` at each of them, until they end."""
+    async with aclosing(happenings):
+        async for _ in happenings:
+            wake.set()
+
+
+async def wait_woken(wake: asyncio.Event, *, timeout_s: float | None) -> bool:
+    """Whether ``wake`` is set within that time; None, or infinity: there is no end. It stays
+    set."""
+    try:
+        async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
+            await wake.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+class TaskScope:
+    """Starts tasks that live no longer than their ``task_scope`` block."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        # In order of their start (a dict, not a set), so that a simulation ends them in that order.
+        self._running: dict[asyncio.Task[Any], None] = {}
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._group.create_task(coroutine)
+        self._running[task] = None
+        task.add_done_callback(self._forget)
+        return task
+
+    def cancel(self) -> None:
+        for task in list(self._running):
+            task.cancel()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        del self._running[task]
+
+
+@asynccontextmanager
+async def task_scope() -> AsyncIterator[TaskScope]:
+    """A TaskGroup that cancels what still runs at the block's end, and raises errors unwrapped.
+
+    Asking several bookies for one answer ends with tasks to spare, and its callers sort errors by
+    class; with a bare TaskGroup every one of them would have to undo the ExceptionGroup.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            scope = TaskScope(group)
+            try:
+                yield scope
+            finally:
+                scope.cancel()
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+class Changing:
+    """Base of objects that count their changes. Belongs to one event loop.
+
+    A waiting task passes the count that it has seen, so it misses no change.
+    """
+
+    def __init__(self) -> None:
+        self.change_count = 0
+        self._changed = asyncio.Event()
+
+    async def wait_change(self, seen: int, *, timeout_s: float | None = None) -> None:
+        """Wait until ``change_count`` differs from ``seen``, ``timeout_s`` at most (None: no
+        limit)."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.change_count == seen:
+                    await self._changed.wait()
+
+    def changes(self) -> AsyncGenerator[None, None]:
+        """Yield after each change since this call. Changes that happen while the caller is busy
+        are merged into one."""
+        return self._changes_since(self.change_count)
+
+    async def _changes_since(self, seen: int) -> AsyncGenerator[None, None]:
+        while True:
+            await self.wait_change(seen)
+            seen = self.change_count
+            yield
+
+    def _tell_change(self) -> None:
+        """Wake the waiting tasks. Called after the change is visible to them."""
+        self.change_count += 1
+        self._changed.set()
+        self._changed.clear()  # later calls wait for the next change
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Line(Generic[V]):
+    """The reads of one key, numbered from 1. ``lock`` allows one read at a time."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    begun: int = 0
+    """Number of the read that began last."""
+    ended: int = 0
+    """Number of the read that succeeded last."""
+    value: V | None = None
+    """Result of read ``ended``."""
+
+
+class SharedReads(Generic[K, V]):
+    """Joins calls for the same key into few reads.
+
+    A caller never gets the value of a read that was already in flight when it called, because that
+    value may be older than the call. All callers that wait until the next read begins share its
+    value:
+
+    1. A caller notes the number of the next read, then waits for the lock.
+    2. With the lock, it starts a read only if no read with this number or a later one has
+       succeeded.
+    """
+
+    def __init__(self, read: Callable[[K], Awaitable[V]]) -> None:
+        self._read = read
+        self._lines: dict[K, _Line[V]] = {}
+
+    async def get(self, key: K) -> V:
+        """Return the value by a read that began after this call. Raises what the read raises."""
+        line = self._lines.setdefault(key, _Line())
+        wanted = line.begun + 1
+        async with line.lock:
+            if line.ended < wanted:
+                line.begun += 1
+                number = line.begun
+                line.value = await self._read(key)
+                line.ended = number
+            return line.value  # type: ignore[return-value]  # a read succeeded
+
+
+log = structlog.get_logger()
+
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 10.0
+"""Default first and longest wait between two tries. Each wait is twice the one before."""
+
+
+async def until_answered(
+    call: Callable[[], Awaitable[T]],
+    *,
+    event: str,
+    clock: Clock,
+    errors: type[BookmenderError] | tuple[type[BookmenderError], ...] = UnavailableError,
+    retry_min_s: float = RETRY_MIN_S,
+    retry_max_s: float = RETRY_MAX_S,
+    **fields: object,
+) -> T:
+    """Repeat ``call`` until it succeeds, and return its result.
+
+    ``call`` is a read, or a write that may safely happen twice. ``errors``: errors after which the
+    call is repeated. Each is logged as ``event`` with ``fields``. Other errors are raised, such as
+    SessionLostError.
+    """
+    retry_s = retry_min_s
+    while True:
+        try:
+            return await call()
+        except errors as error:
+            log.warning(event, error=str(error), retry_s=retry_s, **fields)
+        await clock.sleep(retry_s)
+        retry_s = min(2 * retry_s, retry_max_s)
+
+
+ENTRIES_MAX = 64
+BYTES_MAX = 8 * 1024 * 1024
+
+
+async def read_ahead(
+    entry_ids: Iterable[int],
+    read: Callable[[int], Awaitable[bytes | None]],
+    *,
+    entries_max: int = ENTRIES_MAX,
+    bytes_max: int = BYTES_MAX,
+) -> AsyncGenerator[bytes, None]:
+    """What ``read`` gives for these ids, in their order, until it gives None or raises.
+
+    A failure counts only when its turn has come: what lies behind the end decides nothing. Use it
+    within ``contextlib.aclosing``, so that the reads in flight end with the loop over it.
+    """
+    remaining = iter(entry_ids)
+    # Not a TaskGroup: it would have to be left open across the yield, where another task might
+    # close it. The finally below is its equal here.
+    flying: deque[asyncio.Future[bytes | None]] = deque()
+    window, largest_bytes = 2, 1
+    try:
+        while True:
+            while len(flying) < min(window, max(1, bytes_max // largest_bytes)):
+                entry_id = next(remaining, None)
+                if entry_id is None:
+                    break
+                flying.append(asyncio.ensure_future(read(entry_id)))
+            if not flying:
+                return
+            entry = await flying[0]
+            flying.popleft()
+            if entry is None:
+                return
+            window = min(window + 1, entries_max)
+            largest_bytes = max(largest_bytes, len(entry))
+            yield entry
+    finally:
+        for future in flying:
+            future.cancel()
+        await asyncio.gather(*flying, return_exceptions=True)

@@ -1,0 +1,259 @@
+"""What a bookie is asked and what it answers, in words common to both protocols.
+
+A codec (the modules ``v2`` and ``v3``) turns a request into a packet and a packet into a reply, and
+gives both the key by which they find each other. Ids are checked here, before anything is sent:
+SortedLedgerStorage accepts a negative entry id and can then neither flush nor restart, and a read
+of any negative id but -1 gets no reply at all over V3.
+
+Which entries of a ledger a bookie stores: the payload of GET_LIST_OF_ENTRIES_OF_LEDGER.
+
+A 64-byte header (version, number of groups, zeros), then groups of 24 bytes: first and last start
+of a periodic sequence, the length of its runs, its period. BookKeeper's encoder (class
+AvailabilityOfEntriesOfLedger) emits one group for each run, but its decoder takes folded groups
+too, and so do we.
+
+The bookies' status codes in one table, and the one error that each of them becomes.
+
+What decides is what a caller may conclude (rule S5). Only ENOLEDGER and ENOENTRY say that an entry
+is not there. Whatever proves nothing becomes ``UnavailableError``: disk trouble, a ledger in limbo
+after an unclean shutdown, a request that the bookie stumbled over, and any code that we do not
+know. Source: BookieProtocol (V2) and BookkeeperProtocol.StatusCode (V3).
+"""
+
+import enum
+import struct
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, Protocol
+
+from ledgers.bookies import LAST_ENTRY, LacAnswer, Room
+from ledgers.digest import HEADER_BYTES, EntryHeader
+from ledgers.errors import (
+    BookmenderError,
+    BusyError,
+    CorruptionError,
+    FencedError,
+    NoSuchEntryError,
+    ReadOnlyError,
+    UnauthorizedError,
+    UnavailableError,
+    UnreadableError,
+)
+
+RUN_COUNT_MAX = 1_000_000
+"""A folded group of 24 bytes can claim 2^63 runs. A real list is a frame of one run a group at
+most."""
+
+_HEADER = struct.Struct(">ii56x")
+_GROUP = struct.Struct(">qqii")
+
+
+def decode_availability(payload: bytes) -> tuple[range, ...]:
+    """Runs of consecutive entry ids, ascending, apart or adjacent. Raises CorruptionError."""
+    if len(payload) < _HEADER.size:
+        raise CorruptionError("list of entries is cut short", payload_bytes=len(payload))
+    version, group_count = _HEADER.unpack_from(payload)
+    if version != 0:
+        raise CorruptionError("list of entries of an unknown version", version=version)
+    if len(payload) != _HEADER.size + group_count * _GROUP.size:
+        raise CorruptionError("list of entries of the wrong length", group_count=group_count)
+    runs = tuple(_runs(_GROUP.iter_unpack(memoryview(payload)[_HEADER.size :])))
+    if any(after.start < before.stop for before, after in pairwise(runs)):
+        raise CorruptionError("list of entries is out of order")
+    return runs
+
+
+def _runs(groups: Iterable[tuple[int, int, int, int]]) -> Iterator[range]:
+    run_count = 0
+    for first_start, last_start, run_size, period in groups:
+        # One run: both starts are equal and the period is 0. More: BookKeeper divides by it.
+        is_sane = first_start >= 0 and run_size >= 1 and last_start >= first_start
+        if not is_sane or (last_start > first_start and period < 1):
+            raise CorruptionError("bad group in a list of entries", first_start=first_start)
+        step = max(period, 1)
+        run_count += (last_start - first_start) // step + 1
+        if run_count > RUN_COUNT_MAX:
+            raise CorruptionError("too many runs in a list of entries", run_count=run_count)
+        for start in range(first_start, last_start + 1, step):
+            yield range(start, start + run_size)
+
+
+class Status(enum.Enum):
+    """Each with its code in V2, its code in V3, and its error. ``UNKNOWN`` has no code."""
+
+    EOK = (0, 0, None)
+    ENOLEDGER = (1, 402, NoSuchEntryError)
+    ENOENTRY = (2, 403, NoSuchEntryError)
+    EBADREQ = (100, 404, UnavailableError)  # also any unexpected exception inside the bookie
+    EIO = (101, 501, UnreadableError)
+    EUA = (102, 502, UnauthorizedError)
+    EBADVERSION = (103, 503, UnavailableError)
+    EFENCED = (104, 504, FencedError)
+    EREADONLY = (105, 505, ReadOnlyError)
+    ETOOMANYREQUESTS = (106, 506, BusyError)
+    EUNKNOWNLEDGERSTATE = (107, 507, UnavailableError)
+    UNKNOWN = (None, None, UnavailableError)
+
+    def __init__(
+        self, v2_code: int | None, v3_code: int | None, error: type[BookmenderError] | None
+    ) -> None:
+        self.v2_code = v2_code
+        self.v3_code = v3_code
+        self.error = error
+
+    @classmethod
+    def of_v2(cls, code: int) -> "Status":
+        return _BY_V2_CODE.get(code, cls.UNKNOWN)
+
+    @classmethod
+    def of_v3(cls, code: int) -> "Status":
+        return _BY_V3_CODE.get(code, cls.UNKNOWN)
+
+
+_BY_V2_CODE: Final = {status.v2_code: status for status in Status if status.v2_code is not None}
+_BY_V3_CODE: Final = {status.v3_code: status for status in Status if status.v3_code is not None}
+
+
+MASTER_KEY_BYTES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """One entry, or ``LAST_ENTRY``. With ``fencing_key``, a master key: fence the ledger first."""
+
+    ledger_id: int
+    entry_id: int
+    fencing_key: bytes | None = None
+    is_high_priority: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.ledger_id >= 0, self
+        assert self.entry_id >= LAST_ENTRY, self
+        assert self.fencing_key is None or len(self.fencing_key) == MASTER_KEY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBatch:
+    """Consecutive entries, V2 only. The bookie stops at the first that it lacks, or at a limit.
+
+    ``bytes_max`` counts 36 bytes for the reply and 4 for each entry besides its own. The first
+    entry is given whatever its size.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    count_max: int
+    bytes_max: int
+
+    def __post_init__(self) -> None:
+        assert self.ledger_id >= 0, self
+        assert self.first_entry_id >= 0, self  # -1 gives the last entry, then all from 0 on
+        assert self.count_max >= 1, self  # 0 would mean "no limit"
+        assert self.bytes_max >= 1, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Add:
+    """Store an entry; the bookie takes its ids from its bytes."""
+
+    entry: bytes
+    master_key: bytes
+    is_recovery: bool = False
+    """Allowed although the ledger is fenced."""
+    is_high_priority: bool = False
+
+    def __post_init__(self) -> None:
+        assert len(self.entry) >= HEADER_BYTES
+        assert self.header.ledger_id >= 0, self.header
+        assert self.header.entry_id >= 0, self.header
+        assert len(self.master_key) == MASTER_KEY_BYTES  # V3 would keep any, even an empty one
+
+    @property
+    def header(self) -> EntryHeader:
+        return EntryHeader.of(self.entry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLac:
+    """The explicit LAC record and the last entry. V3 only, fences nothing."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteLac:
+    """Store an explicit LAC record. V3 only."""
+
+    ledger_id: int
+    lac: int
+    master_key: bytes
+    record: bytes
+
+    def __post_init__(self) -> None:
+        assert self.ledger_id >= 0, self.ledger_id
+        assert len(self.master_key) == MASTER_KEY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListEntries:
+    """Which entries the bookie stores. V3 only; DbLedgerStorage never answers."""
+
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRoom:
+    """The size of the bookie's disks, and what is free of it. V3 only."""
+
+
+Request = Read | ReadBatch | Add | ReadLac | WriteLac | ListEntries | ReadRoom
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A bookie's answer. Which of the fields below ``code`` are filled depends on the request."""
+
+    key: Hashable
+    status: Status
+    code: int
+    """``status`` as the number on the wire, for the log: all unknown codes share one status."""
+    entries: tuple[bytes, ...] = ()
+    """Of a read (exactly one, if its status is good) or a batch read. Not verified."""
+    lac: LacAnswer = field(default_factory=LacAnswer)
+    """Of READ_LAC; may hold one of the two although the status says EIO for the other."""
+    availability: bytes = b""
+    """Of a list of entries."""
+    room: Room | None = None
+
+    def check(self, **context: object) -> "Reply":
+        """This reply if its status is EOK; else raises the one error that the status means."""
+        if self.status.error is not None:
+            raise self.status.error(
+                f"the bookie answered {self.status.name}", code=self.code, **context
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A request ready for a frame, and how its reply will be recognised."""
+
+    key: Hashable
+    packet: bytes
+    is_key_unique: bool
+    """Whether no other request on the connection ever has this key (the rule in V3, the exception
+    in V2)."""
+
+
+class Codec(Protocol):
+    """What ``v2`` and ``v3`` are: pure, and without memory of what was sent."""
+
+    def encode(self, request: Request, request_id: int) -> Encoded:
+        """``request_id``: unique on the connection, 0 <= id < 2^63. Raises ValueError: not in this
+        protocol."""
+        ...
+
+    def decode(self, packet: bytes) -> Reply:
+        """Raises CorruptionError for anything that is not a well-formed reply."""
+        ...

@@ -1,0 +1,177 @@
+"""The V3 protocol: one protobuf message a packet, found again by transaction id and operation.
+
+The only protocol with LAC reads and writes and with lists of entries. Every request is told apart
+from every other, which is why fencing, recovery and LAC reads go this way (rule S5). No order of
+fields is relied on: BookKeeper 4.18 writes ``flag`` first, older versions last.
+"""
+
+from google.protobuf.message import DecodeError
+
+from ledgers.bookies import LacAnswer, Room
+from ledgers.errors import CorruptionError
+from ledgers.wire import bookkeeper_wire_pb2 as wire
+from ledgers.wire.messages import (
+    Add,
+    Encoded,
+    ListEntries,
+    Read,
+    ReadBatch,
+    ReadLac,
+    ReadRoom,
+    Reply,
+    Request,
+    Status,
+    WriteLac,
+)
+
+HIGH_PRIORITY = 100
+"""Any value above 0 would do; this is what Java's client sends."""
+
+_ROOM_FLAGS = (
+    wire.GetBookieInfoRequest.TOTAL_DISK_CAPACITY | wire.GetBookieInfoRequest.FREE_DISK_SPACE
+)
+
+
+def encode(request: Request, request_id: int) -> Encoded:
+    """The request as a packet. Raises ValueError for what V3 cannot ask."""
+    message = wire.Request()
+    message.header.version = wire.VERSION_THREE
+    message.header.operation = _fill(message, request)
+    message.header.txnId = request_id
+    if isinstance(request, Read | Add) and request.is_high_priority:
+        message.header.priority = HIGH_PRIORITY
+    return Encoded(
+        key=(message.header.operation, request_id),
+        packet=message.SerializeToString(),
+        is_key_unique=True,
+    )
+
+
+def decode(packet: bytes) -> Reply:
+    """The reply in a packet. Raises CorruptionError."""
+    response = _parse(packet)
+    code = _code(response)
+    status = Status.of_v3(code)
+    return Reply(
+        key=(response.header.operation, response.header.txnId),
+        status=status,
+        code=code,
+        entries=_entries(response) if status is Status.EOK else (),
+        lac=_lac(response.readLacResponse),
+        availability=_availability(response) if status is Status.EOK else b"",
+        room=_room(response) if status is Status.EOK else None,
+    )
+
+
+# --- Requests ----------------------------------------------------------------------------------
+
+
+def _fill(message: wire.Request, request: Request) -> int:
+    """Sets the inner message that carries the request, and gives its operation."""
+    match request:
+        case Read():
+            _fill_read(message.readRequest, request)
+            return wire.READ_ENTRY
+        case Add():
+            _fill_add(message.addRequest, request)
+            return wire.ADD_ENTRY
+        case WriteLac():
+            message.writeLacRequest.ledgerId = request.ledger_id
+            message.writeLacRequest.lac = request.lac
+            message.writeLacRequest.masterKey = request.master_key
+            message.writeLacRequest.body = request.record
+            return wire.WRITE_LAC
+        case ReadLac():
+            message.readLacRequest.ledgerId = request.ledger_id
+            return wire.READ_LAC
+        case ListEntries():
+            message.getListOfEntriesOfLedgerRequest.ledgerId = request.ledger_id
+            return wire.GET_LIST_OF_ENTRIES_OF_LEDGER
+        case ReadRoom():
+            message.getBookieInfoRequest.requested = _ROOM_FLAGS
+            return wire.GET_BOOKIE_INFO
+        case ReadBatch():
+            raise ValueError("ReadBatch needs the V2 protocol")
+
+
+def _fill_read(message: wire.ReadRequest, request: Read) -> None:
+    message.ledgerId = request.ledger_id
+    message.entryId = request.entry_id
+    if request.fencing_key is not None:
+        message.flag = wire.ReadRequest.FENCE_LEDGER
+        message.masterKey = request.fencing_key
+
+
+def _fill_add(message: wire.AddRequest, request: Add) -> None:
+    header = request.header
+    message.ledgerId = header.ledger_id
+    message.entryId = header.entry_id
+    message.masterKey = request.master_key
+    message.body = request.entry
+    if request.is_recovery:
+        message.flag = wire.AddRequest.RECOVERY_ADD
+
+
+# --- Replies -----------------------------------------------------------------------------------
+
+
+def _parse(packet: bytes) -> wire.Response:
+    try:
+        response = wire.Response.FromString(packet)
+    except DecodeError as error:
+        raise CorruptionError("unreadable V3 reply", packet_bytes=len(packet)) from error
+    if not response.IsInitialized():  # the parser lets missing required fields pass
+        raise CorruptionError("V3 reply without a required field", packet_bytes=len(packet))
+    return response
+
+
+def _code(response: wire.Response) -> int:
+    """The outer status unless that is good; then the inner one, where there is an inner message."""
+    if response.status != Status.EOK.v3_code:
+        return response.status
+    for inner in (
+        response.readResponse,
+        response.addResponse,
+        response.writeLacResponse,
+        response.readLacResponse,
+        response.getBookieInfoResponse,
+        response.getListOfEntriesOfLedgerResponse,
+    ):
+        if inner.status != Status.EOK.v3_code:  # 0 as well where the message is absent
+            return inner.status
+    return response.status
+
+
+def _entries(response: wire.Response) -> tuple[bytes, ...]:
+    if response.header.operation != wire.READ_ENTRY:
+        return ()
+    if not response.readResponse.HasField("body"):
+        raise CorruptionError("good reply to a read, without an entry")
+    return (response.readResponse.body,)
+
+
+def _lac(response: wire.ReadLacResponse) -> LacAnswer:
+    """Both fields are read whatever the status: it may tell of one of them only."""
+    return LacAnswer(
+        lac_record=response.lacBody if response.HasField("lacBody") else None,
+        last_entry=response.lastEntryBody if response.HasField("lastEntryBody") else None,
+    )
+
+
+def _availability(response: wire.Response) -> bytes:
+    if response.header.operation != wire.GET_LIST_OF_ENTRIES_OF_LEDGER:
+        return b""
+    inner = response.getListOfEntriesOfLedgerResponse
+    if not inner.HasField("availabilityOfEntriesOfLedger"):
+        raise CorruptionError("good reply to a list of entries, without the list")
+    return inner.availabilityOfEntriesOfLedger
+
+
+def _room(response: wire.Response) -> Room | None:
+    """None also for disks that cannot be."""
+    if response.header.operation != wire.GET_BOOKIE_INFO:
+        return None
+    inner = response.getBookieInfoResponse
+    if not 0 <= inner.freeDiskSpace <= inner.totalDiskCapacity or not inner.totalDiskCapacity:
+        return None  # no reason to break a connection that others' requests are on
+    return Room(free_bytes=inner.freeDiskSpace, total_bytes=inner.totalDiskCapacity)

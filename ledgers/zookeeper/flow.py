@@ -1,0 +1,311 @@
+"""The queue of requests to ZooKeeper. It keeps their order, limits their rate and joins reads.
+
+Many ledgers are repaired at a time, and each repair reads a mark and metadata. Without joining,
+these reads would be most of the load that a repair puts on ZooKeeper. kazoo's pings do not pass
+through this queue, so a long queue does not endanger the session.
+
+A rate limit. The caller passes the time in and does the waiting.
+
+The limit on requests in flight, which adapts to ZooKeeper's latency.
+
+It works like congestion control: halve the window while replies are slow, else grow it a little,
+and only if it was full. A reply is slow if it took far longer than the best recent latency, because
+a distant server is not an overloaded one. It must also exceed ``SLOW_MIN_S``: a full window delays
+its own requests, even at an idle server.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from kazoo.exceptions import (
+    ConnectionLoss,
+    SessionExpiredError,
+    ThrottledOpError,
+    UnimplementedError,
+)
+from kazoo.protocol.serialization import GetData
+
+from ledgers.errors import BookmenderError
+from ledgers.store import SessionState
+from ledgers.zookeeper.kazoo_internals import MultiRead
+from ledgers.zookeeper.kazoo_session import OnReply, resolve
+
+BURST_S = 0.1
+"""Requests that were not sent in this time may be sent at once."""
+
+
+class Pace:
+    """Allows ``per_s`` requests a second; 0: no limit. Times are monotonic seconds.
+
+    A burst may have one request more than ``BURST_S`` allows at this rate.
+    """
+
+    def __init__(self, per_s: int = 0) -> None:
+        assert per_s >= 0, per_s
+        self._per_s = per_s
+        self._due_s = 0.0
+        """When the next request is due if requests are spaced evenly."""
+
+    @property
+    def per_s(self) -> int:
+        return self._per_s
+
+    @per_s.setter
+    def per_s(self, per_s: int) -> None:
+        assert per_s >= 0, per_s
+        if per_s != self._per_s:
+            self._per_s = per_s
+            self._due_s = 0.0  # a delay owed at the old rate is not owed at the new one
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until the next request may be sent; 0: now."""
+        if self._per_s == 0:
+            return 0.0
+        return max(0.0, self._due_s - BURST_S - now_s)
+
+    def took(self, now_s: float) -> None:
+        """Count a request that is sent now."""
+        if self._per_s:
+            self._due_s = max(self._due_s, now_s) + 1 / self._per_s
+
+
+REQUESTS_MIN, REQUESTS_FIRST, REQUESTS_MAX = 4, 64, 500
+"""Smallest, initial and largest window. The smallest still lets a worker lease, repair and release
+ledgers."""
+GROWTH = 1 / 16
+"""Share by which the window grows after a round without slow replies."""
+SLOW_MIN_S = 0.05
+SLOW_TIMES = 8
+"""A reply is slow if its latency exceeds ``SLOW_TIMES`` times the best, and ``SLOW_MIN_S``."""
+ROUND_MIN = 8
+"""Smallest number of replies in a round. A single late reply may be chance."""
+BEST_PERIOD_S = 300.0
+"""The best latency covers the last one to two of these periods. An older one no longer applies, for
+example after ZooKeeper moved to other hosts."""
+
+
+class RequestWindow:
+    """Counts the requests in flight and adapts their limit. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.size = REQUESTS_FIRST
+        self.in_flight = 0
+        """May exceed ``size`` for a while after ``size`` was lowered."""
+        self._best = _RecentBest()
+        self._passed_over = 0
+        """Number of coming replies that are not judged: replies to requests sent before the window
+        was halved. They are slow for the same reason, which must not count twice. ZooKeeper replies
+        in order, so these are the next ones."""
+        self._was_full = False
+        self._answered = self._slow = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.in_flight >= self.size
+
+    @property
+    def slow_s(self) -> float:
+        """Replies that took longer are slow."""
+        return max(SLOW_MIN_S, SLOW_TIMES * self._best.latency_s)
+
+    def sent(self) -> None:
+        self.in_flight += 1
+        self._was_full |= self.is_full
+
+    def unanswered(self) -> None:
+        """Count a request whose connection broke. This says nothing about the server's load."""
+        self.in_flight -= 1
+        self._passed_over = max(0, self._passed_over - 1)
+        assert self.in_flight >= 0, self.in_flight
+
+    def answered(self, latency_s: float, *, now_s: float) -> None:
+        """Count a reply. ``latency_s``: infinite if the server replied that it is overloaded."""
+        self.in_flight -= 1
+        assert self.in_flight >= 0, self.in_flight
+        self._best.learn(latency_s, now_s=now_s)
+        if self._passed_over:
+            self._passed_over -= 1
+            return
+        self._answered += 1
+        self._slow += latency_s > self.slow_s
+        if self._answered >= max(ROUND_MIN, self.size):
+            self._judge_round()
+
+    def _judge_round(self) -> None:
+        if 2 * self._slow > self._answered:
+            self.size = max(REQUESTS_MIN, self.size // 2)
+            self._passed_over = self.in_flight
+        elif self._was_full and not self._slow:
+            self.size = min(REQUESTS_MAX, self.size + max(1, int(self.size * GROWTH)))
+        self._answered = self._slow = 0
+        self._was_full = self.is_full
+
+
+class _RecentBest:
+    """The shortest latency of this period and the one before it."""
+
+    def __init__(self) -> None:
+        self._now_s = self._before_s = math.inf
+        self._period_end_s = -math.inf
+
+    @property
+    def latency_s(self) -> float:
+        """Infinite before the first reply."""
+        return min(self._now_s, self._before_s)
+
+    def learn(self, latency_s: float, *, now_s: float) -> None:
+        if now_s >= self._period_end_s:
+            self._before_s, self._now_s = self._now_s, math.inf
+            self._period_end_s = now_s + BEST_PERIOD_S
+        self._now_s = min(self._now_s, latency_s)
+
+
+READS_MAX = 50
+"""Largest number of reads joined into one request. Its reply holds as many ledgers' metadata."""
+
+Waiting = tuple[Any, "asyncio.Future[Any]"]
+"""A request and the future of its reply."""
+
+
+class Sender(Protocol):
+    """The part of ``KazooSession`` that an outbox uses."""
+
+    on_not_suspended: Callable[[], None]
+
+    @property
+    def state(self) -> SessionState: ...
+
+    def send(self, request: Any, on_reply: OnReply) -> None: ...
+
+
+class Outbox:
+    """Sends requests on a session in their order, as the window and the rate limit allow.
+
+    Consecutive waiting reads are joined: the reads of one turn of the loop, and more if they wait
+    longer. A server that does not support this (before 3.6) gets them one by one. All requests wait
+    while the session is suspended. The queue has no limit of its own: each request has a caller
+    that awaits it, so the number of callers is the limit.
+    """
+
+    def __init__(self, session: Sender, *, can_join: bool = True) -> None:
+        self._session = session
+        session.on_not_suspended = self._send_all
+        self._window = RequestWindow()
+        self._pace = Pace()
+        self._waiting: deque[Waiting] = deque()
+        self._alarm: asyncio.Handle | None = None
+        """The scheduled call of ``_send_all``. None if nothing waits, or if a reply or a new state
+        of the session will trigger the next call."""
+        self._can_join = can_join
+
+    @property
+    def requests_per_s(self) -> int:
+        """Rate limit of requests; 0: no limit. May be changed at any time."""
+        return self._pace.per_s
+
+    @requests_per_s.setter
+    def requests_per_s(self, per_s: int) -> None:
+        self._pace.per_s = per_s
+        self._send_all()
+
+    def ask(self, request: Any) -> "asyncio.Future[Any]":
+        """Queue a request and return the future of its reply. Unlike ``KazooSession.ask``, a lost
+        session also fails the future."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        self._send_in(0)
+        return future
+
+    def _send_in(self, delay_s: float) -> None:
+        if self._alarm is None:
+            loop = asyncio.get_running_loop()
+            self._alarm = (
+                loop.call_later(delay_s, self._send_all)
+                if delay_s
+                else loop.call_soon(self._send_all)
+            )
+
+    def _send_all(self) -> None:
+        """Send all requests that may be sent now."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        while self._waiting and self._may_send():
+            if group := self._next_group():
+                self._send(group)
+
+    def _may_send(self) -> bool:
+        if self._session.state is not SessionState.CONNECTED:
+            return self._session.state is SessionState.LOST  # then ``send`` raises
+        if self._window.is_full:
+            return False
+        wait_s = self._pace.wait_s(asyncio.get_running_loop().time())
+        if wait_s:
+            self._send_in(wait_s)
+        return not wait_s
+
+    def _next_group(self) -> list[Waiting]:
+        """Remove and return the first waiting request. If it is a read, also the reads that follow
+        it. Empty if no request waits."""
+        group: list[Waiting] = []
+        are_reads = False
+        while self._waiting and len(group) < READS_MAX:
+            request, future = self._waiting[0]
+            if not future.done():  # else the caller was cancelled
+                if group and not (are_reads and isinstance(request, GetData)):
+                    break
+                are_reads = self._can_join and isinstance(request, GetData)
+                group.append((request, future))
+            self._waiting.popleft()
+        return group
+
+    def _send(self, group: Sequence[Waiting]) -> None:
+        request, on_reply = group[0][0], partial(resolve, group[0][1])
+        if len(group) > 1:
+            request = MultiRead([read.path for read, _ in group])
+            on_reply = partial(self._hand_out, group)
+        try:
+            self._session.send(request, partial(self._answered, on_reply))
+        except BookmenderError as error:  # the session was lost since ``ask``
+            on_reply(None, error)
+        else:
+            self._window.sent()
+            self._pace.took(asyncio.get_running_loop().time())
+
+    def _answered(
+        self,
+        on_reply: Callable[[Any, BaseException | None], None],
+        value: Any,
+        error: BaseException | None,
+        latency_s: float,
+    ) -> None:
+        if isinstance(error, _NO_ANSWER):
+            self._window.unanswered()
+        else:
+            if isinstance(error, ThrottledOpError):
+                latency_s = math.inf
+            self._window.answered(latency_s, now_s=asyncio.get_running_loop().time())
+        on_reply(value, error)
+        if self._waiting:
+            self._send_in(0)
+
+    def _hand_out(
+        self, reads: Sequence[Waiting], parts: Sequence[Any], error: BaseException | None
+    ) -> None:
+        if isinstance(error, UnimplementedError):
+            self._can_join = False
+            self._waiting.extendleft(reversed(reads))
+        elif error is not None:
+            for _, future in reads:
+                resolve(future, None, error)
+        else:
+            for (_, future), part in zip(reads, parts, strict=True):
+                resolve(future, part, part if isinstance(part, Exception) else None)
+
+
+_NO_ANSWER = (ConnectionLoss, SessionExpiredError, BookmenderError)
+"""Errors of requests that the server did not answer. Their latency is not measured."""

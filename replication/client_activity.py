@@ -1,0 +1,133 @@
+"""The record of client activity: ``<ur>/bookmender/activity``, versioned JSON, written by the
+leader.
+
+The leader watches open ledgers for new entries (``auditor.activity``) and lists the bookies with
+active clients. Workers limit their rates accordingly (``ledgers.bulk.flow_control``). The leader
+rewrites the record every few seconds; an older record is ignored, because its leader may be dead.
+"""
+
+import asyncio
+import json
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Self
+
+import structlog
+
+from ledgers.bulk.flow_control import Activity
+from ledgers.clock import Clock
+from ledgers.errors import (
+    CorruptionError,
+    NoNodeError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.model import BookieId
+from ledgers.store import MetadataStore
+from ledgers.tasks import Changing
+from replication.znodes import own_path, parse_record, texts, whole
+
+log = structlog.get_logger()
+
+VERSION = 1
+WRITTEN_EVERY_S = 3.0
+"""The longest interval between two writes, while the leader watches."""
+STALE_AFTER_S = 10.0
+AGE_INTERVAL_S = 1.0
+
+
+def activity_path(ur: str) -> str:
+    return f"{own_path(ur)}/activity"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientActivity:
+    """The bookies with and without active clients. A bookie in neither set is unknown.
+
+    ``copying_node_count``: number of nodes that copy now and share the rates, at least 1.
+    """
+
+    active: frozenset[BookieId] = frozenset()
+    quiet: frozenset[BookieId] = frozenset()
+    copying_node_count: int = 1
+
+    def of(self, bookie: BookieId) -> Activity:
+        if bookie in self.active:
+            return Activity.ACTIVE
+        return Activity.QUIET if bookie in self.quiet else Activity.UNKNOWN
+
+    def to_json(self) -> bytes:
+        record = {
+            "version": VERSION,
+            "active": sorted(self.active),
+            "quiet": sorted(self.quiet),
+            "copying_nodes": self.copying_node_count,
+        }
+        return json.dumps(record).encode()
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Raises CorruptionError."""
+        record: dict[str, Any] = parse_record(data)
+        if record.get("version") != VERSION:
+            raise CorruptionError("the version of the record is unknown to this release")
+        return cls(
+            active=frozenset(map(BookieId, texts(record, "active"))),
+            quiet=frozenset(map(BookieId, texts(record, "quiet"))),
+            copying_node_count=whole(record, "copying_nodes", least=1),
+        )
+
+
+async def read_activity(store: MetadataStore, ur: str, *, now_ms: int) -> ClientActivity | None:
+    """Return the current record; None if it is missing, too old or unreadable.
+
+    ``now_ms``: the time by ZooKeeper's clock. Raises UnavailableError.
+    """
+    try:
+        data, stat = await store.get(activity_path(ur))
+        if now_ms - stat.mtime_ms > STALE_AFTER_S * 1_000:
+            return None
+        return ClientActivity.parse(data)
+    except (NoNodeError, CorruptionError, UnauthorizedError):
+        return None
+
+
+class ActivitySource(Changing):
+    """The current record, kept up to date by ``run``. ``current`` is None while there is none."""
+
+    def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
+        """``clock``: a clock whose wall time is ZooKeeper's (``shared_clock``)."""
+        super().__init__()
+        self._store, self._ur, self._clock = store, ur, clock
+        self.current: ClientActivity | None = None
+        self._read_s = 0.0
+
+    async def run(self) -> None:
+        """Raises SessionLostError."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow())
+            tasks.create_task(self._age())
+
+    async def _follow(self) -> None:
+        async with aclosing(self._store.watch(activity_path(self._ur))) as events:
+            async for _ in events:
+                try:
+                    found = await read_activity(self._store, self._ur, now_ms=self._clock.wall_ms())
+                except UnavailableError as error:
+                    # The next write brings a new event; until then ``_age`` drops the record in
+                    # time.
+                    log.debug("activity.read_failed", error=str(error))
+                    continue
+                self._read_s = self._clock.now_s()
+                self._show(found)
+
+    async def _age(self) -> None:
+        while True:
+            await self._clock.sleep(AGE_INTERVAL_S)
+            if self._clock.now_s() - self._read_s > STALE_AFTER_S:
+                self._show(None)
+
+    def _show(self, found: ClientActivity | None) -> None:
+        if found != self.current:
+            self.current = found
+            self._tell_change()

@@ -1,0 +1,457 @@
+"""Which bookies there are, and what is ordered of them, as this session last saw it.
+
+Kept fresh by two watches, and a timer for maintenance windows, which end without an event; handed
+out as values.
+
+Which bookies may hold copies of a ledger that Pulsar isolates: those of its groups
+(IsolatedBookieEnsemblePlacementPolicy).
+
+The groups stand in Pulsar's znode of racks. A failed read is reported once; the last good groups
+stay in force.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import structlog
+from prometheus_client import Gauge
+
+from ledgers.clock import Clock
+from ledgers.codec.pulsar import PULSAR_RACKS_PATH, Isolation, isolation_of, parse_pulsar_groups
+from ledgers.codec.registration import Address
+from ledgers.errors import (
+    BookmenderError,
+    NoNodeError,
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+    UnsupportedError,
+)
+from ledgers.model import BookieId, LedgerMetadata
+from ledgers.registration import BookieView, Registration
+from ledgers.store import Check, MetadataStore, Stat
+from ledgers.tasks import Changing, SharedReads
+from replication.orders import OrderBook, Orders
+
+log = structlog.get_logger()
+HOLD = Gauge(
+    "bookmender_hold",
+    "1 while a safety hold stands: no further ledger is marked for lost bookies, nothing fenced; else 0.",
+)
+
+RETRY_S = 1.0
+RESTORE_COOKIES = (
+    "write the cookies again (bookkeeper shell cookie_create): without it a bookie does not start"
+)
+ORDERS_POLL_S = 5.0
+"""How often the orders are read where ZooKeeper (before 3.6) does not tell that they change."""
+WINDOW_LOOK_S = 60.0
+"""How often the wall clock is looked at, at least, while a maintenance window stands: somebody may
+set it, while the wait for the window's end is in elapsed time."""
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
+class ClusterView:
+    """Bookies and their cookies at one moment. Immutable."""
+
+    bookies: BookieView
+    cookies: Mapping[BookieId, Stat] = field(default_factory=dict)
+    orders: Orders = field(default_factory=Orders)
+
+    @cached_property
+    def writable(self) -> frozenset[BookieId]:
+        return frozenset(self.bookies.writable)
+
+    @cached_property
+    def available(self) -> frozenset[BookieId]:
+        """Writable or read-only: those that can be read from."""
+        return frozenset(self.bookies.available)
+
+    @cached_property
+    def answering(self) -> frozenset[BookieId]:
+        """Available, and at an address that no other bookie took since: those whose "no" is their
+        own (rule S5)."""
+        return self.available - self.bookies.superseded
+
+    @cached_property
+    def checked(self) -> frozenset[BookieId]:
+        """Available, and to stay so: those whose copies count (rule S16)."""
+        return self.available - self.orders.draining.keys()
+
+    @cached_property
+    def receiving(self) -> frozenset[BookieId]:
+        """Writable, answering, neither draining nor under maintenance: the possible targets (rule
+        S11)."""
+        able = self.writable & self.answering
+        return able - self.orders.draining.keys() - self.orders.maintenance.keys()
+
+    def czxid(self, bookie: BookieId) -> int:
+        """Of the bookie's registration, which tells one life of it from the next; 0: not
+        registered."""
+        registered = self.bookies.available.get(bookie)
+        return 0 if registered is None else registered.czxid
+
+    def initialised_after(self, zxid: int) -> frozenset[BookieId]:
+        """Bookies whose identity (cookie) is younger than ``zxid``, unless an operator's order
+        trusts it.
+
+        Whatever stood in metadata before may have been wiped there: their "no" is not to be
+        believed, and their ends prove nothing of the middle (rules S5, S6).
+        """
+        if zxid >= self._last_cookie_zxid:  # nearly always: no need to look at hundreds of bookies
+            return frozenset()
+        return frozenset(bookie for bookie, czxid in self._doubtful.items() if czxid > zxid)
+
+    def are_all_younger_than(self, zxid: int) -> bool:
+        """Whether the cookie of every bookie is younger, as after an import of ZooKeeper."""
+        return len(self.cookies) > 1 and self.initialised_after(zxid) >= self.cookies.keys()
+
+    @cached_property
+    def _doubtful(self) -> Mapping[BookieId, int]:
+        """When the cookie of each bookie was created, if no order trusts it."""
+        trusted = self.orders.trusted_cookies
+        return {
+            bookie: stat.czxid
+            for bookie, stat in self.cookies.items()
+            if trusted.get(bookie) != stat.czxid
+        }
+
+    @cached_property
+    def _last_cookie_zxid(self) -> int:
+        """When the youngest of these cookies was created."""
+        return max(self._doubtful.values(), default=0)
+
+
+class ViewSource(Changing):
+    """The current view, kept fresh by ``run``: a change is one that differs from the view
+    before."""
+
+    def __init__(
+        self, registration: Registration, clock: Clock, orders: OrderBook | None = None
+    ) -> None:
+        """``orders``: None for who follows nobody's."""
+        super().__init__()
+        self._registration = registration
+        self._clock = clock
+        self._order_book = orders
+        self._orders = Orders()
+        """As they stand, windows that are over included."""
+        self._current: ClusterView | None = None
+        self._reading = asyncio.Lock()  # guards the two above: an older reading must not come last
+        self._czxids = SharedReads(registration.czxid_now)
+        self._addresses: dict[BookieId, Address] = {}
+        self._without_cookie: frozenset[BookieId] = frozenset()
+        """Registered bookies that had no cookie at the last reading."""
+        self._is_blind = False
+        """The last try to read was in vain."""
+
+    def resolve(self, bookie: BookieId) -> Address:
+        """Return where the bookie answers, or did when last seen: an absent one is asked too (rule
+        S13).
+
+        Raises UnavailableError where no address is known, or another bookie is registered there
+        (``BookieView.locate``).
+        """
+        bookies = BookieView() if self._current is None else self._current.bookies
+        return bookies.locate(bookie, last_known=self._addresses.get(bookie))
+
+    def last_address(self, bookie: BookieId) -> Address | None:
+        """Return the address that the bookie registered last, whoever has it now: for racks, not
+        for requests."""
+        return self._addresses.get(bookie)
+
+    @property
+    def current(self) -> ClusterView:
+        """Raises UnavailableError before the first ``refresh``."""
+        if self._current is None:
+            raise UnavailableError("the list of bookies has not been read yet")
+        return self._current
+
+    def life(self, bookie: BookieId) -> int:
+        """Tells one registration of the bookie from the next, as things are now
+        (``ClusterView.czxid``)."""
+        return self.current.czxid(bookie)
+
+    async def refresh(self) -> ClusterView:
+        """Read all of it now. Raises UnavailableError when it cannot be had, or not be trusted."""
+        async with self._reading:
+            return await self._read_all()
+
+    async def _read_all(self) -> ClusterView:
+        bookies = await self._registration.read()
+        cookies = await self._registration.cookies()
+        self._tell_missing_cookies(bookies.available.keys() - cookies.keys())
+        await self._read_orders()
+        return self._show(bookies, cookies)
+
+    def _tell_missing_cookies(self, bookies: AbstractSet[BookieId]) -> None:
+        """Log registered bookies without a cookie, once each. A bookie writes its cookie before it
+        registers."""
+        if bookies - self._without_cookie:
+            log.warning("cookies.missing", bookies=sorted(bookies), next_step=RESTORE_COOKIES)
+        self._without_cookie = frozenset(bookies)
+
+    async def confirm(self, bookies: Collection[BookieId]) -> None:
+        """Refresh unless those that ``current`` shows as there are, in what this session has seen
+        of ZooKeeper by now.
+
+        What made somebody mark a ledger for a bookie may have come to us before the list of bookies
+        did. Raises UnavailableError.
+        """
+        shown = self.current.bookies
+        there = [bookie for bookie in bookies if bookie in shown.available]
+        checks = await asyncio.gather(*(self._registration.is_as_in(shown, b) for b in there))
+        if not all(checks):
+            async with self._reading:
+                if self.current.bookies is shown:  # nobody was quicker
+                    await self._read_all()
+
+    async def are_as_in(self, view: ClusterView, bookies: Collection[BookieId]) -> bool:
+        """Whether each of them is registered by the same znode as in the view, by a read that
+        begins now.
+
+        What ``current`` shows may be old: this process may have stood still with an event unread.
+        If a registration differs, the view is read again. Raises UnavailableError.
+        """
+        shown = [view.bookies.available.get(bookie) for bookie in bookies]
+        there = [registered for registered in shown if registered is not None and registered.czxid]
+        if len(there) == len(shown):
+            czxids = await asyncio.gather(*map(self._czxids.get, there))
+            if all(r.czxid == czxid for r, czxid in zip(there, czxids, strict=True)):
+                return True
+        await self.refresh()
+        return False
+
+    def checks_of(self, view: ClusterView, bookies: Collection[BookieId]) -> list[Check]:
+        """Operations that hold as long as those of the bookies that the view shows are
+        registered."""
+        return [
+            self._registration.check_of(view.bookies.available[bookie])
+            for bookie in sorted(bookies)
+            if bookie in view.bookies.available
+        ]
+
+    async def set_up_since(
+        self, view: ClusterView, bookies: Collection[BookieId]
+    ) -> frozenset[BookieId]:
+        """Those of the bookies that have another cookie by now, be it shown in ``current`` or not,
+        than in the view.
+
+        Raises UnavailableError.
+        """
+        now = await self._registration.cookies_now(bookies)
+        then = view.cookies
+        return frozenset(
+            bookie
+            for bookie, cookie in now.items()
+            if bookie not in then or then[bookie].czxid != cookie.czxid
+        )
+
+    async def doubts_about(
+        self, view: ClusterView, *, members: Collection[BookieId], believed: Collection[BookieId]
+    ) -> Mapping[BookieId, str]:
+        """Return the bookies whose answers since ``view`` may not stand, and why; empty where all
+        stand.
+
+        ``members``: bookies that must not have been set up again since. ``believed``: bookies whose
+        "no" was counted: each must have answered at its address by itself all the time. Raises
+        UnavailableError.
+        """
+        doubts = dict(await self._registration.doubtful_since(view.bookies, believed))
+        superseded = self.current.bookies.superseded.intersection(believed)
+        doubts |= dict.fromkeys(superseded, "another bookie is registered at its address")
+        anew = await self.set_up_since(view, members)
+        return doubts | dict.fromkeys(anew, "it was set up again")
+
+    async def run(self) -> None:
+        """Refresh at every change, until cancelled. A failing read keeps the view as it is."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_bookies(tasks))
+            if self._order_book is not None:
+                tasks.create_task(self._follow_orders(self._order_book))
+                tasks.create_task(self._end_windows())
+
+    async def _follow_bookies(self, tasks: asyncio.TaskGroup) -> None:
+        try:
+            await self._follow(self._registration.changes(), self.refresh)
+        except UnsupportedError:  # ZooKeeper before 3.6
+            for changes in self._registration.listing_changes():
+                tasks.create_task(self._follow(changes, self.refresh))
+
+    async def _follow_orders(self, order_book: OrderBook) -> None:
+        try:
+            await self._follow(order_book.changes(), self._refresh_orders)
+        except UnsupportedError:
+            while True:
+                await self._try(self._refresh_orders)
+                await self._clock.sleep(ORDERS_POLL_S)
+
+    async def _refresh_orders(self) -> None:
+        """Them alone: a change of theirs is no reason for every node to read all bookies."""
+        async with self._reading:
+            await self._read_orders()
+            self._show_orders()
+
+    async def _read_orders(self) -> None:
+        if self._order_book is not None:
+            self._orders = await self._order_book.read()
+
+    def _show_orders(self) -> None:
+        if self._current is not None:
+            self._show(self._current.bookies, self._current.cookies)
+
+    def _show(self, bookies: BookieView, cookies: Mapping[BookieId, Stat]) -> ClusterView:
+        """Make this the current view, and tell of it if it differs."""
+        orders = self._orders.at(self._clock.wall_ms())
+        view = ClusterView(bookies=bookies, cookies=cookies, orders=orders)
+        HOLD.set(orders.is_held)
+        for bookie, registered in bookies.available.items():
+            if registered.address is not None:
+                self._addresses[bookie] = registered.address
+        if view != self._current:
+            self._current = view
+            self._tell_change()
+        return view
+
+    async def _end_windows(self) -> None:
+        """A maintenance window drops out of the view at its end."""
+        while True:
+            seen = self.change_count
+            end_ms = None if self._current is None else self._current.orders.next_end_ms
+            wait_s = None if end_ms is None else (end_ms - self._clock.wall_ms()) / 1000
+            await self.wait_change(
+                seen, timeout_s=None if wait_s is None else min(wait_s, WINDOW_LOOK_S)
+            )
+            if self.change_count == seen:
+                async with self._reading:
+                    self._show_orders()
+
+    async def _follow(
+        self, changes: AsyncGenerator[object, None], read: Callable[[], Awaitable[object]]
+    ) -> None:
+        async with aclosing(changes):
+            async for _ in changes:
+                while not await self._try(read):
+                    await self._clock.sleep(RETRY_S)
+
+    async def _try(self, read: Callable[[], Awaitable[object]]) -> bool:
+        try:
+            await read()
+        except UnavailableError as error:
+            if not self._is_blind:  # told once, not at each try
+                log.warning("bookies.unreadable", error=str(error))
+            self._is_blind = True
+            return False
+        self._is_blind = False
+        return True
+
+
+ISOLATION_RETRY_S = 10.0
+"""How long after a read in vain the znode is read again."""
+
+REFUSED_S = 300.0
+"""How long it is left alone after ACLs shut it away."""
+
+Groups = Mapping[str, frozenset[BookieId]]
+
+
+def bookies_within(
+    isolation: Isolation, groups: Groups, writable: Collection[BookieId], *, ensemble_size: int
+) -> frozenset[BookieId]:
+    """Those of the primary groups; where fewer of them than the ensemble has are writable, of the
+    secondary, too; where still fewer are, those of no group as well. Those of other groups alone
+    are never among them."""
+    within = _members(isolation.primary, groups)
+    for more in (
+        _members(isolation.secondary, groups),
+        frozenset(writable) - _members(groups, groups),
+    ):
+        if len(within.intersection(writable)) >= ensemble_size:
+            break
+        within |= more
+    return within
+
+
+def _members(names: Collection[str], groups: Groups) -> frozenset[BookieId]:
+    return frozenset().union(*(groups.get(name, frozenset()) for name in names))
+
+
+class IsolationGroups:
+    """The groups as they were last read. ``run`` keeps them fresh.
+
+    ``may_leave``: whether copies go elsewhere where no other bookie of the groups is writable.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        clock: Clock,
+        *,
+        path: str = PULSAR_RACKS_PATH,
+        may_leave: bool = False,
+    ) -> None:
+        self._store, self._clock, self._path = store, clock, path
+        self._may_leave = may_leave
+        self._groups: Groups = {}
+        self._is_broken = False
+
+    def allowed(
+        self, metadata: LedgerMetadata, writable: Collection[BookieId]
+    ) -> frozenset[BookieId] | None:
+        """Who may receive copies of the ledger; None: whoever may. That is so without a znode of
+        groups, as in Pulsar: a ledger that stays short of copies would be worse off."""
+        isolation = isolation_of(metadata)
+        if isolation is None or not self._groups:
+            return None
+        within = bookies_within(
+            isolation, self._groups, writable, ensemble_size=metadata.ensemble_size
+        )
+        if self._may_leave and not within.intersection(writable) - metadata.bookies:
+            return None
+        return within
+
+    async def run(self) -> None:
+        """Read them again whenever they have changed, until cancelled."""
+        while True:
+            try:
+                await self._follow()
+            except UnauthorizedError as error:  # ACLs that refuse the watch, too, end no session
+                self._tell_broken(error)
+            await self._clock.sleep(REFUSED_S)
+
+    async def _follow(self) -> None:
+        async with aclosing(self._store.watch(self._path)) as events:
+            async for _ in events:
+                while not await self.refresh():
+                    await self._clock.sleep(ISOLATION_RETRY_S)
+
+    async def refresh(self) -> bool:
+        """False when that was in vain."""
+        try:
+            data, _ = await self._store.get(self._path)
+            self._groups = parse_pulsar_groups(data)
+        except NoNodeError:
+            self._groups = {}
+        except SessionLostError:
+            raise
+        except BookmenderError as error:
+            self._tell_broken(error)
+            return False
+        self._is_broken = False
+        return True
+
+    def _tell_broken(self, error: BookmenderError) -> None:
+        if not self._is_broken:  # told once, not at each try
+            log.error("isolation.unreadable", path=self._path, error=str(error))
+        self._is_broken = True
+
+
+def anywhere(
+    metadata: LedgerMetadata, writable: Collection[BookieId]
+) -> frozenset[BookieId] | None:
+    """``IsolationGroups.allowed`` where nobody is isolated."""
+    return None

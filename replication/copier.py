@@ -1,0 +1,187 @@
+"""Carrying out the copies of a plan, and what a repair remembers of them from round to round."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import structlog
+
+from ledgers.bookies import LAST_ENTRY, Bookies
+from ledgers.errors import BookmenderError, RejectedError
+from ledgers.model import BookieId
+from replication.cluster import ClusterView
+from replication.copy_checks import NOTHING_ASKED, Questions
+from replication.copying import CopyJob, CopyOutcome, copy_index, lac_to_tell
+from replication.inspection import Survey
+from replication.plan import Plan, Repair
+from replication.recent_copies import RepairCopies
+from replication.targets import CopyKey, Receivers, Refusals, Targets
+
+log = structlog.get_logger()
+
+REMEMBERED_MAX = 10_000
+"""Ledgers whose bad sources a node remembers."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a repair remembers from round to round."""
+
+    copies: RepairCopies
+    """Where the copies on new targets are recorded, to be read again later (rule S6)."""
+    failed: set[BookieId] = field(default_factory=set)
+    """Bookies to which a copy of this ledger failed: not tried again in this repair."""
+    refilled: set[BookieId] = field(default_factory=set)
+    """Members that were given what they lacked: to be read back (rule S15)."""
+    distrusted: frozenset[BookieId] = frozenset()
+    """Members whose copies somebody found bad on a closer look."""
+    bad_sources: set[BookieId] = field(default_factory=set)
+    """Members that did not give what they should have, when it was to be copied from them."""
+    copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
+    """Complete copies: where, and the czxid of the target's registration (rule S3)."""
+    may_split: bool = False
+    """As in ``CopyResults``."""
+    has_presumed: bool = False
+    """It was tried once to copy before anything was asked: from now on bookies are asked first."""
+    entry_count: int = 0
+    entry_bytes: int = 0
+
+    @property
+    def to_read_whole(self) -> frozenset[BookieId]:
+        """Bookies whose ends say nothing of what is between them."""
+        return self.distrusted.union(self.refilled, self.bad_sources)
+
+    def copied_in(self, view: ClusterView) -> Mapping[CopyKey, BookieId]:
+        """The complete copies on bookies that are the same as when they were made."""
+        return {
+            key: target
+            for key, (target, czxid) in self.copied.items()
+            if view.czxid(target) == czxid
+        }
+
+
+class BadSources:
+    """What copies found of ledgers that are not done (``Memory.bad_sources``): for this node's next
+    try, whether or not a note was left of this one."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, frozenset[BookieId]] = {}
+
+    def of(self, ledger_id: int) -> frozenset[BookieId]:
+        return self._of.get(ledger_id, frozenset())
+
+    def pop(self, ledger_id: int) -> frozenset[BookieId]:
+        return self._of.pop(ledger_id, frozenset())
+
+    def remember(self, ledger_id: int, bookies: Collection[BookieId]) -> None:
+        if bookies:
+            self._of[ledger_id] = frozenset(bookies)
+            if len(self._of) > REMEMBERED_MAX:  # the first may have been done by others
+                del self._of[next(iter(self._of))]
+
+
+class Copier:
+    """Copies for many ledgers at once. One for a worker."""
+
+    def __init__(self, bookies: Bookies, receivers: Receivers) -> None:
+        self._bookies = bookies
+        self._receivers = receivers
+        self._refusals = Refusals()
+
+    def targets(self, survey: Survey, memory: Memory) -> Targets:
+        view = survey.view
+        return self._receivers.targets(
+            view,
+            survey.metadata,
+            refused=memory.failed | self._refusals.of(survey.ledger_id, view),
+            refilled=memory.refilled,
+            copied=memory.copied_in(view),
+        )
+
+    async def copy_all(
+        self, plan: Plan, survey: Survey, memory: Memory, *, asked: Questions = NOTHING_ASKED
+    ) -> list[CopyOutcome]:
+        """``asked``: what to ask with the first copy (``CopyOutcome.gave_all_asked``)."""
+        copies = [
+            self._copy(repair, survey, memory, NOTHING_ASKED if rank else asked)
+            for rank, repair in enumerate(plan.repairs)
+        ]
+        with ExitStack() as under_way:  # all at once: the next ledger is planned in this very turn
+            for repair in plan.repairs:
+                under_way.enter_context(self._receivers.under_way(repair.target, repair.byte_count))
+            if len(copies) == 1:  # nearly always, and worth a task saved
+                outcomes = [await copies[0]]
+            else:
+                outcomes = await asyncio.gather(*copies)
+            for repair, outcome in zip(plan.repairs, outcomes, strict=True):
+                self._receivers.landed(repair.target, outcome.entry_bytes)
+            return outcomes
+
+    async def _copy(
+        self, repair: Repair, survey: Survey, memory: Memory, asked: Questions
+    ) -> CopyOutcome:
+        view = survey.view
+        job = CopyJob(
+            fragment=repair.fragment,
+            index=repair.index,
+            target=repair.target,
+            entry_ids=repair.entry_ids,
+            available=view.available,
+            former=tuple(sorted(survey.metadata.bookies - set(repair.fragment.ensemble))),
+            entry_bytes_hint=survey.entry_bytes,
+            lac=lac_to_tell(survey.metadata) if repair.rewrites_lac else None,
+        )
+        last_entry = await self._last_entry(repair, survey) if repair.rewrites_lac else None
+        outcome = await copy_index(job, bookies=self._bookies, digest=survey.digest, asked=asked)
+        if last_entry is not None:
+            await self._show_again(last_entry, repair, survey)
+        memory.entry_count += outcome.entry_count
+        memory.entry_bytes += outcome.entry_bytes
+        if outcome.target_error is not None:
+            memory.failed.add(repair.target)
+            if isinstance(outcome.target_error, RejectedError):  # it will say the same again
+                self._refusals.note(survey.ledger_id, repair.target, view)
+            log.warning(
+                "copy.refused",
+                ledger_id=survey.ledger_id,
+                bookie=repair.target,
+                error=str(outcome.target_error),
+            )
+        elif outcome.is_complete and repair.is_in_place:
+            memory.refilled.add(repair.target)
+        elif outcome.is_complete:
+            memory.copied[repair.key] = (repair.target, view.czxid(repair.target))
+        return outcome
+
+    async def _last_entry(self, repair: Repair, survey: Survey) -> bytes | None:
+        """Read the last entry of a target that stands in the last ensemble of an open ledger,
+        before it gets copies.
+
+        A bookie answers a last-entry read from its write cache, if that holds any entry of the
+        ledger. So copies of earlier entries hide later ones until the next flush:
+
+        1. The writer adds entry 20 to the target, and the target flushes it.
+        2. We copy entry 5 to the target. A last-entry read now returns entry 5.
+        3. A reader, or a recovery by Java, which asks for the last entry, learns too small a LAC
+           from the target.
+
+        None: it has no entry, or did not answer. Then there is nothing to hide, or its next flush
+        shows it.
+        """
+        try:
+            entry = await self._bookies.read(repair.target, survey.ledger_id, LAST_ENTRY)
+        except BookmenderError:
+            return None
+        is_good = survey.digest.is_good(entry, ledger_id=survey.ledger_id, entry_id=LAST_ENTRY)
+        return entry if is_good else None
+
+    async def _show_again(self, entry: bytes, repair: Repair, survey: Survey) -> None:
+        """Add the target's own last entry again, byte for byte, so that its write cache holds
+        it."""
+        try:
+            await self._bookies.add(
+                repair.target, entry, master_key=survey.digest.master_key, is_recovery=True
+            )
+        except BookmenderError as error:  # the next flush shows it
+            log.debug("copy.last_entry_hidden", bookie=repair.target, error=str(error))

@@ -1,0 +1,444 @@
+"""Which copies of a ledger are missing: from its metadata, the bookies' states and their answers.
+
+What to ask of whom, ``questions`` say; ``judge``, what the answers mean. Answers are three-valued
+(rule S5): only an explicit no is a missing copy, a mismatched digest is one as well (rule S7), and
+whatever was not answered is unknown.
+
+What to ask the bookies of a ledger, and what they did not give of it.
+
+The ends (first and last entry that an index stores of a fragment) are asked of every bookie that is
+there, and as large a share of the entries between them as is set. Where one of them is missing, or
+the bookie's identity is younger than the ledger (it may have been wiped, rule S6), every entry of
+that index is asked for.
+
+Bookies asked for the list of entries that they have: one request instead of many reads.
+
+A list proves nothing of what the entries hold, and not every bookie answers: what it says is
+missing is read (``check``), and so are the ends of the rest. One of 4.18.0 with little index memory
+was seen to hang for such a request, DbLedgerStorage never answers it: a bookie that stayed silent
+rests.
+"""
+
+import asyncio
+import enum
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+from math import ceil
+from typing import overload
+
+from msgspec import Struct
+
+from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer, Bookies, Transfer
+from ledgers.clock import Clock
+from ledgers.digest import EntryDigest
+from ledgers.errors import BookmenderError, NoSuchEntryError
+from ledgers.model import BookieId, Fragment, StripedEntries
+from replication.entry_runs import NO_ENTRIES, EntryRuns, merged
+
+Questions = Mapping[BookieId, Sequence[Sequence[int]]]
+"""Runs of entry ids to ask of each bookie: ascending, and disjoint."""
+NOTHING_ASKED: Questions = {}
+
+SILENT_ENTRIES_MAX = 1_000
+"""A bookie that left so many reads unanswered is asked no more: it is unknown in any case."""
+
+
+def questions(
+    fragments: Sequence[Fragment],
+    *,
+    available: Collection[BookieId],
+    distrusted: Collection[BookieId],
+    share: float = 0.0,
+    rng: random.Random | None = None,
+) -> Questions:
+    """What to ask of each available bookie: ends and a sample, or all of a distrusted one's.
+
+    A bookie that stands twice in an ensemble, as Java's repairs may leave it when they conflict, is
+    asked once for each.
+
+    ``share``: of the entries of a copy how many are asked for besides the ends, 0 to 1; ``rng``
+    says which, and is needed only for a share between.
+    """
+    asked: dict[BookieId, list[Sequence[int]]] = {}
+    twice: set[BookieId] = set()
+    for fragment in fragments:
+        for index, bookie in enumerate(fragment.ensemble):
+            entries = fragment.entries_of(index)
+            if bookie in available and entries:
+                is_all = bookie in distrusted or share >= 1
+                runs = [entries] if is_all else _ends_and_sample(entries, share, rng)
+                asked.setdefault(bookie, []).extend(runs)
+                if bookie in fragment.ensemble[:index]:
+                    twice.add(bookie)
+    for bookie in twice:
+        asked[bookie] = [EntryRuns(sorted(set(chain.from_iterable(asked[bookie]))))]
+    return {bookie: tuple(runs) for bookie, runs in asked.items()}
+
+
+def _ends_and_sample(
+    entries: StripedEntries, share: float, rng: random.Random | None
+) -> list[Sequence[int]]:
+    first, last = entries[0], entries[-1]
+    if first == last:
+        return [[first]]
+    if share <= 0 or len(entries) == 2:
+        return [[first, last]]
+    inner = entries[1:-1]
+    assert rng is not None, "a sample is drawn"
+    count = min(ceil(share * len(entries)), len(inner))
+    return [[first], Sample(inner, size=count, phase=rng.randrange(len(inner))), [last]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Sequence[int]):
+    """``size`` of ``entries``, evenly spread over them; which, ``phase`` decides.
+
+    ``1 <= size <= len(entries)``, ``0 <= phase < len(entries)``: so no entry comes twice. Nothing
+    is listed: of ten million entries half may be asked for.
+    """
+
+    entries: Sequence[int]
+    size: int
+    phase: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[int]: ...
+    def __getitem__(self, position: int | slice) -> int | list[int]:
+        if isinstance(position, slice):
+            return [self[rank] for rank in range(*position.indices(self.size))]
+        if not 0 <= position < self.size:
+            raise IndexError(position)
+        return self.entries[(position * len(self.entries) + self.phase) // self.size]
+
+
+@dataclass(slots=True, kw_only=True)
+class Refused:
+    """The entries that one bookie did not give of those it was asked for, and why."""
+
+    absent: EntryRuns = field(default_factory=EntryRuns)
+    mismatched: EntryRuns = field(default_factory=EntryRuns)
+    unreadable: EntryRuns = field(default_factory=EntryRuns)
+    unknown: EntryRuns = field(default_factory=EntryRuns)
+    is_silent: bool = False
+    """It answered so little that it was not asked for the rest."""
+
+    def add(self, answers: Mapping[int, Answer]) -> None:
+        """Of entries greater than those before."""
+        kinds = {
+            Answer.ABSENT: self.absent,
+            Answer.MISMATCH: self.mismatched,
+            Answer.UNREADABLE: self.unreadable,
+            Answer.UNKNOWN: self.unknown,
+        }
+        for entry_id in sorted(answers):
+            kinds[answers[entry_id]].append(entry_id)
+
+    def extend(self, others: "Refused") -> None:
+        """Likewise."""
+        self.absent.extend(others.absent)
+        self.mismatched.extend(others.mismatched)
+        self.unreadable.extend(others.unreadable)
+        self.unknown.extend(others.unknown)
+
+    def between(self, first: int, last: int) -> "Refused":
+        """Those from ``first`` to ``last``, both inclusive."""
+        return Refused(
+            absent=self.absent.between(first, last),
+            mismatched=self.mismatched.between(first, last),
+            unreadable=self.unreadable.between(first, last),
+            unknown=self.unknown.between(first, last),
+            is_silent=self.is_silent,
+        )
+
+    def only(self, is_wanted: Callable[[int], bool]) -> "Refused":
+        """Those of the entries that are."""
+        return Refused(
+            absent=EntryRuns(filter(is_wanted, self.absent)),
+            mismatched=EntryRuns(filter(is_wanted, self.mismatched)),
+            unreadable=EntryRuns(filter(is_wanted, self.unreadable)),
+            unknown=EntryRuns(filter(is_wanted, self.unknown)),
+            is_silent=self.is_silent,
+        )
+
+    @property
+    def has_bad(self) -> bool:
+        """Whether any copy is known to be of no use."""
+        return bool(self.absent or self.mismatched or self.unreadable)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.has_bad and not self.unknown
+
+    def __contains__(self, entry_id: int) -> bool:
+        return any(
+            entry_id in runs
+            for runs in (self.absent, self.mismatched, self.unreadable, self.unknown)
+        )
+
+
+GAVE_ALL = Refused()
+"""Nearly every answer there is: nothing is ever added to it."""
+
+
+async def put_questions(
+    fragments: Sequence[Fragment],
+    asked: Questions,
+    *,
+    bookies: Bookies,
+    digest: EntryDigest,
+    entry_bytes: int,
+) -> dict[BookieId, Refused]:
+    """What each bookie did not give of what it was asked for: of every bookie that was asked.
+
+    All bookies at once: in a single transfer, unless there is very much to ask. ``fragments``: of
+    one ledger, not empty.
+    """
+    refusals = dict.fromkeys(asked, GAVE_ALL)
+    slices = (transfer_slices(runs, sharing=len(asked)) for runs in asked.values())
+    for parts in zip_longest(*slices, fillvalue=()):
+        reads = {
+            bookie: part
+            for bookie, part in zip(asked, parts, strict=True)
+            if part and not refusals[bookie].is_silent
+        }
+        if not reads:
+            continue
+        result = await bookies.transfer(
+            Transfer(
+                ledger_id=fragments[0].ledger_id,
+                digest=digest,
+                reads=reads,
+                entry_bytes_hint=entry_bytes,
+            )
+        )
+        for bookie, answers in result.failures.items():
+            if refusals[bookie] is GAVE_ALL:
+                refusals[bookie] = Refused()
+            refusals[bookie].add(answers)
+            if len(refusals[bookie].unknown) >= SILENT_ENTRIES_MAX:
+                refusals[bookie].is_silent = True
+    return refusals
+
+
+def transfer_slices(runs: Iterable[Sequence[int]], *, sharing: int = 1) -> Iterator[list[int]]:
+    """The ids of ascending, disjoint runs in lists, of which one transfer may hold ``sharing``."""
+    count_max = TRANSFER_ENTRIES_MAX // sharing
+    part: list[int] = []
+    for run in runs:
+        for start in range(0, len(run), count_max):
+            ids = run[start : start + count_max]
+            room = count_max - len(part)
+            part.extend(ids[:room])
+            if len(part) == count_max:
+                yield part
+                part = list(ids[room:])
+    if part:
+        yield part
+
+
+class Verdict(enum.Enum):
+    """What is known of one bookie index of one fragment."""
+
+    GOOD = "good"
+    LOST = "lost"
+    """Its bookie is neither writable nor read-only: every entry of the index misses a copy."""
+    AWAY = "away"
+    """Its bookie is gone or silent on purpose: within a maintenance window it is not missed."""
+    DRAINING = "draining"
+    """Its bookie is to be emptied: it counts as missing although it serves (rule S16)."""
+    MISSING = "missing"
+    """Its bookie is there, and explicitly lacks entries, or holds them damaged, or says that it
+    cannot read them."""
+    UNKNOWN = "unknown"
+    """Its bookie is there and did not say."""
+
+
+class IndexFinding(Struct, frozen=True, kw_only=True):
+    """The verdict on one bookie index. ``absent``, ``mismatched``, ``unreadable``: entries, when
+    MISSING."""
+
+    fragment: Fragment
+    index: int
+    verdict: Verdict
+    absent: EntryRuns = NO_ENTRIES
+    mismatched: EntryRuns = NO_ENTRIES
+    unreadable: EntryRuns = NO_ENTRIES
+
+    @property
+    def damaged(self) -> EntryRuns:
+        """What is there, and of no use."""
+        return merged(self.mismatched, self.unreadable)
+
+    @property
+    def bad_count(self) -> int:
+        return len(self.absent) + len(self.mismatched) + len(self.unreadable)
+
+    def is_bad(self, entry_id: int) -> bool:
+        return any(entry_id in bad for bad in (self.absent, self.mismatched, self.unreadable))
+
+    @property
+    def bookie(self) -> BookieId:
+        return self.fragment.ensemble[self.index]
+
+    @property
+    def entries(self) -> StripedEntries:
+        """All entries that the index stores of the fragment."""
+        return self.fragment.entries_of(self.index)
+
+
+def judge(
+    fragments: Sequence[Fragment],
+    refusals: Mapping[BookieId, Refused],
+    *,
+    available: Collection[BookieId],
+) -> tuple[IndexFinding, ...]:
+    """One finding for every bookie index of every fragment, in their order.
+
+    ``refusals``: of every bookie that was asked.
+    """
+    return tuple(
+        _judge_index(fragment, index, refusals.get(bookie), is_available=bookie in available)
+        for fragment in fragments
+        for index, bookie in enumerate(fragment.ensemble)
+    )
+
+
+def _judge_index(
+    fragment: Fragment, index: int, refused: Refused | None, *, is_available: bool
+) -> IndexFinding:
+    def finding(verdict: Verdict) -> IndexFinding:
+        return IndexFinding(fragment=fragment, index=index, verdict=verdict)
+
+    if not is_available:
+        return finding(Verdict.LOST)
+    if refused is GAVE_ALL:  # nearly always, and worth a look at its entries saved
+        return finding(Verdict.GOOD)
+    entries = fragment.entries_of(index)
+    if not entries:
+        return finding(Verdict.GOOD)
+    if refused is None or refused.is_silent:
+        return finding(Verdict.UNKNOWN)
+    # Whatever was asked of the bookie between the fragment's ends is this index's: a bookie stands
+    # in an ensemble once.
+    first, last = entries[0], entries[-1]
+    if refused.unknown.between(first, last):
+        return finding(Verdict.UNKNOWN)
+    absent, mismatched, unreadable = (
+        runs.between(first, last)
+        for runs in (refused.absent, refused.mismatched, refused.unreadable)
+    )
+    if not absent and not mismatched and not unreadable:
+        return finding(Verdict.GOOD)
+    return IndexFinding(
+        fragment=fragment,
+        index=index,
+        verdict=Verdict.MISSING,
+        absent=absent,
+        mismatched=mismatched,
+        unreadable=unreadable,
+    )
+
+
+async def check(
+    fragments: Sequence[Fragment],
+    *,
+    bookies: Bookies,
+    digest: EntryDigest,
+    available: Collection[BookieId],
+    distrusted: Collection[BookieId],
+    entry_bytes: int,
+    share: float = 0.0,
+    rng: random.Random | None = None,
+) -> tuple[IndexFinding, ...]:
+    """Ask the bookies and judge. What one does not answer is a finding, never an error.
+
+    ``entry_bytes``: a guess at the stored size of an entry, by which reads in flight are weighed
+    (rule S10). The rest as in ``questions``.
+    """
+    asked = questions(fragments, available=available, distrusted=distrusted, share=share, rng=rng)
+    refusals = await put_questions(
+        fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
+    )
+    findings = judge(fragments, refusals, available=available)
+    suspects = frozenset(f.bookie for f in findings if f.verdict is Verdict.MISSING)
+    suspects -= frozenset(distrusted)
+    if not suspects or share >= 1:
+        return findings
+    # Something is missing: only reading the whole index tells what else is.
+    asked = questions(fragments, available=suspects, distrusted=suspects)
+    refusals |= await put_questions(
+        fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
+    )
+    return judge(fragments, refusals, available=available)
+
+
+SILENT_REST_S = 3_600.0
+"""For so long a bookie that did not answer is not asked for a list again."""
+
+
+class EntryLists:
+    """One for a worker, so that each silent bookie costs its silence once."""
+
+    def __init__(self, bookies: Bookies, clock: Clock) -> None:
+        self._bookies = bookies
+        self._clock = clock
+        self._resting_until_s: dict[BookieId, float] = {}
+
+    async def lacking(
+        self, fragments: Sequence[Fragment], asked: Collection[BookieId]
+    ) -> frozenset[BookieId]:
+        """Those of the bookies asked whose list lacks entries that they should have."""
+        whole = await self.whole(fragments, asked)
+        return frozenset(bookie for bookie, is_whole in whole.items() if not is_whole)
+
+    async def whole(
+        self, fragments: Sequence[Fragment], asked: Collection[BookieId]
+    ) -> dict[BookieId, bool]:
+        """Whether each list holds all that its bookie should have; of those bookies asked that gave
+        one."""
+        now_s = self._clock.now_s()
+        members = sorted({bookie for f in fragments for bookie in f.ensemble} & set(asked))
+        ready = [b for b in members if self._resting_until_s.get(b, now_s) <= now_s]
+        lacks = await asyncio.gather(*(self._lacks(fragments, bookie) for bookie in ready))
+        told = zip(ready, lacks, strict=True)
+        return {b: not is_lacking for b, is_lacking in told if is_lacking is not None}
+
+    async def _lacks(self, fragments: Sequence[Fragment], bookie: BookieId) -> bool | None:
+        """None: it gave no list."""
+        try:
+            listed = await self._bookies.list_entries(bookie, fragments[0].ledger_id)
+        except NoSuchEntryError:
+            return lacks(fragments, bookie, ())
+        except BookmenderError:
+            self._resting_until_s[bookie] = self._clock.now_s() + SILENT_REST_S
+            return None
+        return lacks(fragments, bookie, listed)
+
+
+def lacks(fragments: Sequence[Fragment], bookie: BookieId, listed: Sequence[range]) -> bool:
+    """Whether an entry that the bookie should have stands in none of the runs, which ascend."""
+    gaps = _gaps(listed)
+    return any(
+        fragment.entries_of(index).between(first, last)
+        for fragment in fragments
+        for index, member in enumerate(fragment.ensemble)
+        if member == bookie
+        for first, last in gaps
+    )
+
+
+def _gaps(listed: Sequence[range]) -> list[tuple[int, int]]:
+    """First and last id, both inclusive, of what lies between the runs, before and after them."""
+    starts = [0, *(run.stop for run in listed)]
+    stops = [*(run.start for run in listed), _BEYOND_ALL]
+    return [(start, stop - 1) for start, stop in zip(starts, stops, strict=True) if start < stop]
+
+
+_BEYOND_ALL = 1 << 62

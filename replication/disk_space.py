@@ -1,0 +1,175 @@
+"""How full the bookies' disks are: asked of each that may receive, so that no repair fills one up.
+
+A bookie turns read-only when a disk is 95 % full (its diskUsageThreshold), and its clients lose it.
+So copies go only where more than the floor is free (rule S11). A bookie that does not tell is not
+kept from receiving.
+"""
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+import structlog
+
+from ledgers.bookies import Bookies, Room
+from ledgers.clock import Clock
+from ledgers.errors import AuthenticationRequiredError, BookmenderError
+from ledgers.health import Quarantine
+from ledgers.model import BookieId
+from replication.cluster import ViewSource
+
+log = structlog.get_logger()
+
+INTERVAL_S = 60.0
+"""How often each bookie is asked, on the average."""
+JITTER = 0.2
+"""The share by which an interval is longer or shorter, so that the nodes do not ask in step."""
+NEAR_INTERVAL_S = 10.0
+"""Likewise one that is near the floor, where a minute's copies could be too many."""
+NEAR_FACTOR = 2.0
+"""Near: less than so many times the floor is free."""
+STALE_S = 600.0
+"""For so long the last figure of a bookie that answers no more is believed."""
+START_TIMEOUT_S = 5.0
+"""How long the start of a worker waits for the first figures at most."""
+BOOKIES_AT_ONCE = 16
+
+
+def spare_bytes(room: Room | None, *, floor_share: float) -> int | None:
+    """What is free beyond the floor, less than 0 where it is short of that; None where it is not
+    known, or there is no floor. ``floor_share``: of the whole room; 0: none."""
+    if room is None or not floor_share:
+        return None
+    return math.floor(room.free_bytes - floor_share * room.total_bytes)
+
+
+def is_short(room: Room | None, *, floor_share: float) -> bool:
+    """Whether it is known that less than the floor is free."""
+    spare = spare_bytes(room, floor_share=floor_share)
+    return spare is not None and spare < 0
+
+
+class RoomSource:
+    """The figures as they were last told. ``run`` keeps them fresh."""
+
+    def __init__(
+        self,
+        bookies: Bookies,
+        views: ViewSource,
+        *,
+        floor_share: float,
+        clock: Clock,
+        rng: random.Random,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        """``quarantine``: is told of bookies that answer nobody who has not authenticated."""
+        self._bookies, self._views, self._quarantine = bookies, views, quarantine
+        self._floor_share = floor_share
+        self._clock, self._rng = clock, rng
+        self._rooms: dict[BookieId, Room] = {}
+        self._told_at_s: dict[BookieId, float] = {}
+        self._landed_bytes: Counter[BookieId] = Counter()
+        """Of our copies, since the question was asked whose answer is the last."""
+        self._due_at_s: dict[BookieId, float] = {}
+        self._short: frozenset[BookieId] = frozenset()
+
+    @property
+    def rooms(self) -> Mapping[BookieId, Room]:
+        return self._rooms
+
+    def free_bytes(self, bookie: BookieId) -> int | None:
+        """As it was last told, less what landed since; None where it is not known."""
+        room = self._rooms.get(bookie)
+        return None if room is None else max(0, room.free_bytes - self._landed_bytes[bookie])
+
+    def spare_bytes(self, bookie: BookieId) -> int | None:
+        """Likewise."""
+        spare = spare_bytes(self._rooms.get(bookie), floor_share=self._floor_share)
+        return None if spare is None else spare - self._landed_bytes[bookie]
+
+    def landed(self, bookie: BookieId, byte_count: int) -> None:
+        """A copy of ours was written there: until its bookie is asked again nobody else would
+        know."""
+        self._landed_bytes[bookie] += byte_count
+
+    async def start(self) -> None:
+        """Have figures before the first choice is made; without those of whoever takes its time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self.ask_due()
+
+    async def run(self) -> None:
+        """Ask whoever is due, until cancelled."""
+        while True:
+            seen = self._views.change_count
+            await self.ask_due()
+            await self._views.wait_change(seen, timeout_s=self._wait_s())
+
+    async def ask_due(self) -> None:
+        """Ask those that may receive and whose time has come; forget those that are gone."""
+        receiving, now_s = self._views.current.receiving, self._clock.now_s()
+        self._forget(receiving, now_s)
+        due = sorted(b for b in receiving if self._due_at_s.get(b, now_s) <= now_s)
+        limit = asyncio.Semaphore(BOOKIES_AT_ONCE)
+        async with asyncio.TaskGroup() as tasks:
+            for bookie in due:
+                tasks.create_task(self._ask(bookie, limit))
+        self._tell_of_changes()
+
+    async def _ask(self, bookie: BookieId, limit: asyncio.Semaphore) -> None:
+        async with limit:
+            landed_bytes = self._landed_bytes[bookie]
+            try:
+                self._rooms[bookie] = await self._bookies.room(bookie)
+                self._landed_bytes[bookie] -= landed_bytes
+                self._told_at_s[bookie] = self._clock.now_s()
+            except AuthenticationRequiredError as error:
+                self._note_required(bookie, str(error.args[0]))
+            except BookmenderError as error:  # busy, away, or too old to know: its turn comes again
+                log.debug("bookie.room_unknown", bookie=bookie, error=str(error))
+        self._due_at_s[bookie] = self._clock.now_s() + self._interval_s(bookie)
+
+    def _note_required(self, bookie: BookieId, reason: str) -> None:
+        """Over V2 such a bookie just closes the connection: this question alone tells why."""
+        if self._quarantine is not None and self._quarantine.note_silence(bookie, reason):
+            log.warning("bookie.quarantined", bookie=bookie, reason=reason)
+
+    def _interval_s(self, bookie: BookieId) -> float:
+        is_near = is_short(self._rooms.get(bookie), floor_share=NEAR_FACTOR * self._floor_share)
+        interval_s = NEAR_INTERVAL_S if is_near else INTERVAL_S
+        return interval_s * self._rng.uniform(1 - JITTER, 1 + JITTER)
+
+    def _forget(self, receiving: Collection[BookieId], now_s: float) -> None:
+        for bookie in list(self._due_at_s):
+            if bookie not in receiving:
+                del self._due_at_s[bookie], self._landed_bytes[bookie]
+        for bookie, told_at_s in list(self._told_at_s.items()):
+            if bookie not in receiving or now_s - told_at_s > STALE_S:
+                del self._told_at_s[bookie], self._rooms[bookie]
+
+    def _tell_of_changes(self) -> None:
+        short = frozenset(
+            bookie
+            for bookie, room in self._rooms.items()
+            if is_short(room, floor_share=self._floor_share)
+        )
+        for bookie in sorted(short - self._short):
+            room = self._rooms[bookie]
+            log.warning(
+                "bookie.short_of_room",
+                bookie=bookie,
+                free_bytes=room.free_bytes,
+                total_bytes=room.total_bytes,
+                floor_share=self._floor_share,
+            )
+        for bookie in sorted(self._short - short):
+            log.info("bookie.has_room_again", bookie=bookie)
+        self._short = short
+
+    def _wait_s(self) -> float:
+        """Until somebody is due."""
+        now_s = self._clock.now_s()
+        return min(self._due_at_s.values(), default=now_s + INTERVAL_S) - now_s

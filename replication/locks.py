@@ -1,0 +1,151 @@
+"""The lock of a ledger, and the operations on it.
+
+Java's locks have version 0, and ours version 1 or higher, so neither side deletes the other's. Our
+versions also differ by session and ledger, because of this interleaving:
+
+1. Node A locks a ledger. The lock disappears: an operator deletes ``locks``, or a bookie's garbage
+   collector resumes after its session expired.
+2. Node B locks the ledger.
+3. Node A writes the metadata, guarded by a check of the lock. The check must fail on B's lock
+   (rule S3).
+
+With ``VERSION_MAX`` versions, three of four such writes fail. The others fail if B has written the
+metadata, because every write names its version.
+
+A marked ledger as a worker finds it in the queue, and takes it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from zlib import crc32
+
+from msgspec import Struct
+
+from ledgers.errors import LockLostError
+from ledgers.model import BookieId
+from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, Operation, SetData
+from replication.marks import SeenMark
+
+VERSION_MAX = 4
+"""Each version above 1 costs one more operation when a lock is created."""
+
+
+class LedgerLock(Struct, frozen=True, kw_only=True):
+    """A lock of one of our sessions. ``version``: the version of its znode, as soon as it
+    exists."""
+
+    path: str
+    version: int
+
+    @classmethod
+    def of(cls, path: str, *, session_id: int) -> "LedgerLock":
+        """Return the lock that this session creates at this path. The version is always the
+        same."""
+        return cls(path=path, version=1 + crc32(f"{session_id} {path}".encode()) % VERSION_MAX)
+
+    def make(self, data: bytes) -> list[Operation]:
+        """Return the operations that create the lock in one transaction. ``data``: the holder, in
+        Java's format."""
+        return [
+            Create(path=self.path, data=data, is_ephemeral=True),
+            *(
+                SetData(path=self.path, data=data, version=version)
+                for version in range(self.version)
+            ),
+        ]
+
+    @property
+    def check(self) -> Check:
+        """A check that fails when the lock is gone or has another version (rule S3)."""
+        return Check(path=self.path, version=self.version)
+
+    @property
+    def delete(self) -> Delete:
+        return Delete(path=self.path, version=self.version)
+
+
+async def guarded_multi(
+    store: MetadataStore,
+    guards: Sequence[Check],
+    operations: Sequence[Operation],
+    *,
+    ledger_id: int,
+) -> None:
+    """Apply all operations or none, guarded by checks of session and lock (rule S3).
+
+    Raises LockLostError if a guard fails, and MultiFailed, whose ``index`` counts within
+    ``operations``.
+    """
+    try:
+        await store.multi([*guards, *operations])
+    except MultiFailed as failure:
+        if failure.index < len(guards):
+            raise LockLostError("our session or our lock is gone", ledger_id=ledger_id) from failure
+        raise MultiFailed(failure.index - len(guards), failure.cause) from failure
+
+
+class QueuedLedger(
+    Struct, frozen=True, kw_only=True, dict=True
+):  # dict: the properties are computed once
+    """A marked ledger, and its marks as they were read: at least one, the shared one first."""
+
+    ledger_id: int
+    marks: tuple[SeenMark, ...]
+    is_loss: bool = True
+    """Marked in the shared tree: copies are lost. In our own alone, it is to be looked at or moved,
+    or single entries lack a copy."""
+
+    def __post_init__(self) -> None:
+        assert self.marks, self
+
+    @cached_property
+    def replicas(self) -> frozenset[BookieId]:
+        """Bookies that somebody found missing. Without any: repair the placement."""
+        return frozenset(replica for seen in self.marks for replica in seen.mark.replicas)
+
+    def is_loss_besides(self, bookies: frozenset[BookieId]) -> bool:
+        """Whether it is marked in both trees, and the shared mark names bookies, but none of
+        these."""
+        lost = self.marks[0].mark.replicas
+        return self.is_loss and len(self.marks) > 1 and bool(lost) and bookies.isdisjoint(lost)
+
+    def missed_while_registered(self, czxid: Callable[[BookieId], int]) -> frozenset[BookieId]:
+        """Bookies that the shared mark names although they were registered when it was last
+        written.
+
+        Such a bookie was not lost: entries were missed that it should have, by Java's auditor, for
+        example, which reads between the ends where ``auditorLedgerVerificationPercentage`` is set.
+        Its ends prove nothing. ``czxid``: of a bookie's registration, 0 where that is not known.
+        """
+        if not self.is_loss:
+            return frozenset()  # our own queue: the finding beside the mark says who lost what
+        shared = self.marks[0]
+        return frozenset(b for b in shared.mark.replicas if czxid(b) < shared.mzxid)
+
+    @cached_property
+    def since_ms(self) -> int:
+        """Wall-clock time of the oldest loss; 0 for a mark without a time, which counts as old."""
+        return min(seen.mark.ctime_ms or 0 for seen in self.marks)
+
+    @property
+    def czxid(self) -> int:
+        """Of its shared mark, if there is one: what was in the way before copies were lost is
+        another matter."""
+        return self.marks[0].czxid
+
+
+class Take(Struct, frozen=True, kw_only=True):
+    """A ledger whose lock we hold, and the marks that it stands for, as they were before we took
+    it."""
+
+    queued: QueuedLedger
+    lock: LedgerLock
+
+    @property
+    def ledger_id(self) -> int:
+        return self.queued.ledger_id
+
+    @property
+    def guard(self) -> Check:
+        """Holds as long as the lock is the one we made (rule S3)."""
+        return self.lock.check

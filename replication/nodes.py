@@ -1,0 +1,270 @@
+"""Who is here: one ephemeral znode for each session of ours, below ``<ur>/bookmender/nodes``.
+
+The znode is the proof of rule S3: a write made under a lock, or as leader, is a multi that also
+checks it. kazoo may replace an expired session behind our back, but it cannot bring this znode
+back.
+
+The wall-clock time that all nodes agree on: ZooKeeper's.
+
+Safety holds, maintenance windows, notes of the next try: one host writes until when they last, and
+others act on it. By its own clock, a host that is an hour ahead would take a hold for over, and
+fence. So every session takes its wall-clock time from ZooKeeper: the server stamps each write
+(``mtime``), and elapsed time is added to the stamp of a write of our own. Where the servers' clocks
+differ, the leading server's counts.
+"""
+
+import asyncio
+import contextlib
+import enum
+import json
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from ledgers.clock import Clock
+from ledgers.errors import (
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.store import ANY_VERSION, Check, MetadataStore, children_if_any
+from replication.transactions import Guard
+from replication.znodes import fsck_executors_path, nodes_path, parse_record, text, time_ms, whole
+
+log = structlog.get_logger()
+
+SKEW_TOLD_S = 5.0
+"""A host's clock that is so far off is reported."""
+ROUND_TRIP_GOOD_S = 0.2
+TRIES_MAX = 3
+"""Writes whose replies took longer are repeated; the one with the shortest round trip counts."""
+SYNCHRONISE_INTERVAL_S = 3_600.0
+"""Between two looks at ZooKeeper's clock: monotonic clocks drift by some seconds a day."""
+
+
+class SharedClock:
+    """A ``Clock`` whose wall-clock time is ZooKeeper's, once synchronised; until then, this
+    host's."""
+
+    def __init__(self, own: Clock) -> None:
+        self._own = own
+        self._server_ms, self._at_s = 0.0, 0.0
+        """ZooKeeper's time, and the monotonic time at which it was so."""
+        self._is_synchronised = False
+        self._has_told = False
+
+    def now_s(self) -> float:
+        return self._own.now_s()
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970, by ZooKeeper."""
+        if not self._is_synchronised:
+            return self._own.wall_ms()
+        return int(self._server_ms + (self.now_s() - self._at_s) * 1000)
+
+    async def sleep(self, duration_s: float) -> None:
+        await self._own.sleep(duration_s)
+
+    @property
+    def skew_s(self) -> float:
+        """How far this host's clock is ahead of ZooKeeper's; negative: behind."""
+        return (self._own.wall_ms() - self.wall_ms()) / 1000
+
+    async def synchronise(self, store: MetadataStore, path: str, data: bytes) -> None:
+        """Write ``data`` to a znode of our own, and take the time from the server's stamp.
+
+        The time is off by half a round trip at most. Raises UnavailableError, NoNodeError.
+        """
+        best_s = float("inf")
+        for _ in range(TRIES_MAX):
+            sent_s = self.now_s()
+            stat = await store.set(path, data, version=ANY_VERSION)
+            replied_s = self.now_s()
+            if replied_s - sent_s < best_s:
+                best_s = replied_s - sent_s
+                self._server_ms, self._at_s = stat.mtime_ms, (sent_s + replied_s) / 2
+                self._is_synchronised = True
+            if best_s <= ROUND_TRIP_GOOD_S:
+                break
+        self._tell_skew()
+
+    async def keep_synchronised(self, store: MetadataStore, path: str, data: bytes) -> None:
+        """Look at ZooKeeper's clock now and then, until cancelled. Raises SessionLostError."""
+        while True:
+            await self.sleep(SYNCHRONISE_INTERVAL_S)
+            try:
+                await self.synchronise(store, path, data)
+            except UnavailableError as error:
+                log.info("clock.not_synchronised", error=str(error))
+
+    def _tell_skew(self) -> None:
+        is_off = abs(self.skew_s) >= SKEW_TOLD_S
+        if is_off and not self._has_told:
+            log.warning(
+                "clock.skewed",
+                skew_s=round(self.skew_s, 1),
+                next_step="synchronise this host's clock; until then ZooKeeper's time is used",
+            )
+        self._has_told = is_off
+
+
+class Half(enum.Enum):
+    """The half of a daemon that a session belongs to, or what else it is."""
+
+    AUDITOR = "auditor"
+    WORKER = "worker"
+    HAND = "hand"
+    """A repair by hand: it reads from bookies as a worker does, but has no share of the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """What a session says of itself, for people and for the reckoning of shares (rule S10)."""
+
+    half: Half
+    host: str
+    pid: int
+    bookie_id: str | None
+    started_ms: int
+    """Milliseconds since 1970."""
+
+    def to_json(self) -> bytes:
+        record = {
+            "version": 1,
+            "half": self.half.value,
+            "host": self.host,
+            "pid": self.pid,
+            "bookie_id": self.bookie_id,
+            "started_ms": self.started_ms,
+        }
+        return json.dumps(record).encode()
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "NodeInfo":
+        """Raises CorruptionError on what no release of ours has written, or this one does not
+        know."""
+        return cls(
+            half=_half(text(record, "half")),
+            host=text(record, "host"),
+            pid=whole(record, "pid"),
+            bookie_id=None if record.get("bookie_id") is None else text(record, "bookie_id"),
+            started_ms=time_ms(record, "started_ms"),
+        )
+
+
+def _half(value: str) -> Half:
+    try:
+        return Half(value)
+    except ValueError as error:
+        raise CorruptionError("half of a kind that this release does not know") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveNode:
+    """A session of ours that is registered now."""
+
+    info: NodeInfo
+    session_id: int
+
+
+@dataclass(slots=True)
+class Membership:
+    """This session's znode, and its view of the others'."""
+
+    path: str
+    _store: MetadataStore
+    _ur: str
+    _info: NodeInfo
+    _known: dict[str, LiveNode | None] = field(default_factory=dict)
+    """By znode name; None for one that we cannot read. A node's data never changes."""
+
+    @classmethod
+    async def join(cls, store: MetadataStore, ur: str, info: NodeInfo) -> "Membership":
+        path = f"{nodes_path(ur)}/{uuid.uuid4()}"
+        await store.create(path, info.to_json(), is_ephemeral=True, with_parents=True)
+        return cls(path, store, ur, info)
+
+    async def synchronise(self, clock: SharedClock) -> None:
+        """Set the clock by ZooKeeper's stamp on this session's znode."""
+        await clock.synchronise(self._store, self.path, self._info.to_json())
+
+    async def keep_synchronised(self, clock: SharedClock) -> None:
+        """Do so now and then, until cancelled. Raises SessionLostError."""
+        await clock.keep_synchronised(self._store, self.path, self._info.to_json())
+
+    @property
+    def uuid(self) -> str:
+        """The name of the session's znode."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def guard(self) -> Guard:
+        """Part of every write under a lock or as leader."""
+        return Guard(check=Check(path=self.path), error=SessionLostError)
+
+    async def everybody(self) -> list[LiveNode]:
+        """Every live session of ours that can be read, this one included.
+
+        Raises SessionLostError when this session's own znode is gone. Somebody deleted it, and
+        perhaps those of other nodes. Every write would fail by its guard (rule S3), and the nodes
+        that are left would be too few to share a bookie's reads (rule S10), so the session ends and
+        the next one joins again.
+        """
+        nodes = await live_nodes(self._store, self._ur, self._known)
+        if self.uuid not in self._known:
+            raise SessionLostError("the znode of this session was deleted", path=self.path)
+        return nodes
+
+    async def reader_count(self) -> int:
+        """Likewise, of those that read from bookies."""
+        executors = await children_if_any(self._store, fsck_executors_path(self._ur))
+        return reader_count(await self.everybody(), executor_count=len(executors))
+
+    async def worker_count(self) -> int:
+        """Likewise, of workers; at least 1."""
+        return max(1, sum(node.info.half is Half.WORKER for node in await self.everybody()))
+
+
+def reader_count(nodes: Iterable[LiveNode], *, executor_count: int) -> int:
+    """How many share what may be asked of a bookie (rule S10): workers, repairs by hand, executors
+    of fsck, and the checks of whoever leads as one more."""
+    return sum(node.info.half is not Half.AUDITOR for node in nodes) + executor_count + 1
+
+
+async def live_nodes(
+    store: MetadataStore, ur: str, known: dict[str, LiveNode | None] | None = None
+) -> list[LiveNode]:
+    """The sessions that are registered now. ``known`` spares reading one's data twice."""
+    known = {} if known is None else known
+    names = await children_if_any(store, nodes_path(ur))
+    for gone in known.keys() - set(names):
+        del known[gone]
+    new = [name for name in names if name not in known]
+    # Side by side, so that the store can join them: N nodes that meet for the first time read N²
+    # data.
+    found = await asyncio.gather(*(_live_node(store, f"{nodes_path(ur)}/{name}") for name in new))
+    known.update(zip(new, found, strict=True))
+    return [node for name in names if (node := known[name]) is not None]
+
+
+async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:
+    """None when it has gone, or is a later release's, which says nothing to us, or ACLs shut it
+    away."""
+    try:
+        data, stat = await store.get(path)
+        info = NodeInfo.from_record(parse_record(data))
+    except (NoNodeError, CorruptionError, UnauthorizedError):
+        return None
+    return LiveNode(info=info, session_id=stat.ephemeral_owner)
+
+
+async def ensure(store: MetadataStore, path: str) -> None:
+    """Create a persistent znode, and its parents, unless it is there."""
+    with contextlib.suppress(NodeExistsError):
+        await store.create(path, with_parents=True)

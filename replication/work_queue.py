@@ -1,0 +1,433 @@
+"""The queue of marked ledgers: the tree shared with Java, bookmender's private tree, and one set of
+locks for both.
+
+A worker locks a marked ledger (``take``). It then deletes the marks, each at the version read
+before locking (``finish``, rule S6), or unlocks the ledger (``give_back``). One multi creates a
+lock at a version above 0, and it is only deleted at that version; Java's locks have version 0
+(``locks``).
+
+The private tree holds marks of ledgers that Java would find whole: ledgers of draining bookies,
+repairs made by hand, and damage where Java's workers do not look. A ledger marked in both trees has
+one lock. Znodes and payloads are those of BookKeeper's ZkLedgerUnderreplicationManager.
+
+The queue as a repair by hand sees it: the ledgers that somebody named, and no others.
+
+They are marked in our own tree, so that the nodes take them as well, under the same locks, and go
+on where the one who asked does not stay to see the end.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from ledgers.clock import Clock
+from ledgers.errors import (
+    BookmenderError,
+    ConflictError,
+    LockLostError,
+    NodeExistsError,
+    NoNodeError,
+    RejectedError,
+    UnauthorizedError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from ledgers.model import BookieId
+from ledgers.store import (
+    Check,
+    Delete,
+    Event,
+    MetadataStore,
+    MultiFailed,
+    Operation,
+    OperationResult,
+    SetData,
+)
+from ledgers.tasks import until_answered
+from replication import znodes
+from replication.locks import LedgerLock, QueuedLedger, Take
+from replication.marks import MarkTree, SeenMark, locked_ledger_ids, read_urgent
+from replication.nodes import Half, LiveNode, ensure, live_nodes
+from replication.orders import DisableSwitch, UnheededSwitch
+from replication.transactions import Batcher, WithdrawnError
+from replication.znodes import OPEN_UP, own_path, read_found_bad
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+OnApplied = Callable[[Sequence[OperationResult]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The ledger ids found by one look at the queue. Marks are read later (``Queue.read``)."""
+
+    free: frozenset[int]
+    """Ledgers that are probably marked and not locked. Of a long queue only a part."""
+    losses: frozenset[int]
+    """The subset that is marked in the shared tree."""
+    urgent: tuple[int, ...]
+    """Unlocked ledgers from the leader's note of the most endangered ones. Some may no longer be
+    marked."""
+    marked: frozenset[int] | None = None
+    """All ledgers that are probably marked, locked or not. None if the queue is too long to be
+    listed."""
+    is_queue_empty: bool = False
+    """True if no ledger is marked. The watches of ``Queue.first_marks`` report the next mark."""
+
+
+class Queue:
+    """The access of one node to the queue below ``ur`` (``<root>/underreplication``).
+
+    ``batcher`` sends the transactions and guards them by the session. ``holder`` is the text in the
+    locks.
+    """
+
+    def __init__(
+        self, store: MetadataStore, batcher: Batcher, ur: str, *, holder: str, clock: Clock
+    ) -> None:
+        self._store = store
+        self._batcher = batcher
+        self._clock = clock
+        self._ur = ur
+        self._lock_data = znodes.lock_to_bytes(holder)
+        self._shared, self._own = MarkTree(store, ur), MarkTree(store, own_path(ur))
+        self._known_nodes: dict[str, LiveNode | None] = {}
+        self.switch = DisableSwitch(store, ur, clock)
+
+    async def look(self, rng: random.Random) -> Look:
+        """List a bounded part of both trees and, unless they are empty, the locks."""
+        shared, own = await asyncio.gather(self._shared.look(rng), self._own.look(rng))
+        if self._shared.is_empty and self._own.is_empty:
+            nothing: frozenset[int] = frozenset()
+            return Look(
+                free=nothing, losses=nothing, urgent=(), marked=nothing, is_queue_empty=True
+            )
+        locked, urgent = await asyncio.gather(
+            locked_ledger_ids(self._store, self._ur), read_urgent(self._store, self._ur)
+        )
+        marked = shared | own
+        are_all = self._shared.is_listed_whole and self._own.is_listed_whole
+        return Look(
+            free=marked - locked,
+            losses=shared - locked,
+            urgent=tuple(i for i in urgent if i not in locked),
+            marked=marked if are_all else None,
+        )
+
+    def may_hold(self, ledger_id: int) -> bool:
+        """Return False if the last look shows that the ledger is not marked."""
+        return self._shared.may_hold(ledger_id) or self._own.may_hold(ledger_id)
+
+    async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
+        """Return the marked ones of these ledgers with their marks, in order."""
+        found = await asyncio.gather(*map(self._read_one, ledger_ids))
+        return [queued for queued in found if queued is not None]
+
+    async def take(self, queued: QueuedLedger) -> Take | None:
+        """Lock a ledger. Returns None if it is locked already, if a mark changed, or if
+        auto-recovery is disabled.
+
+        After a lost reply, asks until it is known whether the lock was created: the lock would last
+        as long as the session.
+        """
+        path = znodes.lock_path(self._ur, queued.ledger_id)
+        lock = LedgerLock.of(path, session_id=self._store.session_id)
+        operations: list[Operation] = [
+            *(seen.check for seen in queued.marks),
+            *lock.make(self._lock_data),
+        ]
+        try:
+            await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_take)
+        except WithdrawnError:
+            return None
+        except MultiFailed as failure:
+            is_of_lock = failure.index >= len(queued.marks)
+            if is_of_lock and isinstance(failure.cause, NoNodeError):
+                await self._restore_locks_directory()
+                return None
+            if isinstance(failure.cause, NodeExistsError | NoNodeError | ConflictError):
+                return None
+            raise failure.cause from failure
+        except UnavailableError:  # the lock may have been created
+            if not await self._answered(lambda: self._is_ours(lock)):
+                return None
+        return Take(queued=queued, lock=lock)
+
+    async def _restore_locks_directory(self) -> None:
+        """Create the directory of the locks again. An operator may have deleted it together with a
+        stuck lock."""
+        path = znodes.locks_path(self._ur)
+        log.warning("locks.directory_missing", path=path, next_step="it is created again")
+        await ensure(self._store, path)
+
+    async def found_bad(self, take: Take) -> frozenset[BookieId]:
+        """Return the bookies named by the marks whose copies a check or fsck found bad; all of them
+        if access is denied.
+
+        A worker checks only the first and the last entry of each copy, and would find such a ledger
+        whole.
+        """
+        try:
+            found = await read_found_bad(self._store, self._ur, take.ledger_id)
+        except UnauthorizedError as error:
+            log.warning(
+                "finding.shut_away",
+                ledger_id=take.ledger_id,
+                error=str(error),
+                next_step=OPEN_UP,
+            )
+            return take.queued.replicas
+        if found and not await self._are_as_read(take.queued.marks):
+            return found  # a newer mark may come with more findings
+        return take.queued.replicas & found
+
+    async def _are_as_read(self, marks: Sequence[SeenMark]) -> bool:
+        """Return True if the marks are the same znodes. A deleted and recreated mark has the same
+        version but another czxid."""
+        stats = await asyncio.gather(*(self._store.exists(seen.path) for seen in marks))
+        return all(
+            stat is not None and stat.czxid == seen.czxid
+            for seen, stat in zip(marks, stats, strict=True)
+        )
+
+    async def finish(
+        self,
+        take: Take,
+        extra: Sequence[Operation] = (),
+        *,
+        on_applied: OnApplied = lambda results: None,
+    ) -> bool:
+        """Delete the marks at their versions and the lock, with ``extra`` in the same multi.
+
+        ``extra``: the metadata write, and checks of the facts by which the ledger was found whole.
+        If a mark changed meanwhile, only ``extra`` and the deletion of unchanged marks are applied,
+        and False is returned; the changed mark and the lock stay. ``on_applied``: receives the
+        results of ``extra``.
+
+        If an operation of ``extra`` fails, raises its cause; if the lock is lost, LockLostError.
+        Nothing is applied then.
+        """
+        unmark = [
+            delete
+            for seen in take.queued.marks
+            for delete in (seen.delete, Delete(path=seen.directory))
+        ]
+        unlock = take.lock.delete
+        try:
+            results = await self._batcher.commit([*extra, *unmark, unlock])
+        except MultiFailed as failure:
+            if failure.index < len(extra):
+                raise failure.cause from failure
+            if failure.index == len(extra) + len(unmark) and isinstance(
+                failure.cause, NoNodeError | ConflictError
+            ):
+                raise LockLostError("our lock is gone", path=take.lock.path) from failure
+            return await self._finish_in_steps(take, extra, on_applied)
+        on_applied(results[: len(extra)])
+        return True
+
+    async def _finish_in_steps(
+        self, take: Take, extra: Sequence[Operation], on_applied: OnApplied
+    ) -> bool:
+        """Apply the parts one by one, after a mark changed or its directory could not be
+        deleted."""
+        if extra:
+            on_applied(await self.write(take, extra))
+        checks = [each for each in extra if isinstance(each, Check)]
+        unmarked = [await self._unmark(take, seen, checks) for seen in take.queued.marks]
+        if not all(unmarked):
+            return False
+        await self.give_back(take)
+        return True
+
+    async def _unmark(self, take: Take, seen: SeenMark, checks: Sequence[Check]) -> bool:
+        """Delete one mark. Returns False if it was written meanwhile, and so stays."""
+        try:
+            await self._batcher.commit([take.guard, *checks, seen.delete])
+        except MultiFailed as failure:
+            if failure.index == 0:
+                raise LockLostError("our lock is gone", path=take.lock.path) from failure
+            if failure.index <= len(checks):
+                raise failure.cause from failure
+            if isinstance(failure.cause, ConflictError):
+                return False
+            # NoNodeError: an operator or an earlier attempt has deleted the mark.
+            if not isinstance(failure.cause, NoNodeError):
+                raise failure.cause from failure
+        tree = self._own if self._own.owns(seen) else self._shared
+        await tree.delete_if_empty(seen.directory)
+        return True
+
+    async def unmark_loss(self, take: Take, checks: Sequence[Check]) -> bool:
+        """Delete the mark in the shared tree and keep the private one. Returns False if it was
+        written meanwhile.
+
+        ``checks``: part of the same multi. Raises the cause of a failed check.
+        """
+        return await self._unmark(take, take.queued.marks[0], checks)
+
+    async def renew_marks(self, take: Take) -> None:
+        """Write the marks unchanged, to raise their versions.
+
+        Workers that read the marks, and the waiting note with them, before this can then no longer
+        lock the ledger.
+        """
+        for seen in take.queued.marks:
+            await self._answered(partial(self._renew, take, seen), UnknownOutcomeError)
+
+    async def _renew(self, take: Take, seen: SeenMark) -> None:
+        with suppress(NoNodeError, ConflictError):  # its version is another already
+            data, _ = await self._store.get(seen.path)
+            await self.write(take, [SetData(path=seen.path, data=data, version=seen.version)])
+
+    async def write(self, take: Take, operations: Sequence[Operation]) -> list[OperationResult]:
+        """Apply all operations or none, guarded by the lock, and return their results.
+
+        Raises the cause of a failed operation, LockLostError if the lock is lost.
+        """
+        try:
+            results = await self._batcher.commit([take.guard, *operations])
+        except MultiFailed as failure:
+            if failure.index == 0:
+                raise LockLostError("our lock is gone", path=take.lock.path) from failure
+            raise failure.cause from failure
+        return results[1:]
+
+    def guards(self, take: Take) -> list[Check]:
+        """Return the checks for writes about the ledger: session and lock (rule S3)."""
+        return [*(guard.check for guard in self._batcher.guards), take.guard]
+
+    async def give_back(self, take: Take) -> None:
+        """Delete the lock if it still belongs to this session. The marks stay.
+
+        Another node may hold a lock with the same version, so the owner is compared as well, and
+        the batcher's guards prove the session. Retries until the lock is gone, because no other
+        node could lock the ledger. Raises only SessionLostError; if an ACL denies the deletion, the
+        lock stays and this is logged.
+        """
+        try:
+            await self._answered(lambda: self._unlock(take.lock))
+        except RejectedError as error:
+            log.error("lock.kept", ledger_id=take.ledger_id, error=str(error), next_step=OPEN_UP)
+
+    async def _unlock(self, lock: LedgerLock) -> None:
+        """Delete the lock. May be called repeatedly."""
+        if not await self._is_ours(lock):
+            return
+        with suppress(NoNodeError, ConflictError):
+            await self._batcher.apply(lock.delete)
+
+    async def is_marked(self, ledger_id: int) -> bool:
+        """Return True if the ledger is marked in one of the trees."""
+        return await self._shared.holds(ledger_id) or await self._own.holds(ledger_id)
+
+    async def is_finished(self, take: Take) -> bool:
+        """Return True if ``finish`` was applied although its reply was lost.
+
+        Raises LockLostError if the ledger is marked and the lock is lost.
+        """
+        if await self._is_ours(take.lock):
+            return False
+        stats = [await self._store.exists(seen.path) for seen in take.queued.marks]
+        if any(stats):
+            raise LockLostError("our lock is gone", path=take.lock.path)
+        return True
+
+    def first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
+        """Return watches for the first mark in an empty tree, and for reconnections.
+
+        A watch on every mark would wake all nodes at once. Further marks are found by polling.
+        """
+        return self._shared.watch(), self._own.watch()
+
+    @property
+    def session_id(self) -> int:
+        """Session id of this node's worker."""
+        return self._store.session_id
+
+    async def workers(self) -> frozenset[int]:
+        """Return the session ids of all workers that share the queue, including this one."""
+        nodes = await live_nodes(self._store, self._ur, self._known_nodes)
+        others = {node.session_id for node in nodes if node.info.half is Half.WORKER}
+        return frozenset({self.session_id, *others})
+
+    async def tidy(self) -> None:
+        """Delete empty directories that the last look found."""
+        await self._shared.tidy()
+        await self._own.tidy()
+
+    async def _read_one(self, ledger_id: int) -> QueuedLedger | None:
+        trees = [tree for tree in (self._shared, self._own) if tree.may_hold(ledger_id)]
+        if len(trees) == 1:  # nearly always; saves a task
+            found = [await trees[0].read(ledger_id)]
+        else:
+            found = await asyncio.gather(*(tree.read(ledger_id) for tree in trees))
+        marks = tuple(seen for seen in found if seen is not None)
+        if not marks:
+            return None
+        is_loss = any(map(self._shared.owns, marks))
+        return QueuedLedger(ledger_id=ledger_id, marks=marks, is_loss=is_loss)
+
+    async def _answered(
+        self, call: Callable[[], Awaitable[T]], errors: type[BookmenderError] = UnavailableError
+    ) -> T:
+        return await until_answered(
+            call, event="queue.unanswered", clock=self._clock, errors=errors
+        )
+
+    async def _is_ours(self, lock: LedgerLock) -> bool:
+        """Return True if the lock exists and belongs to this session. Works also after a lost
+        reply.
+
+        Syncs first: the connection may have moved to a server that does not know the lock yet.
+        """
+        await self._store.sync(lock.path)
+        stat = await self._store.exists(lock.path)
+        return (
+            stat is not None
+            and stat.ephemeral_owner == self._store.session_id
+            and stat.version == lock.version
+        )
+
+
+class GivenLedgers(Queue):
+    """A queue of these ledgers alone. All that are left are its worker's own share."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        batcher: Batcher,
+        ur: str,
+        *,
+        holder: str,
+        clock: Clock,
+        ledger_ids: Collection[int],
+    ) -> None:
+        super().__init__(store, batcher, ur, holder=holder, clock=clock)
+        self.switch = UnheededSwitch(store, ur, clock)
+        self._left = set(ledger_ids)
+        """Those that had a mark whenever they were looked at; before we began all of them had
+        one."""
+
+    async def look(self, rng: random.Random) -> Look:
+        """Without a list of marks, of which a look at a long queue tells but a part."""
+        free = frozenset(self._left - await locked_ledger_ids(self._store, self._ur))
+        return Look(free=free, losses=free, urgent=())
+
+    async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
+        wanted = list(ledger_ids)
+        found = await super().read(wanted)
+        self._left -= set(wanted).difference(queued.ledger_id for queued in found)
+        return found
+
+    async def workers(self) -> frozenset[int]:
+        """Whoever asked by hand leaves nothing to others, though they may be quicker."""
+        return frozenset({self.session_id})
