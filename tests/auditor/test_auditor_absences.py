@@ -280,7 +280,7 @@ async def test_a_leader_says_at_its_start_which_delay_is_in_force_and_whence(
     assert (line["source"], line["delay_s"]) == (source, delay_s)
 
 
-@pytest.mark.compat("G29", verdict="better", why="the watch outlives the znode")
+@pytest.mark.compat("G29", verdict="better", why="the watch stays when the znode is deleted")
 @in_virtual_time
 async def test_g29_a_delay_znode_that_is_deleted_and_made_anew_is_obeyed() -> None:
     cluster = await with_ledgers((B1, B2))

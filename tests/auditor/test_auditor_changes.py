@@ -55,7 +55,7 @@ async def test_a_ledger_that_is_made_on_a_bookie_that_is_lost_already_is_marked(
 @pytest.mark.compat(
     "AuditorPeriodicBookieCheckTest.testPeriodicBookieCheckInterval",
     verdict="better",
-    why="at once, when the ledger appears, and not at the next periodic check",
+    why="at once, when the ledger appears, instead of at the next periodic check",
 )
 @in_virtual_time
 async def test_a_ledger_that_names_a_bookie_nobody_ever_saw_is_marked_when_it_appears() -> None:

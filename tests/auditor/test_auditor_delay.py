@@ -116,7 +116,7 @@ async def test_a_bookie_that_is_back_within_the_delay_marks_nothing_and_begins_a
             marks=pytest.mark.compat(
                 "AuditorLedgerCheckerTest.testRescheduleOfDelayedAuditOfLostBookiesToStartLater",
                 verdict="better",
-                why="it counts from when the bookie went, and does not begin anew",
+                why="the delay counts from when the bookie became absent, and does not restart",
             ),
         ),
     ],
@@ -200,7 +200,7 @@ async def test_an_audit_that_is_triggered_while_nobody_is_away_makes_lost_marks_
 @pytest.mark.compat(
     "AuditorLedgerCheckerTest.testDelayedAuditWithMultipleBookieFailures",
     verdict="other",
-    why="each waits out its own delay, where Java audits at once when a second one goes",
+    why="each bookie has its own delay; Java audits at once when a second bookie is absent",
 )
 @in_virtual_time
 async def test_the_mark_of_a_ledger_on_two_that_go_one_after_the_other_names_both() -> None:

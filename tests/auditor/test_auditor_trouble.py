@@ -29,11 +29,11 @@ from tests.replication.nodes import ROOT, UR
 from tests.replication.overload import overload, overloaded
 
 
-@pytest.mark.compat("G3", verdict="better", why="it is due until it is done")
+@pytest.mark.compat("G3", verdict="better", why="a failed audit is repeated until it succeeds")
 @pytest.mark.compat(
     "AuditorBookieCheckTaskTest.testShutdownAuditBookiesException",
     verdict="better",
-    why="it is tried again, and nothing is shut down",
+    why="the audit is repeated, and nothing is shut down",
 )
 @in_virtual_time
 async def test_rule_s8_an_audit_that_fails_is_tried_again_until_it_has_marked() -> None:
@@ -56,7 +56,9 @@ async def test_rule_s8_an_audit_that_fails_is_tried_again_until_it_has_marked() 
         assert await until(cluster, is_marked) < 3 * RETRY_S
 
 
-@pytest.mark.compat("G4", verdict="better", why="it is told by id, and the others are marked")
+@pytest.mark.compat(
+    "G4", verdict="better", why="the ledger is reported by id, and all others are marked"
+)
 @in_virtual_time
 async def test_rule_s8_an_unreadable_ledger_keeps_no_other_from_being_marked() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))

@@ -81,7 +81,7 @@ def break_disk(cluster: Cluster) -> None:
         pytest.param(
             damage_last,
             "b2:3181 holds damaged entry 9",
-            marks=pytest.mark.compat("G12", verdict="better", why="digests are checked"),
+            marks=pytest.mark.compat("G12", verdict="better", why="digests are verified"),
             id="an entry is damaged",
         ),
         pytest.param(break_disk, "b2:3181 cannot read 2 of the entries 0 to 9", id="its disk is"),
@@ -164,7 +164,9 @@ async def test_a_share_reads_so_many_entries_of_each_copy_once() -> None:
     assert {(0, 0), (0, 99)} <= asked.keys()
 
 
-@pytest.mark.compat("G8", verdict="better", why="nobody has it, so the ledger is marked and told")
+@pytest.mark.compat(
+    "G8", verdict="better", why="no bookie has the entry, so the ledger is marked and reported"
+)
 @in_virtual_time
 async def test_the_only_entry_of_a_closed_ledger_that_nobody_has_is_found() -> None:
     cluster = await Cluster.start()
@@ -236,7 +238,7 @@ async def test_parts_smaller_than_the_cluster_add_up_to_all_of_it() -> None:
     assert await cluster.marked() == [29]
 
 
-@pytest.mark.compat("G5", verdict="better", why="it is counted, and the rest goes on")
+@pytest.mark.compat("G5", verdict="better", why="the ledger is counted, and the check continues")
 @in_virtual_time
 async def test_a_ledger_that_cannot_be_opened_is_counted_and_the_rest_goes_on() -> None:
     cluster = await five_ledgers()

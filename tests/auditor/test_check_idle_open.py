@@ -109,7 +109,7 @@ async def idle_ids(cluster: Cluster) -> list[int]:
 @pytest.mark.compat(
     "G35",
     verdict="better",
-    why="it is told of with its age, across changes of leader; closing it is left to an operator",
+    why="it is reported with its age, across changes of leader; an operator closes it",
 )
 @in_virtual_time
 async def test_a_ledger_that_gets_no_entry_for_so_long_is_told_of_and_left_as_it_is() -> None:

@@ -81,7 +81,7 @@ async def test_marks_that_stand_for_longer_are_told_open_ledgers_too(
 
 
 @pytest.mark.compat(
-    "G27", verdict="better", why="the znode's own age counts, whatever stands in it"
+    "G27", verdict="better", why="the age of the znode counts, whatever the mark says"
 )
 @in_virtual_time
 async def test_a_mark_whose_time_is_moved_by_a_later_loss_is_as_old_as_it_is() -> None:

@@ -88,7 +88,7 @@ PAUSES = [
                 "AuditorPeriodicCheckTest.testDelayBookieAuditOfPlacementPolicy",
                 "AuditorPeriodicCheckTest.testDelayBookieAuditOfReplicasCheck",
                 verdict="better",
-                why="a check that runs waits as well; Java's only does not begin",
+                why="a running check pauses too; Java only delays its start",
             ),
         ],
         id="a recovery delay runs",
@@ -119,7 +119,9 @@ async def test_nothing_is_looked_at_during_a_pause_and_everything_after_it(
     assert check.looked_at == list(range(10))
 
 
-@pytest.mark.compat("G6", verdict="better", why="it waits, and goes on where it was")
+@pytest.mark.compat(
+    "G6", verdict="better", why="the check pauses, and continues at the same position"
+)
 @pytest.mark.parametrize("pause", PAUSES)
 @in_virtual_time
 async def test_a_run_that_is_paused_goes_on_where_it_was_and_is_complete_only_then(

@@ -120,7 +120,7 @@ async def test_ledgers_in_different_racks_are_well_placed() -> None:
 @pytest.mark.compat(
     f"{CHECK}.testPlacementPolicyCheckWithLedgersNotAdheringToPlacementPolicy",
     verdict="better",
-    why="ledgers that are not closed are counted as well, apart",
+    why="ledgers that are not closed are counted too, separately",
 )
 @in_virtual_time
 async def test_ledgers_that_fail_are_counted_and_open_ones_apart() -> None:
@@ -186,7 +186,7 @@ async def test_without_a_source_of_racks_there_is_nothing_to_compare(
 @pytest.mark.compat(
     "G19",
     verdict="better",
-    why="a bookie that is down counts where it was; where nobody knows that, the verdict is unknown",
+    why="the last known rack of an absent bookie counts; without one the verdict is unknown",
 )
 @in_virtual_time
 async def test_a_bookie_that_is_down_makes_no_ledger_fail() -> None:
@@ -244,7 +244,7 @@ async def test_nothing_is_marked_where_nobody_wants_it() -> None:
 @pytest.mark.compat(
     f"{CHECK}.testPlacementPolicyCheckWithLedgersNotAdheringToPlacementPolicyAndMarkToUnderreplication",
     verdict="better",
-    why="in our own queue, where no Java worker unmarks it as whole or moves it by another policy",
+    why="in the private queue, so no Java worker unmarks the ledger or moves it by another policy",
 )
 @in_virtual_time
 async def test_where_it_is_wanted_just_the_closed_ledger_that_fails_is_marked() -> None:
@@ -262,7 +262,7 @@ async def test_where_it_is_wanted_just_the_closed_ledger_that_fails_is_marked() 
 @pytest.mark.compat(
     "G18",
     verdict="better",
-    why="a ledger that no bookie makes well placed is counted, and not marked",
+    why="a ledger whose placement no bookie improves is counted, but not marked",
 )
 @in_virtual_time
 async def test_where_no_bookie_is_in_a_better_place_nothing_is_marked() -> None:

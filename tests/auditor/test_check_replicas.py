@@ -84,7 +84,7 @@ async def test_a_bookie_that_cannot_be_asked_lacks_nothing(
             marks=pytest.mark.compat(
                 f"{JAVA}.testReplicasCheckForLedgersFoundHavingNoReplica",
                 verdict="better",
-                why="the ledger is marked as well",
+                why="the ledger is marked too",
             ),
             id="nobody has it",
         ),
@@ -94,7 +94,7 @@ async def test_a_bookie_that_cannot_be_asked_lacks_nothing(
             marks=pytest.mark.compat(
                 f"{JAVA}.testReplicasCheckForLedgersFoundHavingLessThanAQReplicasOfAnEntry",
                 verdict="better",
-                why="the ledger is marked as well",
+                why="the ledger is marked too",
             ),
             id="one of three has it",
         ),
@@ -104,13 +104,15 @@ async def test_a_bookie_that_cannot_be_asked_lacks_nothing(
             marks=pytest.mark.compat(
                 f"{JAVA}.testReplicasCheckForLedgersFoundHavingLessThanWQReplicasOfAnEntry",
                 verdict="better",
-                why="the ledger is marked as well",
+                why="the ledger is marked too",
             ),
             id="two of three have it",
         ),
     ],
 )
-@pytest.mark.compat("G7", verdict="better", why="counted over the whole run, and marked")
+@pytest.mark.compat(
+    "G7", verdict="better", why="counts cover the whole run, and ledgers are marked"
+)
 @by_both_means
 @in_virtual_time
 async def test_the_worst_entry_decides_and_the_ledger_is_marked(

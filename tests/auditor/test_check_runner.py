@@ -145,7 +145,7 @@ async def test_of_several_that_are_due_one_runs_at_a_time_the_longest_due_first(
     assert begun[1][1] - begun[0][1] >= 1.0, "the second waited for the first"
 
 
-@pytest.mark.compat("G34", verdict="better", why="the leader watches the time that is taken back")
+@pytest.mark.compat("G34", verdict="better", why="the leader watches the znode of the last run")
 @pytest.mark.parametrize("age_days", [21, None], ids=["taken back by 21 days", "deleted"])
 @pytest.mark.parametrize("interval_s", [HOUR_S, 30 * 24 * HOUR_S, 0])
 @in_virtual_time

@@ -203,7 +203,9 @@ async def test_rule_s9_a_leader_learns_that_its_vote_is_gone(is_expired: bool) -
     await ours.end()
 
 
-@pytest.mark.compat("G1", verdict="better", why="the vote is watched, and proven by each write")
+@pytest.mark.compat(
+    "G1", verdict="better", why="the leader watches its vote, and each write checks it"
+)
 @in_virtual_time
 async def test_g1_a_candidate_whose_vote_is_deleted_learns_that_at_once() -> None:
     cluster = await Cluster.start()

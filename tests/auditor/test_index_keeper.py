@@ -96,7 +96,7 @@ async def test_what_a_repair_does_to_marks_and_locks_costs_no_read() -> None:
 @pytest.mark.compat(
     "BookieLedgerIndexTest.testEnsembleReformation",
     verdict="better",
-    why="the change itself is told: nothing is read but this ledger",
+    why="a watch reports the change, and only this ledger is read",
 )
 @in_virtual_time
 async def test_after_a_change_of_ensemble_its_old_and_its_new_bookies_name_the_ledger() -> None:

@@ -27,7 +27,7 @@ LONG = 2**40
 @pytest.mark.compat(
     "G4",
     verdict="better",
-    why="it is told by id and counted, and every other ledger is known",
+    why="the ledger is reported by id and counted, and every other ledger is known",
 )
 @pytest.mark.parametrize("data", [b"rubbish", b""], ids=["rubbish", "half-written"])
 @in_virtual_time

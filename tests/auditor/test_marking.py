@@ -172,7 +172,7 @@ def forbid_writing(store: MemoryStore, path: str) -> None:
     "TestLedgerUnderreplicationManager.testManyFailuresInAnEnsemble",
     verdict="same",
 )
-@pytest.mark.compat("G27", verdict="better", why="the first time stays")
+@pytest.mark.compat("G27", verdict="better", why="the mark keeps its first time")
 @in_virtual_time
 async def test_a_mark_that_stands_is_extended_and_keeps_its_first_time() -> None:
     cluster = await Cluster.start()

@@ -62,7 +62,7 @@ def _copy(
 @pytest.mark.compat(
     "TestLedgerFragmentReplication.testReplicateLFShouldCopyFailedBookieFragmentsToTargetBookie",
     verdict="better",
-    why="byte for byte as they were written",
+    why="copies are byte-identical to what was written",
 )
 @pytest.mark.parametrize("digest_type", DigestType)
 def test_copied_entries_can_be_read_back(cluster: LocalCluster, digest_type: DigestType) -> None:

@@ -136,7 +136,9 @@ def test_leaders_that_are_killed_are_followed_by_one_each_and_do_not_take_the_le
     asyncio.run(run())
 
 
-@pytest.mark.compat("G1", verdict="better", why="the vote is watched, and proven by each write")
+@pytest.mark.compat(
+    "G1", verdict="better", why="the leader watches its vote, and each write checks it"
+)
 def test_g1_a_leader_whose_vote_is_deleted_by_hand_lets_another_lead_and_stands_again(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
@@ -157,7 +159,7 @@ def test_g1_a_leader_whose_vote_is_deleted_by_hand_lets_another_lead_and_stands_
 
 
 @pytest.mark.compat("AuditorBookieTest.testBookieClusterRestart", verdict="same")
-@pytest.mark.compat("G2", verdict="better", why="a session that is over ends no process")
+@pytest.mark.compat("G2", verdict="better", why="the end of a session does not end the process")
 def test_after_a_restart_of_zookeeper_and_of_all_nodes_but_one_there_is_one_leader(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:

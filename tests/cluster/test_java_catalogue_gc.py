@@ -96,7 +96,7 @@ async def assert_members_hold_all(on: Bench, ledgers: Iterable[Written]) -> None
 @pytest.mark.compat(
     "GcOverreplicatedLedgerTest.testGcOverreplicatedLedger",
     verdict="better",
-    why="a bookie that refuses because it has collected the ledger is passed over for that ledger",
+    why="a bookie that refuses adds after garbage collection is no target for that ledger",
 )
 @pytest.mark.compat("GcOverreplicatedLedgerTest.testNoGcOfLedger", verdict="same")
 def test_a_bookie_that_collected_a_ledger_refuses_it_and_another_one_takes_it(
@@ -130,7 +130,7 @@ def test_a_bookie_that_collected_a_ledger_refuses_it_and_another_one_takes_it(
 @pytest.mark.compat(
     "G16",
     verdict="better",
-    why="whoever orders a repair, a worker carries it out, under the ledger's lock",
+    why="every repair, by hand too, runs under the ledger's lock",
 )
 def test_a_copy_under_way_is_not_collected_because_its_ledger_is_locked(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path

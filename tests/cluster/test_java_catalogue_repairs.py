@@ -186,7 +186,7 @@ def test_two_workers_try_an_unreadable_ledger_seldom_and_at_once_when_its_bookie
 @pytest.mark.compat(
     "TestReplicationWorker.testRWShouldRetryUntilThereAreEnoughBksAvailableForReplication",
     verdict="better",
-    why="a bookie that joins is tried at once, and until then everybody can read the reason",
+    why="a new bookie is used at once; until then the reason is visible to every node",
 )
 @pytest.mark.compat(
     "TestAutoRecoveryAlongWithBookieServers.testAutoRecoveryAlongWithBookieServers",

@@ -198,7 +198,7 @@ def test_a_java_writer_changes_its_ensemble_while_we_repair_and_both_changes_las
     "TestFencing.testFencingInteractionWithBookieRecovery2",
     "ConcurrentV2RecoveryTest.testConcurrentOpen",
     verdict="better",
-    why="whoever loses the race takes over the outcome, instead of failing",
+    why="the loser of the race adopts the result of the winner instead of failing",
 )
 @pytest.mark.parametrize("is_fenced_first", [False, True], ids=["at once", "Java first"])
 def test_java_recovers_ledgers_that_we_repair_and_nothing_acknowledged_is_lost(

@@ -70,7 +70,7 @@ async def write_and_lose(on: Bench, point: Point) -> list[Written]:
 @pytest.mark.compat(
     "BookieAutoRecoveryTest.testStopWhileReplicationInProgress",
     verdict="better",
-    why="also by SIGKILL and SIGSTOP at each step, with no copy named that is not there",
+    why="also with SIGKILL and SIGSTOP at each step; the metadata never names a missing copy",
 )
 @pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
 def test_another_node_finishes_what_a_killed_one_began(

@@ -223,7 +223,7 @@ def test_a_writer_of_ours_is_fenced_by_java_and_loses_nothing_that_was_acknowled
 @pytest.mark.compat(
     "ConcurrentV2RecoveryTest.testConcurrentOpen",
     verdict="better",
-    why="whoever loses the race takes over the outcome, instead of failing",
+    why="the loser of the race adopts the result of the winner instead of failing",
 )
 @pytest.mark.compat(
     "ParallelLedgerRecoveryTest.testConcurrentRecovery1",

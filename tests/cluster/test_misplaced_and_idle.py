@@ -67,7 +67,7 @@ def test_copies_that_are_in_one_rack_are_moved_to_two(
 @pytest.mark.compat(
     "G35",
     verdict="better",
-    why="the leader tells of it, and an operator closes it: under its lock, at the last entry that was acknowledged",
+    why="the leader reports it, and an operator closes it under its lock, after the last acknowledged entry",
 )
 def test_a_ledger_whose_writer_is_gone_is_found_and_closed_by_hand(
     module_cluster: LocalCluster, tmp_path: Path

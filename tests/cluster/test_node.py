@@ -73,7 +73,7 @@ def nice_values(node: Child) -> set[int]:
 @pytest.mark.compat(
     "TestAutoRecoveryAlongWithBookieServers.testAutoRecoveryAlongWithBookieServers",
     verdict="other",
-    why="a process of its own beside the bookie, so that neither takes the other down",
+    why="bookmender is a separate process, so neither it nor the bookie stops the other",
 )
 def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
@@ -139,7 +139,7 @@ def repaired_by(node: Child, home: Path) -> list[int]:
 @pytest.mark.compat(
     "AutoRecoveryMainTest.testAutoRecoverySessionLoss",
     verdict="better",
-    why="each half goes on under a new session, in the same process",
+    why="each role continues with a new session, in the same process",
 )
 @pytest.mark.parametrize(
     ("session_timeout_s", "is_long"),

@@ -115,7 +115,7 @@ def test_the_page_shows_each_row_with_its_reasons_and_a_link_for_each_test() -> 
 
     shown = page([ANYWHERE], witnesses)
 
-    assert "1 rows: 0 the same, 1 better, 0 otherwise, on purpose. 1 are shown on real" in shown
+    assert "1 rows: 0 same, 1 better, 0 different on purpose. 1 are shown on real" in shown
     assert shown.splitlines()[-1] == (
         "| testOne | One \\| thing | **better**: sooner "
         "| ● [another](../tests/test_x.py)<br>[it works](../tests/test_x.py) |"

@@ -58,12 +58,12 @@ async def test_an_event_tells_which_write_it_is_of(world: World) -> None:
 @pytest.mark.compat(
     "SubTreeCacheTest.testNoUpdate",
     verdict="other",
-    why="no listings are kept: the tree has one lasting watch, and what is looked at is read",
+    why="no listings are cached; one persistent watch covers the tree, and data is read when needed",
 )
 @pytest.mark.compat(
     "SubTreeCacheTest.testNoNode",
     verdict="other",
-    why="a watch may stand before its tree does, and an empty queue is no error",
+    why="a watch may be set before its tree exists, and an empty queue is no error",
 )
 @on_loop
 async def test_a_watch_tells_of_its_znode_and_its_children_and_of_nothing_else(
@@ -101,7 +101,7 @@ async def test_a_watch_tells_of_its_znode_and_its_children_and_of_nothing_else(
     "SubTreeCacheTest.testSingleRemoval",
     "SubTreeCacheTest.testRemoveEmptyNode",
     verdict="better",
-    why="the event says which znode, and the watch goes on",
+    why="the event names the znode, and the watch stays",
 )
 @on_loop
 async def test_a_recursive_watch_tells_of_every_znode_below(world: World) -> None:

@@ -64,7 +64,7 @@ def test_what_speaks_against_closing(
 
 
 @pytest.mark.compat(
-    "G35", verdict="better", why="and an operator closes it with one command, under its lock"
+    "G35", verdict="better", why="an operator closes it with one command, under the ledger's lock"
 )
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 @in_virtual_time

@@ -37,7 +37,7 @@ STRANGER = BookieId("stranger:3181")
     "BookieDecommissionTest.testDecommissionForLedgersWithMultipleSegmentsAndNotWriteClosed",
     "BookieDecommissionTest.testDecommissionForEmptyLedgers",
     verdict="better",
-    why="it waits for nothing but the ledgers that name the bookie, says how many are left, and may be cut short and asked for again",
+    why="it waits only for ledgers that name the bookie, shows how many are left, and can be interrupted and repeated",
 )
 @in_virtual_time
 async def test_a_stopped_bookie_goes_once_its_ledgers_have_moved_whatever_the_delay() -> None:

@@ -182,7 +182,7 @@ async def test_the_first_choice_goes_by_racks_already() -> None:
 @pytest.mark.compat(
     "G19",
     verdict="better",
-    why="a bookie that is down counts where it was; where nobody knows that, the verdict is unknown",
+    why="the last known rack of an absent bookie counts; without one the verdict is unknown",
 )
 @in_virtual_time
 async def test_what_the_source_does_not_tell_of_a_bookie_that_is_away_the_leader_remembers() -> (

@@ -12,7 +12,7 @@ from tests.replication.nodes import UR
 @pytest.mark.compat(
     "AuditorLedgerCheckerTest.testDuplicateEnDisableAutoRecovery",
     verdict="other",
-    why="what is so already is no error: the command says so",
+    why="it is no error, and the command says so",
 )
 @in_virtual_time
 async def test_to_disable_or_enable_what_is_so_already_changes_nothing_and_says_so() -> None:

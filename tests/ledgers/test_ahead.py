@@ -50,7 +50,7 @@ def test_entries_come_in_order_whatever_order_they_arrive_in() -> None:
     "LedgerRecoveryTest.testBatchRecoverySize3",
     "LedgerRecoveryTest.testBatchRecoverySize13",
     verdict="better",
-    why="the number of reads under way grows by itself, up to a bound in bytes",
+    why="the number of reads in flight adapts, up to a bound in bytes",
 )
 def test_the_number_in_flight_grows_up_to_its_bound() -> None:
     async def scenario() -> None:

@@ -187,7 +187,7 @@ def test_a_batch_is_never_asked_to_be_larger_than_the_cap() -> None:
 @pytest.mark.compat(
     "G25",
     verdict="better",
-    why="each entry has an answer of its own, and a good batch without an entry is unknown",
+    why="each entry has its own answer; an entry that a successful batch lacks is unknown",
 )
 def test_a_good_batch_without_an_entry_proves_nothing() -> None:
     async def script(peer: Peer) -> None:

@@ -31,7 +31,7 @@ def batch_reply(
 @pytest.mark.compat(
     "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorkerBatchRead",
     verdict="better",
-    why="runs of entries are read in batches wherever a bookie knows them, without settings, and whatever E and W",
+    why="consecutive entries are read in batches from every bookie that supports them, without settings, for any E and W",
 )
 def test_runs_of_entries_are_copied_with_few_requests() -> None:
     async def act(scene: Scene) -> None:

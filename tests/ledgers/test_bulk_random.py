@@ -52,7 +52,7 @@ def _strike(bookie: FakeBookie, chance: random.Random) -> None:
 @pytest.mark.compat(
     "G22",
     verdict="better",
-    why="every answer has a deadline, and each entry asked for one end",
+    why="every request has a deadline, and each requested entry gets exactly one result",
 )
 @pytest.mark.compat("G23", verdict="better", why="one event loop owns all answers")
 @pytest.mark.parametrize("is_stormy", [False, True], ids=["calm", "stormy"])

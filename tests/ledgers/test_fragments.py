@@ -87,7 +87,7 @@ def test_the_last_fragment_of_an_unclosed_ledger_has_no_known_end(
 @pytest.mark.compat(
     "G9",
     verdict="better",
-    why="a fragment is the last one by its place in the metadata, not by its bookies",
+    why="the position in the metadata decides which fragment is the last, not its bookies",
 )
 @pytest.mark.parametrize(
     ("lac", "is_closed"),

@@ -56,7 +56,7 @@ def places(arrangement: str) -> tuple[str | None, ...]:
 @pytest.mark.compat(
     "G19",
     verdict="better",
-    why="where the place of a bookie decides, and nobody knows it, the check says so instead of 'fail'",
+    why="if the verdict depends on a bookie in an unknown place, the check says so instead of 'fail'",
 )
 def test_a_verdict_is_given_only_if_no_unknown_place_can_change_it(
     rule: Rule, arrangement: str, write_quorum: int, expected: Adherence

@@ -15,7 +15,7 @@ def _sizes(case: Case) -> dict[str, int]:
     return {"ensemble_size": case["ensemble_size"], "write_quorum": case["write_quorum"]}
 
 
-@pytest.mark.compat("G20", verdict="better", why="whole numbers have no size here")
+@pytest.mark.compat("G20", verdict="better", why="integers have no size limit here")
 @pytest.mark.parametrize("case", cases("write_sets"), ids=_name)
 def test_entries_go_where_java_writers_write_them(case: Case) -> None:
     found = [write_set(entry["entry_id"], **_sizes(case)) for entry in case["entries"]]

@@ -270,7 +270,7 @@ def test_only_an_open_ledger_changes_its_ensemble(state: LedgerState) -> None:
 @pytest.mark.compat(
     "MetadataUpdateLoopTest.testConflictOnLocalUpdate",
     verdict="other",
-    why="nobody keeps a copy of the metadata that others change: each decision reads its own",
+    why="metadata is not cached; each decision reads it again",
 )
 @pytest.mark.compat(
     "MetadataUpdateLoopTest.testNewestValueCannotBeUsedAfterReadBack",

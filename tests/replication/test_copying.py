@@ -148,7 +148,7 @@ async def test_former_members_are_left_alone_while_replicas_give_everything() ->
 @pytest.mark.compat(
     "TestLedgerFragmentReplication.testReplicateLFShouldReturnFalseIfTheReplicationFails",
     verdict="better",
-    why="another target is taken first",
+    why="another target is tried first",
 )
 @pytest.mark.parametrize("error", [FencedError, ReadOnlyError, UnavailableError])
 @in_virtual_time
@@ -178,7 +178,7 @@ async def test_a_copy_without_entries_is_complete_at_once() -> None:
 @pytest.mark.compat(
     "TestLedgerFragmentReplication.testSplitIntoSubFragmentsWithDifferentFragmentBoundaries",
     verdict="other",
-    why="parts are as long as a transfer may be, with a window in bytes, and follow one another without a pause",
+    why="parts are as long as a transfer allows, have a window in bytes, and follow without a pause",
 )
 @in_virtual_time
 async def test_a_long_copy_comes_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def test_tries_that_failed_alike_are_counted(reason: Reason, world: World, tries
 @pytest.mark.compat(
     "G13",
     verdict="better",
-    why="all nodes keep to one note for each ledger; success, a bookie that comes and a changed order begin the pauses anew",
+    why="all nodes follow one note per ledger; success, a new bookie or a changed order resets the backoff",
 )
 def test_success_begins_anew() -> None:
     deferrals = deferred()

@@ -43,7 +43,7 @@ async def test_g8_the_only_entry_of_a_closed_ledgers_last_segment_is_missed_when
     await assert_still_marked(cluster)
 
 
-@pytest.mark.compat("G9", verdict="better", why="which segment is the last is a matter of position")
+@pytest.mark.compat("G9", verdict="better", why="the position decides which segment is the last")
 @in_virtual_time
 async def test_g9_an_earlier_segment_on_the_last_ones_bookies_is_closed_all_the_same() -> None:
     same = (B1, B3, B4)
@@ -65,7 +65,7 @@ async def test_g9_an_earlier_segment_on_the_last_ones_bookies_is_closed_all_the_
     assert [f.is_closed for f in found] == [True, True, False]
 
 
-@pytest.mark.compat("G10", verdict="better", why="a read-only bookie is there")
+@pytest.mark.compat("G10", verdict="better", why="a read-only bookie counts as registered")
 @in_virtual_time
 async def test_g10_an_idle_writer_is_not_fenced_for_a_read_only_bookie() -> None:
     cluster = await Cluster.start()
@@ -80,7 +80,7 @@ async def test_g10_an_idle_writer_is_not_fenced_for_a_read_only_bookie() -> None
     assert (await cluster.manager.read(LEDGER)).version == 0
 
 
-@pytest.mark.compat("G11", verdict="better", why="what it lacks is written back to it")
+@pytest.mark.compat("G11", verdict="better", why="missing entries are written back to the bookie")
 @in_virtual_time
 async def test_g11_a_live_bookie_gets_its_entries_back_where_there_is_no_other() -> None:
     cluster = await Cluster.start(B1, B2, B3)
@@ -95,7 +95,7 @@ async def test_g11_a_live_bookie_gets_its_entries_back_where_there_is_no_other()
 
 
 @pytest.mark.compat(
-    "G12", verdict="better", why="digests are checked, of as many entries as is set"
+    "G12", verdict="better", why="digests of a configurable share of the entries are verified"
 )
 @in_virtual_time
 async def test_g12_damage_in_the_middle_is_found_by_a_check_of_every_entry() -> None:
@@ -110,7 +110,7 @@ async def test_g12_damage_in_the_middle_is_found_by_a_check_of_every_entry() -> 
     await cluster.assert_whole()
 
 
-@pytest.mark.compat("G17", verdict="better", why="by bookie index, of the segment as it is now")
+@pytest.mark.compat("G17", verdict="better", why="by bookie index, in the current segment")
 @in_virtual_time
 async def test_g17_a_bookie_is_replaced_where_it_was_judged_and_nowhere_else() -> None:
     cluster = await Cluster.start()
@@ -126,7 +126,7 @@ async def test_g17_a_bookie_is_replaced_where_it_was_judged_and_nowhere_else() -
     assert second == (B2, B3, B1)
 
 
-@pytest.mark.compat("G17", verdict="better", why="the round begins anew")
+@pytest.mark.compat("G17", verdict="better", why="the repair starts another round")
 @in_virtual_time
 async def test_g17_a_segment_that_has_gone_meanwhile_is_no_crash() -> None:
     cluster = await Cluster.start()
@@ -156,7 +156,7 @@ async def test_g17_a_segment_that_has_gone_meanwhile_is_no_crash() -> None:
     assert (await cluster.ensembles())[:2] == [(B5, B6, B7), (B5, B6, B7)]
 
 
-@pytest.mark.compat("G20", "G21", verdict="better", why="whole numbers have no size here")
+@pytest.mark.compat("G20", "G21", verdict="better", why="integers have no size limit here")
 def test_g20_and_g21_entries_of_two_to_the_31_and_beyond_are_asked_of_who_stores_them() -> None:
     ledger = closed_ledger((B1, B2, B3), last_entry_id=3 * HUGE)
 
@@ -169,7 +169,7 @@ def test_g20_and_g21_entries_of_two_to_the_31_and_beyond_are_asked_of_who_stores
     assert len(asked[B3][0]) == 2 * HUGE
 
 
-@pytest.mark.compat("G20", verdict="better", why="whole numbers have no size here")
+@pytest.mark.compat("G20", verdict="better", why="integers have no size limit here")
 @in_virtual_time
 async def test_g20_a_ledger_of_entries_beyond_two_to_the_31_is_repaired() -> None:
     start, last = HUGE - 4, HUGE + 5
@@ -195,7 +195,7 @@ async def test_g20_a_ledger_of_entries_beyond_two_to_the_31_is_repaired() -> Non
 
 
 @pytest.mark.compat(
-    "G22", verdict="better", why="every request has a time limit, and ends in an answer"
+    "G22", verdict="better", why="every request has a timeout and ends with a result"
 )
 @in_virtual_time
 async def test_g22_a_bookie_that_never_answers_holds_up_its_own_ledger_for_seconds() -> None:
@@ -209,7 +209,9 @@ async def test_g22_a_bookie_that_never_answers_holds_up_its_own_ledger_for_secon
     assert outcome.reason is Reason.NO_ANSWER
 
 
-@pytest.mark.compat("G23", verdict="better", why="answers are values, judged when all are in")
+@pytest.mark.compat(
+    "G23", verdict="better", why="answers are values, and are judged when all have arrived"
+)
 def test_g23_a_judgement_is_made_of_all_answers_at_once() -> None:
     found = fragments(LEDGER, closed_ledger((B1, B2, B3)))
 
@@ -218,7 +220,7 @@ def test_g23_a_judgement_is_made_of_all_answers_at_once() -> None:
     assert [f.verdict for f in findings] == [Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.LOST]
 
 
-@pytest.mark.compat("G25", verdict="better", why="every entry is accounted for by itself")
+@pytest.mark.compat("G25", verdict="better", why="each entry has its own result")
 @in_virtual_time
 async def test_g25_each_entry_that_a_source_did_not_give_is_had_from_another() -> None:
     cluster = await Cluster.start()
@@ -250,7 +252,7 @@ def copies(cluster: Cluster) -> list[tuple[Transfer, TransferResult]]:
 
 
 @pytest.mark.compat(
-    "G28", verdict="better", why="the least loaded first, this node's own among equals"
+    "G28", verdict="better", why="the least loaded bookie first; among equals the one on this host"
 )
 @in_virtual_time
 async def test_g28_what_one_ledger_needs_is_spread_over_the_bookies() -> None:

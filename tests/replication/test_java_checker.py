@@ -202,7 +202,7 @@ async def test_of_an_open_ledger_whose_writer_has_died_nothing_is_missing(ledger
 @pytest.mark.compat(
     "G8",
     verdict="better",
-    why="the metadata of a closed ledger says what there is: an entry that all its bookies deny is lost",
+    why="the metadata of a closed ledger says which entries exist; an entry that all its bookies deny is lost",
 )
 @pytest.mark.parametrize(
     ("ledger", "found"),

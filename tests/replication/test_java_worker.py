@@ -13,8 +13,8 @@ from tests.replication.repairs import repair
 @pytest.mark.compat(
     "BookieWriteLedgerTest.testReadLacNotSameWithMetadataLedgerReplication",
     verdict="better",
-    why="a writer begins a segment when all before it is acknowledged, whatever LAC is told: nobody "
-    "is fenced",
+    why="a new segment proves that all earlier entries are acknowledged, whatever LAC the bookies "
+    "report; no ledger is fenced",
 )
 @in_virtual_time
 async def test_before_an_empty_last_segment_whose_bookies_tell_an_old_lac_all_is_repaired_at_once() -> (

@@ -90,7 +90,7 @@ def metadata(state: LedgerState = LedgerState.OPEN) -> LedgerMetadata:
     )
 
 
-@pytest.mark.compat("G10", verdict="better", why="a read-only bookie is there")
+@pytest.mark.compat("G10", verdict="better", why="a read-only bookie counts as registered")
 @pytest.mark.parametrize(
     ("ledger", "available", "absent"),
     [

@@ -145,7 +145,9 @@ def test_rule_s11_a_bookie_that_refused_is_not_asked_again() -> None:
     assert repair.target == B6
 
 
-@pytest.mark.compat("G28", verdict="better", why="the least loaded first, and none that refused")
+@pytest.mark.compat(
+    "G28", verdict="better", why="the least loaded bookie first, and none that refused"
+)
 def test_the_least_loaded_bookie_is_taken_and_the_local_one_among_equals() -> None:
     loaded = targets_of((B4, B5, B6), loads={B4: 500, B5: 10, B6: 500})
     equal = targets_of((B4, B5, B6), local=B6)

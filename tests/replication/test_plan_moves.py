@@ -107,7 +107,7 @@ def test_while_a_copy_is_missing_only_that_one_is_seen_to() -> None:
 @pytest.mark.compat(
     "G18",
     verdict="better",
-    why="it waits, with the rule that leaves nobody, until a bookie comes; nothing is locked meanwhile",
+    why="the ledger waits, without a lock, until a new bookie registers; the reason names the placement rule",
 )
 def test_where_no_bookie_is_in_a_better_place_the_rule_is_told() -> None:
     made = plan((B1, B2), candidates=(B3,))

@@ -308,7 +308,7 @@ async def test_a_refusal_that_is_nobodys_lock_is_not_taken_for_one(
 @pytest.mark.compat(
     "TestLedgerUnderreplicationManager.testBasicInteraction",
     verdict="better",
-    why="the most endangered come first, and a race for one costs one request",
+    why="the most endangered ledgers come first, and a lost race costs one request",
 )
 @in_virtual_time
 async def test_two_nodes_after_the_same_ledgers_take_each_of_them_once() -> None:

@@ -201,7 +201,7 @@ async def test_a_ledger_given_back_can_be_taken_by_another_node() -> None:
 @pytest.mark.compat(
     "G15",
     verdict="better",
-    why="ours is deleted at the version at which only ours stand, together with a check of the session",
+    why="our lock is deleted at a version that only our locks have, together with a check of the session",
 )
 @in_virtual_time
 async def test_rule_s3_giving_back_never_deletes_another_nodes_lock() -> None:

@@ -36,7 +36,7 @@ from tests.replication.repairs import (
 @pytest.mark.compat(
     "TestReplicationWorker.testRWShouldReplicateFragmentsToTargetBookie",
     verdict="better",
-    why="only the entries that the lost index stored are copied, not the whole run",
+    why="only the entries that the lost bookie index stored are copied, not the whole fragment",
 )
 @in_virtual_time
 async def test_a_lost_bookie_is_replaced_by_one_that_got_just_its_entries() -> None:
@@ -79,7 +79,7 @@ async def test_everything_lost_is_written_in_one_compare_and_set() -> None:
 @pytest.mark.compat(
     "BookieAutoRecoveryTest.testClosedLedgers",
     verdict="better",
-    why="only the entries that the lost index stored are copied, not the whole run",
+    why="only the entries that the lost bookie index stored are copied, not the whole fragment",
 )
 @pytest.mark.parametrize(
     ("ensemble", "write_quorum", "lost"),
@@ -140,7 +140,7 @@ async def test_rule_s10_the_window_in_bytes_is_reckoned_with_the_entries_real_si
 @pytest.mark.compat(
     "BookKeeperAdminTest.testAreEntriesOfLedgerStoredInTheBookieForLastEmptySegment",
     verdict="other",
-    why="nothing is copied for it, and yet it is replaced: no metadata goes on naming a bookie that is gone",
+    why="nothing is copied, but the bookie is replaced, so no metadata names an absent bookie",
 )
 @in_virtual_time
 async def test_an_empty_fragment_at_the_end_is_taken_along() -> None:

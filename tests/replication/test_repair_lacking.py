@@ -25,7 +25,7 @@ from tests.replication.repairs import VERSION_1, assert_still_marked, repair
 @pytest.mark.compat(
     "G11",
     verdict="better",
-    why="a live bookie gets back just what it explicitly lacks, in place",
+    why="a registered bookie gets back exactly the entries that it explicitly lacks, in place",
 )
 @in_virtual_time
 async def test_rule_s15_a_live_bookie_gets_back_just_what_it_lacks() -> None:
@@ -81,7 +81,7 @@ async def test_a_bookie_that_acknowledges_and_keeps_nothing_is_replaced() -> Non
 @pytest.mark.compat(
     "G12",
     verdict="better",
-    why="every entry that is read is checked, and a damaged copy counts as missing",
+    why="the digest of every entry read is verified, and a damaged copy counts as missing",
 )
 @in_virtual_time
 async def test_rule_s7_a_damaged_copy_is_moved_and_never_copied_on() -> None:
@@ -202,7 +202,7 @@ async def test_what_is_known_is_repaired_though_another_bookie_does_not_answer()
 @pytest.mark.compat(
     "TestReplicationWorker.testBookiesNotAvailableScenarioForReplicationWorker",
     verdict="better",
-    why="a bookie that comes back ends the pause at once, and notes say which entries are missing",
+    why="the return of a bookie ends the backoff at once, and a note names the missing entries",
 )
 @pytest.mark.parametrize(
     ("gone", "said"),
@@ -257,7 +257,7 @@ async def test_rule_s15_an_entry_is_found_on_a_former_member() -> None:
 @pytest.mark.compat(
     "BookieRecoveryTest.testAsyncBookieRecoveryToRandomBookiesNotEnoughBookies",
     verdict="better",
-    why="it waits, with the reason for all to read",
+    why="the ledger waits, and every node can read the reason",
 )
 @in_virtual_time
 async def test_with_no_bookie_left_to_take_over_the_ledger_waits() -> None:
@@ -288,7 +288,7 @@ async def test_among_equals_the_local_bookie_is_the_target(local: BookieId) -> N
     "BookieRecoveryTest.testAsyncBookieRecoveryToSpecificBookie",
     "BookieRecoveryTest.testSyncBookieRecoveryToSpecificBookie",
     verdict="other",
-    why='where to is decided by the placement, or by target = "local"; no command names a target (Java ignores the one it is given)',
+    why='the placement policy, or target = "local", chooses the target; no command names one (Java ignores it)',
 )
 @pytest.mark.parametrize(
     ("local", "reason"),

@@ -91,7 +91,7 @@ async def test_a_target_that_fails_costs_the_ledger_nothing() -> None:
 @pytest.mark.compat(
     "G18",
     verdict="better",
-    why="it waits for a bookie in a better place, unlocked, and is looked at once an hour at most",
+    why="the ledger waits, without a lock, for a better bookie; it is inspected at most once an hour",
 )
 @in_virtual_time
 async def test_a_ledger_that_no_bookie_makes_well_placed_waits_until_one_comes() -> None:

@@ -68,7 +68,7 @@ async def test_rule_s3_a_target_that_lived_through_a_restart_is_sent_everything_
 @pytest.mark.compat(
     "G17",
     verdict="better",
-    why="by its index, and after any conflict the metadata is read and decided on anew",
+    why="by bookie index; after any conflict the metadata is read again and the repair is planned again",
 )
 @in_virtual_time
 async def test_rule_s2_what_another_repair_did_meanwhile_is_not_undone() -> None:
@@ -159,7 +159,7 @@ async def test_rule_s6_what_is_marked_again_meanwhile_is_repaired_and_stays_mark
 @pytest.mark.compat(
     "TestReplicationWorker.testRWShutDownInTheCaseOfZKOperationFailures",
     verdict="other",
-    why="a write whose outcome is unknown is looked up, and a ledger that went wrong is given back; only the end of the session ends the worker's run",
+    why="after a write with unknown outcome the state is read back, and a failed ledger is released; only the end of the session ends the worker's run",
 )
 @pytest.mark.parametrize("fault", StoreFault)
 @in_virtual_time

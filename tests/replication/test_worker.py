@@ -36,12 +36,12 @@ THREE = (B1, B2, B3)
 @pytest.mark.compat(
     "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorker",
     verdict="better",
-    why="many at once",
+    why="many concurrently",
 )
 @pytest.mark.compat(
     "TestReplicationWorker.testReplicationStats",
     verdict="other",
-    why="metrics of our own names, which count ledgers, entries and bytes",
+    why="metrics with names of our own count ledgers, entries and bytes",
 )
 @in_virtual_time
 async def test_every_marked_ledger_is_repaired_and_what_that_took_is_counted() -> None:
@@ -161,7 +161,7 @@ async def test_a_ledger_marked_again_during_its_repair_is_taken_again_at_once() 
 @pytest.mark.compat(
     "G14",
     verdict="better",
-    why="put-aside ledgers have pauses of their own, and a deleted one none",
+    why="each deferred ledger has its own backoff, and a deleted one has none",
 )
 @in_virtual_time
 async def test_a_ledger_in_its_grace_keeps_its_lock_and_holds_up_nobody() -> None:
@@ -244,7 +244,7 @@ async def test_a_ledger_that_cannot_be_repaired_is_put_aside_with_a_reason_for_a
 @pytest.mark.compat(
     "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker",
     verdict="other",
-    why="the lock is given back for the pause, which is 10 s to 5 min with jitter, by settings; one note for each ledger says why",
+    why="the lock is released during the backoff, which is configurable (10 s to 5 min, with jitter); one note per ledger says why",
 )
 @in_virtual_time
 async def test_it_is_tried_again_after_waits_that_double_up_to_their_bound() -> None:

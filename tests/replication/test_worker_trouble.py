@@ -106,7 +106,7 @@ async def test_what_is_ours_and_acls_shut_away_ends_no_session(path: str) -> Non
 @pytest.mark.compat(
     "TestLedgerUnderreplicationManager.testDisableLedegerReplication",
     verdict="other",
-    why="while disabled ours neither repairs nor marks; what was lost meanwhile is marked when it is enabled",
+    why="while disabled, bookmender neither repairs nor marks; it marks when it is enabled again",
 )
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testEnableLedgerReplication", verdict="same")
 @in_virtual_time
@@ -162,7 +162,7 @@ async def locked_count(cluster: Cluster, count: int) -> bool:
 @pytest.mark.compat(
     "G24",
     verdict="better",
-    why="an error that nobody expected costs one attempt of one ledger",
+    why="an unexpected error costs one attempt at one ledger",
 )
 @in_virtual_time
 async def test_a_repair_that_crashes_stops_no_other_and_its_ledger_is_given_back() -> None:
@@ -206,7 +206,7 @@ async def test_a_lock_that_is_lost_costs_nothing_but_that_attempt() -> None:
 @pytest.mark.compat(
     "TestReplicationWorker.testRWZKConnectionLostOnNonRecoverableZkError",
     verdict="better",
-    why="the half drops all it held and begins anew under a new session, in place",
+    why="the role drops its leases and continues with a new session, in the same process",
 )
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testLocking", verdict="same")
 @in_virtual_time
