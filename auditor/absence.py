@@ -120,7 +120,7 @@ UNSEEN_MAX_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copyless:
+class UnavailableLedgers:
     """Ledgers with entries whose every copy is on absent bookies.
 
     ``first``: the lowest of their ids. ``enough_for``: for each absent bookie that one of them
@@ -135,12 +135,12 @@ class Copyless:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAbsences:
-    """Absences as a leader recorded them. Times are wall-clock milliseconds; ``seen_ms``: when the
+    """AbsenceTracker as a leader recorded them. Times are wall-clock milliseconds; ``seen_ms``: when the
     leader last looked.
 
     ``naming``: by bookie absent for any reason, the number of ledgers that name it, for people;
     empty if an earlier release wrote the record. ``are_all_named``: True if every ledger was
-    counted. ``copyless``: the ledgers with entries whose every copy is on these bookies; None if
+    counted. ``unavailable``: the ledgers with entries whose every copy is on these bookies; None if
     they were not counted.
     """
 
@@ -148,7 +148,7 @@ class StoredAbsences:
     seen_ms: int = 0
     naming: Mapping[BookieId, int] = field(default_factory=dict)
     are_all_named: bool = False
-    copyless: Copyless | None = None
+    unavailable: UnavailableLedgers | None = None
     excused_ms: Mapping[BookieId, int] = field(default_factory=dict)
     """By bookie, until when it does not count as lost because it may return by itself after an
     outage (``outages``)."""
@@ -177,7 +177,7 @@ class StoredAbsences:
         wall_ms: int,
         naming: Mapping[BookieId, int] | None = None,
         are_all_named: bool = False,
-        copyless: Copyless | None = None,
+        unavailable: UnavailableLedgers | None = None,
         excused_until_s: Mapping[BookieId, float] | None = None,
     ) -> "StoredAbsences":
         def wall(at_s: float) -> int:
@@ -188,7 +188,7 @@ class StoredAbsences:
             seen_ms=wall_ms,
             naming=naming or {},
             are_all_named=are_all_named,
-            copyless=copyless,
+            unavailable=unavailable,
             excused_ms={b: wall(until_s) for b, until_s in (excused_until_s or {}).items()},
         )
 

@@ -15,17 +15,17 @@ import structlog
 
 from auditor.absence import (
     NO_OUTAGE,
-    Copyless,
     Outage,
     Outages,
     StoredAbsences,
+    UnavailableLedgers,
     excused_until_s,
     lost_bookies,
     next_loss_s,
     still_absent,
 )
 from auditor.findings import Cause, Why, read_causes, updated_causes
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.records import Records, read_absences
 from auditor.underreplication import Missing
 from ledgers.clock import Clock
@@ -53,15 +53,15 @@ class _Counts:
 
     naming: Mapping[BookieId, int] = field(default_factory=dict)
     are_all_named: bool = False
-    copyless: Copyless | None = None
+    unavailable: UnavailableLedgers | None = None
 
     def tell_first(self, before: Self) -> bool:
         """True if these counts know what ``before`` left open: then they are written at once."""
-        is_known = self.copyless is not None and before.copyless is None
+        is_known = self.unavailable is not None and before.unavailable is None
         return is_known or (self.are_all_named and not before.are_all_named)
 
 
-class Absences:
+class AbsenceTracker:
     """The absent bookies, as one leadership knows them. Call ``resume`` first. Times are monotonic
     seconds."""
 
@@ -118,16 +118,16 @@ class Absences:
         self._on_purpose = frozenset(view.orders.maintenance.keys() - view.available)
         self._was_seen.set()
 
-    def named_since_s(self, keeper: IndexKeeper) -> Mapping[BookieId, float]:
+    def named_since_s(self, updater: LedgerMapUpdater) -> Mapping[BookieId, float]:
         """Return the part of ``since_s`` that ledgers name; all of it until every ledger was read,
         or if ACLs deny access to some.
 
         A leftover cookie of a machine that was replaced long ago must not cause a safety hold.
         Monotonic seconds.
         """
-        if not keeper.completed_count or keeper.refusal is not None:
+        if not updater.completed_count or updater.refusal is not None:
             return self.since_s
-        named = keeper.index.bookies
+        named = updater.ledger_map.bookies
         return {bookie: since_s for bookie, since_s in self.since_s.items() if bookie in named}
 
     def overrule(self) -> None:
@@ -169,13 +169,13 @@ class Absences:
         self,
         records: Records,
         naming_count: Callable[[BookieId], int],
-        copyless: Callable[[Collection[BookieId]], Copyless | None],
+        unavailable: Callable[[Collection[BookieId]], UnavailableLedgers | None],
     ) -> None:
         """Write the record when it changes, and regularly while bookies are absent, until
         cancelled.
 
         Runs beside the audits, however long they take. ``naming_count``: returns how many ledgers
-        are known to name a bookie. ``copyless``: returns the ledgers with entries whose every copy
+        are known to name a bookie. ``unavailable``: returns the ledgers with entries whose every copy
         is on these bookies; None while they are being counted. Raises SessionLostError or
         LeadershipLostError.
         """
@@ -185,7 +185,7 @@ class Absences:
                 away = self.away
                 naming = {bookie: naming_count(bookie) for bookie in away}
                 await self._note(
-                    records, away, _Counts(naming, self._are_all_named, copyless(away))
+                    records, away, _Counts(naming, self._are_all_named, unavailable(away))
                 )
             except UnavailableError as error:
                 self._write_due_s = self._clock.now_s() + RETRY_S
@@ -214,7 +214,7 @@ class Absences:
                 wall_ms=self._clock.wall_ms(),
                 naming=counts.naming,
                 are_all_named=counts.are_all_named,
-                copyless=counts.copyless,
+                unavailable=counts.unavailable,
                 excused_until_s=excused_s,
             )
         )
@@ -223,7 +223,7 @@ class Absences:
         self._write_due_s = now_s + WRITE_S if away else math.inf
 
 
-class CauseNotes:
+class MarkCauses:
     """Why ledgers are marked, by bookie. Call ``resume`` first."""
 
     def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
@@ -252,7 +252,7 @@ class CauseNotes:
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         current = {
             bookie: Cause(why=Why.REBORN, since_ms=now_ms)
-            for bookie, birth in missing.reborn.items()
+            for bookie, birth in missing.reformatted.items()
             if birth.was_known
         }
         for bookie, since_s in missing.lost_since_s.items():

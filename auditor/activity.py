@@ -24,7 +24,7 @@ from collections.abc import Set as AbstractSet
 
 import structlog
 
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.records import Records
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -34,7 +34,7 @@ from ledgers.reading import LastEntry, last_entry_of
 from ledgers.store import MetadataStore
 from replication.client_activity import WRITTEN_EVERY_S, ClientActivity
 from replication.cluster import ViewSource
-from replication.nodes import Half, LiveNode, live_nodes
+from replication.nodes import LiveNode, Role, live_nodes
 from replication.znodes import locks_path, own_path
 
 log = structlog.get_logger()
@@ -174,21 +174,21 @@ class ActivityWatch:
         *,
         store: MetadataStore,
         ur: str,
-        keeper: IndexKeeper,
+        updater: LedgerMapUpdater,
         views: ViewSource,
         bookies: Bookies,
         records: Records,
         clock: Clock,
     ) -> None:
         self._store, self._ur = store, ur
-        self._keeper, self._views, self._bookies = keeper, views, bookies
+        self._updater, self._views, self._bookies = updater, views, bookies
         self._records, self._clock = records, clock
         self._nodes: dict[str, LiveNode | None] = {}
         self._lock_count = 0
         self._worker_count = 1
         self._entry_bytes = ENTRY_BYTES_AT_FIRST
         self._opened_count: int | None = None
-        """``LedgerIndex.opened_count`` at the last look; None before the first."""
+        """``LedgerMap.opened_count`` at the last look; None before the first."""
         self._available = views.current.available
         self._last_reason_s = clock.now_s()
         """When ledgers were last copied or a bookie was lost. Leadership begins as if a bookie had
@@ -220,7 +220,7 @@ class ActivityWatch:
         said_s = counted_s = self._clock.now_s()
         while self._is_expected():
             began_s = self._clock.now_s()
-            if self._keeper.is_complete:
+            if self._updater.is_complete:
                 await self._look(growth)
             if began_s - counted_s >= LOCKS_INTERVAL_S:
                 await self._count()
@@ -237,11 +237,11 @@ class ActivityWatch:
             await self._clock.sleep(max(0.0, LOOK_INTERVAL_S - (self._clock.now_s() - began_s)))
 
     async def _look(self, growth: GrowthOfLedgers) -> None:
-        index, open_ids = self._keeper.index, self._keeper.index.open_ids
+        ledger_map, open_ids = self._updater.ledger_map, self._updater.ledger_map.open_ids
         now_s = self._clock.now_s()
         count_max = max(1, min(READS_PER_LOOK, BYTES_PER_LOOK // self._entry_bytes))
-        opened_count = index.opened_count
-        new_ids = [] if self._opened_count is None else index.opened_since(self._opened_count)
+        opened_count = ledger_map.opened_count
+        new_ids = [] if self._opened_count is None else ledger_map.opened_since(self._opened_count)
         self._opened_count = opened_count
         wanted = growth.begin(open_ids, new_ids, count_max=count_max, now_s=now_s)
         ensembles = {ledger_id: self._ensemble(ledger_id) for ledger_id in wanted}
@@ -255,7 +255,7 @@ class ActivityWatch:
             self._entry_bytes = max(1, sum(weights) // len(weights))
 
     def _ensemble(self, ledger_id: int) -> Sequence[BookieId]:
-        indexed = self._keeper.index.get(ledger_id)
+        indexed = self._updater.ledger_map.get(ledger_id)
         return () if indexed is None else indexed.ensembles[-1]
 
     async def _last(self, ledger_id: int, ensemble: Sequence[BookieId]) -> LastEntry | None:
@@ -286,7 +286,7 @@ class ActivityWatch:
             log.debug("activity.count_failed", error=str(error))
             return
         self._lock_count = sum(stat.child_count for stat in stats if stat is not None)
-        self._worker_count = sum(node.info.half is Half.WORKER for node in nodes)
+        self._worker_count = sum(node.info.role is Role.WORKER for node in nodes)
 
     async def _say(self, found: ClientActivity, said: ClientActivity | None) -> None:
         if said is None or (found.active, found.quiet) != (said.active, said.quiet):

@@ -18,13 +18,18 @@ from dataclasses import dataclass
 import structlog
 
 from auditor.absence import Outages, RecoveryDelay
-from auditor.absence_tracker import Absences, CauseNotes
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.absence_tracker import AbsenceTracker, MarkCauses
+from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.marker import LossMarks, Marked, Marker, Relisting
 from auditor.records import AuditRecord, Records, read_identities
 from auditor.safety_hold import Holds
 from auditor.settings import AuditorSettings
-from auditor.underreplication import CopylessCounter, LossCause, Missing, reborn_bookies
+from auditor.underreplication import (
+    LossCause,
+    Missing,
+    UnavailableLedgerCounter,
+    reformatted_bookies,
+)
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
@@ -52,9 +57,9 @@ class _Done:
     causes: frozenset[LossCause] = frozenset()
     """Losses (``Missing.causes``) whose ledgers have been marked."""
     completed_count: int = -1
-    """``IndexKeeper.completed_count`` at the last complete audit; -1 if an audit is due."""
+    """``LedgerMapUpdater.completed_count`` at the last complete audit; -1 if an audit is due."""
     seen_count: int = 0
-    """``IndexKeeper.completed_count`` since which marks are remembered."""
+    """``LedgerMapUpdater.completed_count`` since which marks are remembered."""
     check_due_s: float = 0.0
 
 
@@ -66,7 +71,7 @@ class Auditor:
         *,
         store: MetadataStore,
         ur: str,
-        keeper: IndexKeeper,
+        updater: LedgerMapUpdater,
         views: ViewSource,
         marker: Marker,
         records: Records,
@@ -76,14 +81,14 @@ class Auditor:
         outages: Outages | None = None,
         standstill_max_s: float = STANDSTILL_MAX_S,
     ) -> None:
-        """The caller runs ``keeper``. ``holds``: consulted before anything is marked.
+        """The caller runs ``updater``. ``holds``: consulted before anything is marked.
 
         ``standstill_max_s``: how long a worker may be paused and still keep its session. What such
         a worker writes when it resumes relies on the bookies as they were before.
         """
         self._store = store
         self._ur = ur
-        self._keeper = keeper
+        self._updater = updater
         self._views = views
         self._records = records
         self._holds = holds
@@ -93,13 +98,15 @@ class Auditor:
         self._delay = RecoveryDelay(
             store, ur, default_s=settings.lost_bookie_recovery_delay_s, clock=clock
         )
-        self._marks = LossMarks(keeper.index, marker)
+        self._marks = LossMarks(updater.ledger_map, marker)
         self._relisting = Relisting(
-            store, ur, self._marks, clock, keeper=keeper, on_gone=self._mark_again
+            store, ur, self._marks, clock, updater=updater, on_gone=self._mark_again
         )
-        self._absences = Absences(store, ur, clock, outages)
-        self._copyless = CopylessCounter(keeper, clock, on_count=self._absences.note_soon)
-        self._causes = CauseNotes(store, ur, clock)
+        self._absences = AbsenceTracker(store, ur, clock, outages)
+        self._unavailable = UnavailableLedgerCounter(
+            updater, clock, on_count=self._absences.note_soon
+        )
+        self._causes = MarkCauses(store, ur, clock)
         self._gone: set[int] = set()
         """Ledgers whose marks disappeared and must be written again."""
         self._done = _Done()
@@ -127,18 +134,18 @@ class Auditor:
     async def run(self) -> None:
         """Audit until cancelled. Raises SessionLostError or LeadershipLostError."""
         await until_answered(self._prepare, event="audit.delayed", clock=self._clock)
-        keeper = self._keeper
+        updater = self._updater
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(wake_on(self._views.changes(), self._wake))
             tasks.create_task(self._wake_on_ledgers())
             tasks.create_task(self._wake_on_delay())
             # What happened while auto-recovery was disabled is handled when it is enabled again.
             tasks.create_task(wake_on(self._switch.watch(), self._wake))
-            tasks.create_task(self._copyless.run())
+            tasks.create_task(self._unavailable.run())
             tasks.create_task(self._relisting.run())
             tasks.create_task(
                 self._absences.keep_noted(
-                    self._records, keeper.index.naming_count, self._copyless.of
+                    self._records, updater.ledger_map.naming_count, self._unavailable.of
                 )
             )
             while True:
@@ -178,7 +185,7 @@ class Auditor:
             self._absences.overrule()
         self._is_held = await self._holds.keep(
             view,
-            self._absences.named_since_s(self._keeper),
+            self._absences.named_since_s(self._updater),
             lost_since_s=self._causes.lost_since_s(),
         )
         missing = self._missing(view)
@@ -194,9 +201,11 @@ class Auditor:
     # --- Missing bookies --------------------------------------------------------------------------
 
     def _see(self, view: ClusterView) -> None:
-        keeper = self._keeper
-        self._absences.see(view, named=keeper.index.bookies, are_all_named=keeper.is_complete)
-        self._copyless.see(self._absences.away)
+        updater = self._updater
+        self._absences.see(
+            view, named=updater.ledger_map.bookies, are_all_named=updater.is_complete
+        )
+        self._unavailable.see(self._absences.away)
         for bookie, cookie in view.cookies.items():
             if cookie.czxid != UNTOLD_CZXID:
                 self._first_seen.setdefault(bookie, cookie.czxid)
@@ -208,7 +217,7 @@ class Auditor:
             return Missing()
         return Missing(
             lost_since_s=self._absences.lost_since_s(delay_s=self._delay.current.delay_s),
-            reborn=reborn_bookies(
+            reformatted=reformatted_bookies(
                 view.cookies,
                 self._identities,
                 first_seen=self._first_seen,
@@ -226,7 +235,7 @@ class Auditor:
 
     async def _mark(self, missing: Missing) -> None:
         """Mark all ledgers of missing bookies, or only those that changed."""
-        touched = self._gone.union(self._keeper.take_touched())
+        touched = self._gone.union(self._updater.take_touched())
         self._gone.clear()
         is_due = self._is_due(missing)
         if not is_due and not (touched and missing.bookies):
@@ -243,7 +252,7 @@ class Auditor:
         """True if all ledgers of missing bookies must be inspected, not only the changed ones."""
         return (
             not missing.causes <= self._done.causes
-            or self._keeper.completed_count != self._done.completed_count
+            or self._updater.completed_count != self._done.completed_count
             or self._is_check_due()
         )
 
@@ -253,8 +262,8 @@ class Auditor:
     async def _audit(self, missing: Missing) -> None:
         """Mark all ledgers of missing bookies. Raises UnavailableError if that could not be
         completed; the audit is still due then."""
-        started_s, completed_count = self._clock.now_s(), self._keeper.completed_count
-        is_complete = self._keeper.is_complete
+        started_s, completed_count = self._clock.now_s(), self._updater.completed_count
+        is_complete = self._updater.is_complete
         if self._is_check_due():
             # Set before the audit: a request during this audit then leads to another one.
             self._done.check_due_s = started_s + self._settings.bookie_check_interval_s
@@ -321,15 +330,15 @@ class Auditor:
         Until the time is over, ledgers that start to name the bookie are therefore marked too. A
         new leader starts the time again.
         """
-        is_done = self._done.completed_count == self._keeper.completed_count
-        if not (missing.reborn and is_done and self._keeper.is_complete):
+        is_done = self._done.completed_count == self._updater.completed_count
+        if not (missing.reformatted and is_done and self._updater.is_complete):
             return
         now_s = self._clock.now_s()
         self._settling = {
             (bookie, birth.czxid): self._settling.get(
                 (bookie, birth.czxid), now_s + self._standstill_max_s if birth.was_known else now_s
             )
-            for bookie, birth in missing.reborn.items()
+            for bookie, birth in missing.reformatted.items()
         }
         settled = {b: czxid for (b, czxid), until_s in self._settling.items() if now_s >= until_s}
         if settled:
@@ -342,18 +351,18 @@ class Auditor:
         ``_identities`` changes only after the write, so the next audit repeats a failed one.
         Bookies that are gone for good are dropped: they have no cookie, and no ledger names them.
         """
-        kept = self._views.current.cookies.keys() | self._keeper.index.bookies
+        kept = self._views.current.cookies.keys() | self._updater.ledger_map.bookies
         known = (self._identities | settled).items()
         identities = {bookie: czxid for bookie, czxid in known if bookie in kept}
         await self._records.write_identities(identities)
         self._identities = identities
 
     async def _tell(self, marked: Marked, *, started_s: float, is_complete: bool) -> None:
-        index = self._keeper.index
+        ledger_map = self._updater.ledger_map
         log.info(
             "audit.finished",
-            ledger_count=len(index),
-            unreadable_count=len(index.unreadable),
+            ledger_count=len(ledger_map),
+            unreadable_count=len(ledger_map.unreadable),
             endangered_count=marked.endangered_count,
             mark_count=marked.mark_count,
             is_index_complete=is_complete,
@@ -363,10 +372,10 @@ class Auditor:
             await self._records.write_audit(
                 AuditRecord(
                     finished_ms=self._clock.wall_ms(),
-                    ledger_count=len(index),
+                    ledger_count=len(ledger_map),
                     mark_count=marked.mark_count,
-                    unreadable_count=len(index.unreadable),
-                    unreadable=tuple(sorted(index.unreadable)),
+                    unreadable_count=len(ledger_map.unreadable),
+                    unreadable=tuple(sorted(ledger_map.unreadable)),
                 )
             )
 
@@ -392,10 +401,10 @@ class Auditor:
         )
 
     async def _wake_on_ledgers(self) -> None:
-        seen = self._keeper.change_count
+        seen = self._updater.change_count
         while True:
-            await self._keeper.wait_change(seen)
-            seen = self._keeper.change_count
+            await self._updater.wait_change(seen)
+            seen = self._updater.change_count
             self._wake.set()
             await self._clock.sleep(CHANGES_PAUSE_S)
 

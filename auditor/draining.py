@@ -1,4 +1,4 @@
-"""Draining: the leader marks the ledgers that name a draining bookie, in our own queue.
+"""Draining: the leader marks the ledgers that name a draining bookie, in our private queue.
 
 Their copies are all there, so that a Java worker would find the ledgers whole and take the marks
 away: they never go into the shared queue (rule S16). Workers of ours count a draining member as
@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 import structlog
 from prometheus_client import Gauge
 
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.marker import MARKS, Marker
 from auditor.records import DrainProgress, DrainRecord, Records, last_drains
 from auditor.scan import may_be_named
-from auditor.underreplication import Endangered, endangered, most_endangered_first
+from auditor.underreplication import UnderreplicatedLedger, fewest_copies_first, underreplicated
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.manager import LedgerManager
@@ -58,7 +58,7 @@ class _Listed:
 
     orders: Mapping[BookieId, DrainOrder]
     marked: set[int]
-    """In our own queue, those made since included."""
+    """In our private queue, those made since included."""
     unreadable: frozenset[int]
     doubtful: Mapping[BookieId, Sequence[int]] = field(default_factory=dict)
     """Per draining bookie, the ledgers that cannot be read and may name it."""
@@ -66,7 +66,7 @@ class _Listed:
 
 
 class Drainer:
-    """The leader's. ``marker`` marks in the own queue. ``run`` ends by cancellation or with the
+    """The leader's. ``marker`` marks in the private queue. ``run`` ends by cancellation or with the
     session."""
 
     def __init__(
@@ -75,17 +75,17 @@ class Drainer:
         store: MetadataStore,
         ur: str,
         manager: LedgerManager,
-        keeper: IndexKeeper,
+        updater: LedgerMapUpdater,
         views: ViewSource,
         marker: Marker,
         records: Records,
         clock: Clock,
     ) -> None:
-        """``keeper`` is run by somebody else."""
+        """``updater`` is run by somebody else."""
         self._store = store
         self._ur = ur
         self._manager = manager
-        self._keeper = keeper
+        self._updater = updater
         self._views = views
         self._marker = marker
         self._records = records
@@ -124,14 +124,14 @@ class Drainer:
         named = self._named(orders)
         await self._mark(sorted(named.keys() - listed.marked), orders, listed)
         await self._tell(named, self._current_progress(named, listed, await self._told()))
-        look_s = LOOK_S if self._keeper.is_complete else LOOK_SOON_S
+        look_s = LOOK_S if self._updater.is_complete else LOOK_SOON_S
         return look_s + len(named) / LOOKED_AT_PER_S
 
     def _named(self, orders: Collection[BookieId]) -> dict[int, list[BookieId]]:
         """The ledgers that name draining bookies, and which."""
         named: dict[int, list[BookieId]] = {}
         for bookie in orders:
-            for ledger_id in self._keeper.index.naming(bookie):
+            for ledger_id in self._updater.ledger_map.naming(bookie):
                 named.setdefault(ledger_id, []).append(bookie)
         return named
 
@@ -142,7 +142,7 @@ class Drainer:
         that did not know of the order yet. Such a ledger is marked again, but not in a hot loop.
         """
         last, now_s = self._listed, self._clock.now_s()
-        unreadable = self._keeper.index.unreadable
+        unreadable = self._updater.ledger_map.unreadable
         if (
             last is not None
             and last.orders == orders
@@ -164,12 +164,12 @@ class Drainer:
     async def _mark(
         self, ledger_ids: Sequence[int], orders: Mapping[BookieId, DrainOrder], listed: _Listed
     ) -> None:
-        new = [each for i in ledger_ids if (each := self._endangered(i, orders)) is not None]
+        new = [each for i in ledger_ids if (each := self._underreplicated(i, orders)) is not None]
         if not new:
             return
         began_s = self._clock.now_s()
         since = {bookie: float(order.since_ms) for bookie, order in orders.items()}
-        count = await self._marker.mark_all(most_endangered_first(new, since))
+        count = await self._marker.mark_all(fewest_copies_first(new, since))
         MARKS.labels(cause="drained").inc(count)
         listed.marked.update(each.ledger_id for each in new)
         log.info(
@@ -179,9 +179,11 @@ class Drainer:
             duration_s=round(self._clock.now_s() - began_s, 3),
         )
 
-    def _endangered(self, ledger_id: int, orders: Collection[BookieId]) -> Endangered | None:
-        ledger = self._keeper.index.get(ledger_id)
-        return None if ledger is None else endangered(ledger, orders)
+    def _underreplicated(
+        self, ledger_id: int, orders: Collection[BookieId]
+    ) -> UnderreplicatedLedger | None:
+        ledger = self._updater.ledger_map.get(ledger_id)
+        return None if ledger is None else underreplicated(ledger, orders)
 
     # --- What is told ------------------------------------------------------------------------------
 
@@ -199,8 +201,8 @@ class Drainer:
                 log.info("drain.finished", bookie=bookie, ledger_count=now.ledgers_most)
         await self._records.write_drains(
             DrainRecord(
-                scanned_ms=self._clock.wall_ms() if self._keeper.is_complete else 0,
-                unreadable_count=len(self._keeper.index.unreadable) if progress else 0,
+                scanned_ms=self._clock.wall_ms() if self._updater.is_complete else 0,
+                unreadable_count=len(self._updater.ledger_map.unreadable) if progress else 0,
                 bookies=progress,
             )
         )
@@ -219,7 +221,7 @@ class Drainer:
         told: Mapping[BookieId, DrainProgress],
     ) -> dict[BookieId, DrainProgress]:
         """While the index is being built the orders of before are told of as they were."""
-        if not self._keeper.is_complete:
+        if not self._updater.is_complete:
             return {bookie: told[bookie] for bookie in listed.orders if bookie in told}
         left = Counter(bookie for bookies in named.values() for bookie in bookies)
         return {

@@ -191,7 +191,7 @@ class Findings:
             with suppress(NoNodeError, ConflictError):
                 await self._batcher.apply(Delete(path=path, version=stat.version))
         except UnauthorizedError as error:
-            log.warning("finding.shut_away", ledger_id=ledger_id, error=str(error))
+            log.warning("finding.access_denied", ledger_id=ledger_id, error=str(error))
         return None
 
     async def _is_marked(self, ledger_id: int) -> bool:
@@ -219,7 +219,7 @@ async def read_findings(
         try:
             return await read_record(store, findings_path(ur, ledger_id), Finding.from_record)
         except UnauthorizedError as error:
-            log.warning("finding.shut_away", ledger_id=ledger_id, error=str(error))
+            log.warning("finding.access_denied", ledger_id=ledger_id, error=str(error))
             return None
 
     findings = await gather_in_parts(read, wanted, at_once=READS_AT_ONCE)
@@ -246,7 +246,7 @@ class Why(enum.Enum):
     """Stored, and shown by commands: never change a value."""
 
     LOST = "lost"
-    REBORN = "reborn"
+    REBORN = "reformatted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +335,7 @@ def causes_path(ur: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkReason:
-    """One of them. ``cause``: lost, reborn, drained, hand, unknown, or the name of a check.
+    """One of them. ``cause``: lost, reformatted, drained, hand, unknown, or the name of a check.
 
     ``bookie``: None where the mark is not about a single one. ``since_ms``: wall-clock; None:
     unknown. ``detail`` is a part of a sentence for an operator; it may be empty.
@@ -373,7 +373,7 @@ class MarkReasons:
         )
 
     def of(self, ledger_id: int, mark: Mark | None, *, is_own: bool) -> list[MarkReason]:
-        """``mark``: None where it cannot be read. ``is_own``: it stands in our own queue."""
+        """``mark``: None where it cannot be read. ``is_own``: it stands in our private queue."""
         finding = self.findings.get(ledger_id)
         found = [] if finding is None else _reasons_of(finding)
         told = {reason.bookie for reason in found}

@@ -1,6 +1,6 @@
 """Bookie -> ledgers, and of each ledger what decides how endangered it is.
 
-Values only: ``keeper`` feeds it. A write of metadata that is older than what is known changes
+Values only: ``updater`` feeds it. A write of metadata that is older than what is known changes
 nothing, so that reads may come back in any order.
 
 A ledger weighs about 90 bytes (three bookies, one segment): it is a row of a ``LedgerBlock``, which
@@ -255,7 +255,7 @@ BLOCK_MAX = 1024
 """Ledgers in one block: putting a new one moves at most so many."""
 
 
-class IndexedLedger(Struct, frozen=True, kw_only=True):
+class MappedLedger(Struct, frozen=True, kw_only=True):
     """What is kept of one ledger. ``ensembles``: of its segments, in order."""
 
     ledger_id: int
@@ -270,7 +270,7 @@ class IndexedLedger(Struct, frozen=True, kw_only=True):
     mzxid: int
 
     @classmethod
-    def of(cls, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> "IndexedLedger":
+    def of(cls, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> "MappedLedger":
         return cls(
             ledger_id=ledger_id,
             state=metadata.state,
@@ -297,7 +297,7 @@ OPENED_MAX = 1_000
 """Ledgers remembered as recently opened."""
 
 
-class LedgerIndex:
+class LedgerMap:
     """All ledgers. A ledger whose metadata cannot be read is in ``unreadable``, and in nothing
     else."""
 
@@ -383,7 +383,7 @@ class LedgerIndex:
         place = self._find(ledger_id)
         return place is not None and self._mzxid(ledger_id, place) >= mzxid
 
-    def get(self, ledger_id: int) -> IndexedLedger | None:
+    def get(self, ledger_id: int) -> MappedLedger | None:
         """None when there is no such ledger, or it is unreadable."""
         place = self._find(ledger_id)
         if place is None:
@@ -393,7 +393,7 @@ class LedgerIndex:
             row.words[0]
         ]
         names = tuple([self._bookies.values[number] for number in row.words[1:]])
-        return IndexedLedger(
+        return MappedLedger(
             ledger_id=ledger_id,
             state=state,
             write_quorum=write_quorum,

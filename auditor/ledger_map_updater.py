@@ -38,7 +38,7 @@ from typing import Any, Self, TypeVar
 import structlog
 from prometheus_client import Gauge
 
-from auditor.ledger_map import LedgerIndex
+from auditor.ledger_map import LedgerMap
 from ledgers.clock import Clock
 from ledgers.codec.layout import Layout
 from ledgers.codec.metadata import parse_metadata
@@ -60,7 +60,7 @@ KEPT_MAX = 1_000
 index."""
 
 
-class OwnWrites:
+class RecentWrites:
     """For any thread."""
 
     def __init__(self) -> None:
@@ -130,11 +130,11 @@ READS_AT_ONCE = 500
 """In one part; it blocks the loop for some milliseconds when it has come."""
 
 
-class IndexReader:
-    """Feeds ``index``. One loop's."""
+class LedgerMapReader:
+    """Feeds ``ledger_map``. One loop's."""
 
-    def __init__(self, store: MetadataStore, manager: LedgerManager, index: LedgerIndex) -> None:
-        self._store, self._manager, self._index = store, manager, index
+    def __init__(self, store: MetadataStore, manager: LedgerManager, ledger_map: LedgerMap) -> None:
+        self._store, self._manager, self._ledger_map = store, manager, ledger_map
         self._reading = asyncio.Lock()
 
     async def read(self, ledger_ids: Sequence[int]) -> list[int]:
@@ -165,18 +165,18 @@ class IndexReader:
 
     def _apply(self, ledger_id: int, found: tuple[bytes, Stat | None] | None) -> bool:
         if found is None:
-            return self._index.remove(ledger_id)
+            return self._ledger_map.remove(ledger_id)
         data, stat = found
         if stat is None:
-            return self._index.put_unreadable(ledger_id, None)
-        if self._index.is_known(
+            return self._ledger_map.put_unreadable(ledger_id, None)
+        if self._ledger_map.is_known(
             ledger_id, mzxid=stat.mzxid
         ):  # nearly always, when all are read again
             return False
         try:
-            return self._index.put(ledger_id, parse_metadata(data), stat)
+            return self._ledger_map.put(ledger_id, parse_metadata(data), stat)
         except CorruptionError:
-            return self._index.put_unreadable(ledger_id, stat)
+            return self._ledger_map.put_unreadable(ledger_id, stat)
 
 
 class TreeScan:
@@ -186,13 +186,18 @@ class TreeScan:
         self,
         store: MetadataStore,
         manager: LedgerManager,
-        reader: IndexReader,
-        index: LedgerIndex,
+        reader: LedgerMapReader,
+        ledger_map: LedgerMap,
         *,
         tree: str,
         on_stray: OnStray,
     ) -> None:
-        self._store, self._manager, self._reader, self._index = store, manager, reader, index
+        self._store, self._manager, self._reader, self._ledger_map = (
+            store,
+            manager,
+            reader,
+            ledger_map,
+        )
         self._tree, self._on_stray = tree, on_stray
         self._unlisted: list[int] = []
         """Ledgers that the index knows, and the walk passed by."""
@@ -234,7 +239,7 @@ class TreeScan:
 
     def _note_unlisted(self, first: int, stop: int, listed: Sequence[int]) -> None:
         """``listed``: all that are in this range of ids. The walk goes through them in order."""
-        known = self._index.ids_in(first, stop)
+        known = self._ledger_map.ids_in(first, stop)
         if known:
             self._unlisted += sorted(set(known).difference(listed))
 
@@ -265,8 +270,8 @@ READ_FAILED = (UnavailableError, UnauthorizedError)
 T = TypeVar("T")
 
 
-class IndexKeeper(Changing):
-    """``index`` is what it keeps; it changes with it, and with every completed scan.
+class LedgerMapUpdater(Changing):
+    """``ledger_map`` is what it keeps; it changes with it, and with every completed scan.
 
     ``run`` ends by cancellation or with the session.
     """
@@ -278,17 +283,17 @@ class IndexKeeper(Changing):
         manager: LedgerManager,
         clock: Clock,
         rescan_interval_s: float,
-        own_writes: OwnWrites | None = None,
+        recent_writes: RecentWrites | None = None,
     ) -> None:
         """``rescan_interval_s``: between two scans where the server does not tell what changed.
-        ``own_writes``: of whoever writes metadata beside this, if anybody does."""
+        ``recent_writes``: of whoever writes metadata beside this, if anybody does."""
         super().__init__()
         self._store = store
         self._manager = manager
         self._clock = clock
         self._rescan_interval_s = rescan_interval_s
-        self._own_writes = own_writes or OwnWrites()
-        self.index = LedgerIndex()
+        self._recent_writes = recent_writes or RecentWrites()
+        self.ledger_map = LedgerMap()
         self.completed_count = 0
         """Grows when all of the index is to be looked at: all that can be read was read, or more
         was touched than is remembered. 0 means that the index is still being built."""
@@ -296,7 +301,7 @@ class IndexKeeper(Changing):
         """Why no scan can be completed: what ACLs shut away. It is tried again, and again."""
         self.progress: ScanProgress | None = None
         """Of the scan that is under way."""
-        self._reader = IndexReader(store, manager, self.index)
+        self._reader = LedgerMapReader(store, manager, self.ledger_map)
         self._trees: set[str] = set()
         self._unwatched: set[str] = set()
         """Trees whose watch does not stand yet: nothing there is to be read before it does."""
@@ -329,7 +334,7 @@ class IndexKeeper(Changing):
 
     async def run(self) -> None:
         """Raises SessionLostError when that is over."""
-        self._own_writes.forget()
+        self._recent_writes.forget()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_root(tasks))
             tasks.create_task(self._scan_what_is_due())
@@ -387,7 +392,7 @@ class IndexKeeper(Changing):
         if self._is_told:
             self._is_told = False
             log.warning(
-                "index.untold",
+                "ledger_map.untold",
                 error="ZooKeeper before 3.6 does not tell which ledgers change",
                 rescan_interval_s=self._rescan_interval_s,
             )
@@ -417,7 +422,7 @@ class IndexKeeper(Changing):
             try:
                 await self._retrying(self._scan_trees, "all metadata", errors=UnavailableError)
             except UnauthorizedError as error:
-                if len(self.index) and not is_second_try:
+                if len(self.ledger_map) and not is_second_try:
                     self._count_scan()  # what can be read was read: whoever is named there is to be seen to
                 is_second_try = await self._wait_opened(error)
             else:
@@ -427,7 +432,7 @@ class IndexKeeper(Changing):
         """All else of the tree was read, which is dear: it is due again when something else is
         (False), or after a while."""
         retry_s = UNREADABLE_AGAIN_S if self._is_told else self._rescan_interval_s
-        log.warning("index.shut_away", error=str(error), retry_s=retry_s)
+        log.warning("ledger_map.access_denied", error=str(error), retry_s=retry_s)
         self._has_due.clear()
         is_woken = await wait_woken(self._has_due, timeout_s=retry_s)
         if not (is_woken or self._is_told):
@@ -450,7 +455,7 @@ class IndexKeeper(Changing):
             self._has_due.clear()
             return  # whichever of them is first would be counted as all of them
         self.progress = progress = ScanProgress(
-            expected_count=len(self.index), started_s=self._clock.now_s()
+            expected_count=len(self.ledger_map), started_s=self._clock.now_s()
         )
         strays: list[str] = []
         shut: list[tuple[str, UnauthorizedError]] = []
@@ -484,32 +489,32 @@ class IndexKeeper(Changing):
             self._store,
             self._manager,
             self._reader,
-            self.index,
+            self.ledger_map,
             tree=tree,
             on_stray=strays.append,
         )
         async for read_count, changed in scan.run():
             self._tell(changed)
             if progress.add(read_count, now_s=self._clock.now_s()):
-                log.info("index.progress", **progress.fields(self._clock.now_s()))
+                log.info("ledger_map.progress", **progress.fields(self._clock.now_s()))
 
     def _report(self, progress: ScanProgress, strays: list[str]) -> None:
-        unreadable = sorted(self.index.unreadable)
+        unreadable = sorted(self.ledger_map.unreadable)
         log.info(
-            "index.built",
+            "ledger_map.built",
             unreadable_count=len(unreadable),
             stray_count=len(strays),
             **progress.fields(self._clock.now_s()),
         )
         if unreadable:
             log.error(
-                "index.unreadable_ledgers",
+                "ledger_map.unreadable_ledgers",
                 count=len(unreadable),
                 ledger_ids=unreadable[:LOGGED_MAX],
                 next_step="bookmender ledger show ID says what is wrong with one",
             )
         if strays:
-            log.warning("index.stray_znodes", count=len(strays), paths=strays[:LOGGED_MAX])
+            log.warning("ledger_map.stray_znodes", count=len(strays), paths=strays[:LOGGED_MAX])
 
     # --- Single ledgers ----------------------------------------------------------------------------
 
@@ -536,10 +541,10 @@ class IndexKeeper(Changing):
         """What this node wrote; the others are to be read, unless they were since they changed."""
         changed, unread = [], []
         for ledger_id, zxid in stale:
-            if written := self._own_writes.take(ledger_id, zxid):
-                if self.index.put(ledger_id, written.metadata, written.stat):
+            if written := self._recent_writes.take(ledger_id, zxid):
+                if self.ledger_map.put(ledger_id, written.metadata, written.stat):
                     changed.append(ledger_id)
-            elif zxid == UNTOLD or not self.index.is_known(ledger_id, mzxid=zxid):
+            elif zxid == UNTOLD or not self.ledger_map.is_known(ledger_id, mzxid=zxid):
                 unread.append(ledger_id)
         if changed:
             self._tell(changed)
@@ -548,8 +553,8 @@ class IndexKeeper(Changing):
     async def _try_unreadable_again(self) -> None:
         while True:
             await self._clock.sleep(UNREADABLE_AGAIN_S)
-            if self.index.unreadable:
-                self._stale |= dict.fromkeys(self.index.unreadable, UNTOLD)
+            if self.ledger_map.unreadable:
+                self._stale |= dict.fromkeys(self.ledger_map.unreadable, UNTOLD)
                 self._has_stale.set()
 
     async def _retrying(
@@ -587,8 +592,8 @@ class IndexKeeper(Changing):
         if len(self._touched) > TOUCHED_MAX:
             self._touched.clear()
             self.completed_count += 1
-        LEDGERS.set(len(self.index))
-        UNREADABLE.set(self.index.unreadable_count)
+        LEDGERS.set(len(self.ledger_map))
+        UNREADABLE.set(self.ledger_map.unreadable_count)
         self._tell_change()
 
 
@@ -600,7 +605,7 @@ SESSION_MAX = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexNote:
+class LedgerMapRecord:
     """``session_id``: whose index it is. ``written_ms``: wall clock. ``read_count``: by the scan
     under way, of about ``expected_count``; 0: unknown."""
 
@@ -629,32 +634,32 @@ class IndexNote:
         )
 
 
-async def read_index_note(store: MetadataStore, ur: str) -> IndexNote | None:
+async def read_ledger_map_record(store: MetadataStore, ur: str) -> LedgerMapRecord | None:
     """None when there is none, or a later release tells of it in another way."""
-    return await read_record(store, index_note_path(ur), IndexNote.from_record)
+    return await read_record(store, ledger_map_path(ur), LedgerMapRecord.from_record)
 
 
-def index_note_path(ur: str) -> str:
+def ledger_map_path(ur: str) -> str:
     return f"{own_path(ur)}/index"
 
 
-class IndexTeller:
+class LedgerMapReporter:
     """Writes the note when the index is complete, when it is not any more, and now and then
     between."""
 
     def __init__(
         self,
-        keeper: IndexKeeper,
-        write: Callable[[IndexNote], Awaitable[None]],
+        updater: LedgerMapUpdater,
+        write: Callable[[LedgerMapRecord], Awaitable[None]],
         *,
         session_id: int,
         clock: Clock,
     ) -> None:
-        self._keeper = keeper
+        self._updater = updater
         self._write = write
         self._session_id = session_id
         self._clock = clock
-        self._written: IndexNote | None = None
+        self._written: LedgerMapRecord | None = None
 
     async def run(self) -> None:
         """Until cancelled. Raises SessionLostError or LeadershipLostError."""
@@ -664,7 +669,7 @@ class IndexTeller:
             except (
                 UnavailableError
             ) as error:  # it is a help, no more: the next write tells all of it
-                log.warning("index.note_unwritten", error=str(error))
+                log.warning("ledger_map.note_unwritten", error=str(error))
             await self._clock.sleep(LOOK_S)
 
     async def run_once(self) -> None:
@@ -674,19 +679,19 @@ class IndexTeller:
             await self._write(note)
             self._written = note
 
-    def _note(self) -> IndexNote:
-        keeper, progress = self._keeper, self._keeper.progress
-        return IndexNote(
+    def _note(self) -> LedgerMapRecord:
+        updater, progress = self._updater, self._updater.progress
+        return LedgerMapRecord(
             session_id=self._session_id,
             written_ms=self._clock.wall_ms(),
-            is_complete=keeper.is_complete,
-            ledger_count=len(keeper.index),
-            unreadable_count=keeper.index.unreadable_count,
+            is_complete=updater.is_complete,
+            ledger_count=len(updater.ledger_map),
+            unreadable_count=updater.ledger_map.unreadable_count,
             read_count=progress.read_count if progress else 0,
             expected_count=progress.expected_count if progress else 0,
         )
 
-    def _is_news(self, note: IndexNote) -> bool:
+    def _is_news(self, note: LedgerMapRecord) -> bool:
         before = self._written
         if before is None or before.is_complete != note.is_complete:
             return True

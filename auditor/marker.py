@@ -22,9 +22,9 @@ repair is seen in the index a moment later than in the queue) is marked again. E
 the same losses: where Java's workers see it otherwise every time, the two shall not wear each other
 out.
 
-What stands in our own queue alone, where Java's workers do not look.
+What stands in our private queue alone, where Java's workers do not look.
 
-Damage that they would find whole, as a check or fsck found it (``java_sight``), is told from what
+Damage that they would find whole, as a check or fsck found it (``java_visibility``), is told from what
 operators ordered: ledgers of draining bookies, and repairs by hand, that may well be whole.
 """
 
@@ -41,9 +41,9 @@ import structlog
 from prometheus_client import Counter
 
 from auditor.findings import read_findings
-from auditor.ledger_map import LedgerIndex
-from auditor.ledger_map_updater import IndexKeeper
-from auditor.underreplication import DangerQueue, Endangered, Missing, Sight
+from auditor.ledger_map import LedgerMap
+from auditor.ledger_map_updater import LedgerMapUpdater
+from auditor.underreplication import MarkQueue, Missing, Sight, UnderreplicatedLedger
 from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
@@ -81,15 +81,17 @@ TRIES_MAX = 10
 class MarkSource(Protocol):
     """Ledgers to be marked, one after the other."""
 
-    async def take(self, count_max: int) -> Sequence[Endangered]:
+    async def take(self, count_max: int) -> Sequence[UnderreplicatedLedger]:
         """The next ones, at least one; none when there are no more."""
         ...
 
-    def is_renewed(self, ledger: Endangered) -> bool:
+    def is_renewed(self, ledger: UnderreplicatedLedger) -> bool:
         """As in ``Marker.mark``."""
         ...
 
-    def done(self, ledgers: Sequence[Endangered], *, new: Sequence[Endangered]) -> None:
+    def done(
+        self, ledgers: Sequence[UnderreplicatedLedger], *, new: Sequence[UnderreplicatedLedger]
+    ) -> None:
         """Of a ``take``: their marks stand now. ``new``: those whose marks are, or grew."""
         ...
 
@@ -108,7 +110,7 @@ class Marker:
         self._ensured_count = 0
         """How often that was done."""
 
-    async def mark_all(self, ledgers: Sequence[Endangered]) -> int:
+    async def mark_all(self, ledgers: Sequence[UnderreplicatedLedger]) -> int:
         """Mark in order, but for the few multis that are under way together; returns how many marks
         were new or grew.
         """
@@ -135,7 +137,7 @@ class Marker:
             except (ConflictError, NoNodeError, NodeExistsError, UnknownOutcomeError):
                 continue  # a worker, or Java's auditor, changed it meanwhile: look again
             except UnauthorizedError as error:  # only this one's ledger is in doubt
-                log.error("mark.shut_away", ledger_id=ledger_id, error=str(error))
+                log.error("mark.access_denied", ledger_id=ledger_id, error=str(error))
                 return False
         raise UnavailableError("the mark keeps changing under our hands", ledger_id=ledger_id)
 
@@ -156,8 +158,8 @@ class Marker:
         return count
 
     async def _mark_each(
-        self, ledgers: Sequence[Endangered], source: MarkSource
-    ) -> Sequence[Endangered]:
+        self, ledgers: Sequence[UnderreplicatedLedger], source: MarkSource
+    ) -> Sequence[UnderreplicatedLedger]:
         """Those whose marks are new, or grew."""
         changed = await asyncio.gather(
             *(
@@ -167,7 +169,7 @@ class Marker:
         )
         return [each for each, is_new in zip(ledgers, changed, strict=True) if is_new]
 
-    async def _create_all(self, ledgers: Sequence[Endangered]) -> bool:
+    async def _create_all(self, ledgers: Sequence[UnderreplicatedLedger]) -> bool:
         """Whether they were all marked, in one multi; if not, none was, or nobody knows."""
         ctime_ms = self._clock.wall_ms()
         creations: list[Operation] = []
@@ -195,7 +197,9 @@ class Marker:
                 return True
         return False
 
-    async def _ensure_parents(self, ledgers: Sequence[Endangered], *, unless_since: int) -> None:
+    async def _ensure_parents(
+        self, ledgers: Sequence[UnderreplicatedLedger], *, unless_since: int
+    ) -> None:
         """The three upper directories, shared by up to 65,536 ledgers each.
 
         ``unless_since``: as ``_ensured_count`` was when they lacked; what somebody made since may
@@ -272,16 +276,18 @@ class BothQueues:
 class _Listed:
     """A source that is a list."""
 
-    def __init__(self, ledgers: Iterator[Endangered]) -> None:
+    def __init__(self, ledgers: Iterator[UnderreplicatedLedger]) -> None:
         self._ledgers = ledgers
 
-    async def take(self, count_max: int) -> Sequence[Endangered]:
+    async def take(self, count_max: int) -> Sequence[UnderreplicatedLedger]:
         return list(islice(self._ledgers, count_max))
 
-    def is_renewed(self, ledger: Endangered) -> bool:
+    def is_renewed(self, ledger: UnderreplicatedLedger) -> bool:
         return False
 
-    def done(self, ledgers: Sequence[Endangered], *, new: Sequence[Endangered]) -> None:
+    def done(
+        self, ledgers: Sequence[UnderreplicatedLedger], *, new: Sequence[UnderreplicatedLedger]
+    ) -> None:
         pass
 
 
@@ -306,7 +312,7 @@ def _merged(data: bytes, new: Mark) -> Mark | None:
 
 MARKS = Counter(
     "bookmender_marks_total",
-    "Marks made or extended by this node as leader, by cause: lost, reborn (set up anew), drained.",
+    "Marks made or extended by this node as leader, by cause: lost, reformatted (set up anew), drained.",
     ["cause"],
 )
 
@@ -317,7 +323,7 @@ TOUCHED_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marked:
-    """What came of it. ``is_whole``: whether all were looked at. ``urgent``: as ``DangerQueue`` has
+    """What came of it. ``is_whole``: whether all were looked at. ``urgent``: as ``MarkQueue`` has
     it."""
 
     endangered_count: int
@@ -334,7 +340,7 @@ class KnownMarks:
         self._shared: dict[tuple[BookieId, ...], tuple[BookieId, ...]] = {}
         """After one loss all marks name the same: one tuple for a million of them."""
 
-    def add(self, ledgers: Iterable[Endangered]) -> None:
+    def add(self, ledgers: Iterable[UnderreplicatedLedger]) -> None:
         for ledger in ledgers:
             self._named[ledger.ledger_id] = self._shared.setdefault(ledger.lost, ledger.lost)
 
@@ -357,7 +363,7 @@ class KnownMarks:
             ledger_id: named for ledger_id, named in self._named.items() if named in self._shared
         }
 
-    def name_all_of(self, ledger: Endangered) -> bool:
+    def name_all_of(self, ledger: UnderreplicatedLedger) -> bool:
         """Whether its mark stands, and names all that it misses."""
         named = self._named.get(ledger.ledger_id, ())
         return all(bookie in named for bookie in ledger.lost)
@@ -367,8 +373,8 @@ class LossMarks:
     """Marks ledgers for missing bookies, and remembers which are marked for which, to write no mark
     twice."""
 
-    def __init__(self, index: LedgerIndex, marker: Marker) -> None:
-        self._index = index
+    def __init__(self, ledger_map: LedgerMap, marker: Marker) -> None:
+        self._ledger_map = ledger_map
         self._marker = marker
         self._known = KnownMarks()
         self._missing = Missing()
@@ -391,7 +397,7 @@ class LossMarks:
         since they were lost the last time, whose marks of then are renewed.
         """
         ledger_ids = self._naming([*first, *(b for b in missing.bookies if b not in first)])
-        stream = _DangerStream(self._index, missing, ledger_ids, self._known, is_over, again)
+        stream = _MarkStream(self._ledger_map, missing, ledger_ids, self._known, is_over, again)
         await self._marker.mark_stream(stream)
         return stream.result()
 
@@ -455,12 +461,12 @@ class LossMarks:
     def _is_lost(self, ledger_id: int) -> bool:
         """Whether it names a lost bookie: of one that was set up anew that says nothing once it was
         given back all."""
-        ledger = self._index.get(ledger_id)
+        ledger = self._ledger_map.get(ledger_id)
         return ledger is not None and not ledger.bookies.isdisjoint(self._missing.lost_since_s)
 
-    def _look(self, ledger_id: int, missing: Missing) -> Endangered | None:
+    def _look(self, ledger_id: int, missing: Missing) -> UnderreplicatedLedger | None:
         """None for a ledger that misses nothing, or whose mark stands."""
-        ledger = self._index.get(ledger_id)
+        ledger = self._ledger_map.get(ledger_id)
         found = None if ledger is None else missing.danger(ledger)
         if found is None:
             self._known.discard(ledger_id)
@@ -470,36 +476,36 @@ class LossMarks:
     def _naming(self, bookies: Sequence[BookieId]) -> Iterator[int]:
         """Each ledger once."""
         if len(bookies) == 1:
-            yield from self._index.naming(bookies[0])
+            yield from self._ledger_map.naming(bookies[0])
             return
         seen: set[int] = set()
         for bookie in bookies:
-            for ledger_id in self._index.naming(bookie):
+            for ledger_id in self._ledger_map.naming(bookie):
                 if ledger_id not in seen:
                     seen.add(ledger_id)
                     yield ledger_id
 
 
-class _DangerStream:
+class _MarkStream:
     """A source of marks: finds ledgers that miss copies, and gives out those not marked yet in
     order."""
 
     def __init__(
         self,
-        index: LedgerIndex,
+        ledger_map: LedgerMap,
         missing: Missing,
         ledger_ids: Iterator[int],
         known: KnownMarks,
         is_over: Callable[[], bool],
         again: Collection[BookieId],
     ) -> None:
-        self._index = index
+        self._ledger_map = ledger_map
         self._missing = missing
         self._ledger_ids = ledger_ids
         self._known = known
         self._is_over = is_over
         self._again = frozenset(again)
-        self._queue = DangerQueue(missing.lost_since_s)
+        self._queue = MarkQueue(missing.lost_since_s)
         self._is_all_found = False
         self._was_ended = False
         self._found_count = 0
@@ -513,7 +519,7 @@ class _DangerStream:
             is_whole=not self._was_ended,
         )
 
-    async def take(self, count_max: int) -> Sequence[Endangered]:
+    async def take(self, count_max: int) -> Sequence[UnderreplicatedLedger]:
         while not (self._is_all_found and not self._queue):
             self._was_ended = self._was_ended or self._is_over()
             if self._was_ended:
@@ -524,10 +530,12 @@ class _DangerStream:
             await asyncio.sleep(0)
         return ()
 
-    def is_renewed(self, ledger: Endangered) -> bool:
+    def is_renewed(self, ledger: UnderreplicatedLedger) -> bool:
         return not self._again.isdisjoint(ledger.lost)
 
-    def done(self, ledgers: Sequence[Endangered], *, new: Sequence[Endangered]) -> None:
+    def done(
+        self, ledgers: Sequence[UnderreplicatedLedger], *, new: Sequence[UnderreplicatedLedger]
+    ) -> None:
         self._known.add(ledgers)
         self._new_count += len(new)
         _count(new, self._missing)
@@ -539,14 +547,14 @@ class _DangerStream:
         ledger_ids = list(islice(self._ledger_ids, SLICE))
         self._is_all_found = len(ledger_ids) < SLICE
         for ledger_id in ledger_ids:
-            ledger = self._index.get(ledger_id)
+            ledger = self._ledger_map.get(ledger_id)
             found = None if ledger is None else self._missing.danger(ledger)
             if found is not None:
                 self._queue.add(found)
                 self._found_count += 1
 
-    def _next_unmarked(self, count_max: int) -> list[Endangered]:
-        part: list[Endangered] = []
+    def _next_unmarked(self, count_max: int) -> list[UnderreplicatedLedger]:
+        part: list[UnderreplicatedLedger] = []
         while self._queue and len(part) < count_max:
             ledger = self._queue.take()
             if not self._known.name_all_of(ledger):
@@ -554,12 +562,12 @@ class _DangerStream:
         return part
 
 
-def _count(ledgers: Sequence[Endangered], missing: Missing) -> None:
+def _count(ledgers: Sequence[UnderreplicatedLedger], missing: Missing) -> None:
     lost_count = sum(
         any(bookie in missing.lost_since_s for bookie in ledger.lost) for ledger in ledgers
     )
     MARKS.labels(cause="lost").inc(lost_count)
-    MARKS.labels(cause="reborn").inc(len(ledgers) - lost_count)
+    MARKS.labels(cause="reformatted").inc(len(ledgers) - lost_count)
 
 
 RELIST_S = 60.0
@@ -568,7 +576,7 @@ RELIST_PAUSE = 20
 
 
 class Relisting:
-    """The leader's. ``keeper``: of the index, without which what was repaired cannot be told from
+    """The leader's. ``updater``: of the index, without which what was repaired cannot be told from
     what lost its mark. ``on_gone``: told which are to be marked again."""
 
     def __init__(
@@ -578,13 +586,13 @@ class Relisting:
         marks: LossMarks,
         clock: Clock,
         *,
-        keeper: IndexKeeper,
+        updater: LedgerMapUpdater,
         on_gone: Callable[[Collection[int]], None],
     ) -> None:
         self._store, self._ur = store, ur
         self._marks = marks
         self._clock = clock
-        self._keeper = keeper
+        self._updater = updater
         self._on_gone = on_gone
         self._took_s = 0.0
         self._unlisted: frozenset[int] = frozenset()
@@ -594,7 +602,7 @@ class Relisting:
         """Until cancelled. Raises SessionLostError."""
         while True:
             await self._clock.sleep(max(RELIST_S, RELIST_PAUSE * self._took_s))
-            if not (self._marks.are_any_known and self._keeper.is_up_to_date):
+            if not (self._marks.are_any_known and self._updater.is_up_to_date):
                 self._unlisted = frozenset()
                 continue
             try:
@@ -608,7 +616,7 @@ class Relisting:
         async for part in marked_in_parts(self._store, self._ur):
             listed.extend(part)
         lacking = await self._marks.lacking_among(listed)
-        unlisted = frozenset(filter(self._keeper.is_current, lacking))
+        unlisted = frozenset(filter(self._updater.is_current, lacking))
         self._took_s = self._clock.now_s() - began_s
         if gone := unlisted & self._unlisted:
             log.warning("marks.gone", ledger_count=len(gone), first=sorted(gone)[:10])
@@ -618,7 +626,7 @@ class Relisting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnQueue:
+class PrivateQueue:
     """Ledger ids, ascending; none of them is marked in the shared queue, too."""
 
     damaged: tuple[int, ...] = ()
@@ -632,13 +640,13 @@ class OwnQueue:
         return sorted((*self.damaged, *self.others))
 
 
-async def read_own_queue(
+async def read_private_queue(
     store: MetadataStore, ur: str, *, shared: Collection[int], known_damaged: Collection[int] = ()
-) -> OwnQueue:
+) -> PrivateQueue:
     """``shared``: what is marked in the other queue. ``known_damaged``: by an earlier look; a
     finding stays until its mark is gone, so that these are not read again."""
     ledger_ids = set(await marked_ledger_ids(store, own_path(ur))).difference(shared)
     damaged = ledger_ids.intersection(known_damaged)
     findings = await read_findings(store, ur, sorted(ledger_ids - damaged))
     damaged |= {ledger_id for ledger_id, found in findings.items() if found.bookies}
-    return OwnQueue(damaged=tuple(sorted(damaged)), others=tuple(sorted(ledger_ids - damaged)))
+    return PrivateQueue(damaged=tuple(sorted(damaged)), others=tuple(sorted(ledger_ids - damaged)))

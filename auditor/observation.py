@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from auditor.ledger_map import IndexedLedger
-from auditor.marker import OwnQueue
-from auditor.underreplication import Endangered
+from auditor.ledger_map import MappedLedger
+from auditor.marker import PrivateQueue
+from auditor.underreplication import UnderreplicatedLedger
 from ledgers.model import BookieId
 from replication.orders import HoldOrder
 
@@ -18,7 +18,7 @@ class Absence(enum.Enum):
     LOST = "lost"
     WAITING = "waiting"
     """Absent for less than the recovery delay."""
-    REBORN = "reborn"
+    REBORN = "reformatted"
     """Registered, but reformatted after ledgers were placed on it, so it may have lost them."""
 
 
@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The state at one moment. ``endangered``: ledgers that miss copies, most endangered first."""
+    """The state at one moment. ``underreplicated``: ledgers that miss copies, most endangered first."""
 
     seen_ms: int
     """Wall clock."""
@@ -64,13 +64,13 @@ class Observation:
     recovery_delay_s: int
     missing: tuple[MissingBookie, ...]
     """Bookies with most ledgers first."""
-    endangered: tuple[Endangered, ...]
+    underreplicated: tuple[UnderreplicatedLedger, ...]
     lost_bytes: int
     """Approximate size of the lost copies."""
     marked_count: int
     """Marks in the shared queue, whichever node leads."""
     difference: Difference
-    own: OwnQueue = field(default_factory=OwnQueue)
+    own: PrivateQueue = field(default_factory=PrivateQueue)
     """Marks that Java's workers do not see. None of the counts above includes them."""
     is_disabled: bool
     hold: HoldOrder | None
@@ -89,36 +89,36 @@ class Observation:
         return self.marked_count + len(self.own)
 
     @property
-    def would_mark(self) -> Sequence[Endangered]:
-        return () if self.is_kept_from_marking else self.endangered
+    def would_mark(self) -> Sequence[UnderreplicatedLedger]:
+        return () if self.is_kept_from_marking else self.underreplicated
 
     @property
     def by_copies_left(self) -> dict[int, int]:
         """Number of endangered ledgers by the copies left of their worst entry, fewest first."""
-        return dict(sorted(Counter(each.copies_left for each in self.endangered).items()))
+        return dict(sorted(Counter(each.copies_left for each in self.underreplicated).items()))
 
 
 def compare(
-    endangered: Sequence[Endangered], marks: Mapping[int, Collection[BookieId]]
+    underreplicated: Sequence[UnderreplicatedLedger], marks: Mapping[int, Collection[BookieId]]
 ) -> Difference:
     """Return how the marks differ from those we would make. ``marks``: by ledger, the replicas that
     its mark names; none if the mark cannot be read."""
-    unmarked = tuple(each.ledger_id for each in endangered if each.ledger_id not in marks)
+    unmarked = tuple(each.ledger_id for each in underreplicated if each.ledger_id not in marks)
     partly_marked = tuple(
         each.ledger_id
-        for each in endangered
+        for each in underreplicated
         if each.ledger_id in marks and not set(each.lost) <= set(marks[each.ledger_id])
     )
-    surplus = marks.keys() - {each.ledger_id for each in endangered}
+    surplus = marks.keys() - {each.ledger_id for each in underreplicated}
     return Difference(
-        agreed_count=len(endangered) - len(unmarked) - len(partly_marked),
+        agreed_count=len(underreplicated) - len(unmarked) - len(partly_marked),
         unmarked=unmarked,
         partly_marked=partly_marked,
         surplus=tuple(sorted(surplus)),
     )
 
 
-def lost_bytes(ledger: IndexedLedger, lost: Collection[BookieId]) -> float:
+def lost_bytes(ledger: MappedLedger, lost: Collection[BookieId]) -> float:
     """Return about how large the lost copies are, assuming equal entries and equally long
     segments."""
     ensemble_size = len(ledger.ensembles[0])
@@ -130,9 +130,9 @@ def lost_bytes(ledger: IndexedLedger, lost: Collection[BookieId]) -> float:
 def missing_bookies(
     lost: Collection[BookieId],
     waiting_s: Mapping[BookieId, float],
-    reborn: Collection[BookieId],
+    reformatted: Collection[BookieId],
     *,
-    endangered: Sequence[Endangered],
+    underreplicated: Sequence[UnderreplicatedLedger],
     naming: Mapping[BookieId, int],
 ) -> tuple[MissingBookie, ...]:
     """Return the missing bookies, those with most ledgers first.
@@ -140,11 +140,11 @@ def missing_bookies(
     ``waiting_s``: rest of the recovery delay. ``naming``: number of ledgers that name each of
     these. A reformatted bookie that endangers no ledger is left out, as it is like any other.
     """
-    counts = Counter(bookie for each in endangered for bookie in each.lost)
+    counts = Counter(bookie for each in underreplicated for bookie in each.lost)
     rows = [
         *(_row(bookie, Absence.LOST, counts[bookie]) for bookie in lost),
         *(_row(b, Absence.WAITING, naming[b], left_s) for b, left_s in waiting_s.items()),
-        *(_row(b, Absence.REBORN, counts[b]) for b in reborn if counts[b] and b not in lost),
+        *(_row(b, Absence.REBORN, counts[b]) for b in reformatted if counts[b] and b not in lost),
     ]
     return tuple(sorted(rows, key=lambda row: (-row.ledger_count, row.bookie)))
 

@@ -2,7 +2,7 @@
 would be marked.
 
 The observer writes nothing: no vote, no lock, no other znode. The leader's own code decides
-(``noting``, ``holding``, ``endangered``). Only the records of an earlier leader of ours may be
+(``noting``, ``holding``, ``underreplicated``). Only the records of an earlier leader of ours may be
 missing: beside Java alone, absences count from the observer's start, and no earlier cookie is
 known.
 """
@@ -13,14 +13,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from auditor.absence import Delay, log_refusal, read_delay
-from auditor.absence_tracker import Absences, CauseNotes
-from auditor.ledger_map_updater import IndexKeeper
-from auditor.marker import OwnQueue, read_own_queue
+from auditor.absence_tracker import AbsenceTracker, MarkCauses
+from auditor.ledger_map_updater import LedgerMapUpdater
+from auditor.marker import PrivateQueue, read_private_queue
 from auditor.observation import Observation, compare, lost_bytes, missing_bookies
 from auditor.records import read_identities
-from auditor.safety_hold import HoldJudge
+from auditor.safety_hold import SafetyHoldPolicy
 from auditor.settings import AuditorSettings
-from auditor.underreplication import Endangered, Missing, most_endangered_first, reborn_bookies
+from auditor.underreplication import (
+    Missing,
+    UnderreplicatedLedger,
+    fewest_copies_first,
+    reformatted_bookies,
+)
 from ledgers.clock import Clock
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
@@ -39,41 +44,41 @@ class _Danger:
 
     missing: Missing
     change_count: int
-    endangered: tuple[Endangered, ...]
+    underreplicated: tuple[UnderreplicatedLedger, ...]
     lost_bytes: int
 
 
 class Observer:
-    """Observes during one session. The caller runs ``keeper`` and ``views``."""
+    """Observes during one session. The caller runs ``updater`` and ``views``."""
 
     def __init__(
         self,
         *,
         store: MetadataStore,
         ur: str,
-        keeper: IndexKeeper,
+        updater: LedgerMapUpdater,
         views: ViewSource,
         settings: AuditorSettings,
-        judge: HoldJudge,
+        judge: SafetyHoldPolicy,
         clock: Clock,
     ) -> None:
         self._store = store
         self._ur = ur
-        self._keeper = keeper
+        self._updater = updater
         self._views = views
         self._settings = settings
         self._judge = judge
         self._clock = clock
-        self._absences = Absences(store, ur, clock)
-        self._causes = CauseNotes(store, ur, clock)
+        self._absences = AbsenceTracker(store, ur, clock)
+        self._causes = MarkCauses(store, ur, clock)
         self._delay: Delay | None = None
         self._hold: HoldOrder | None = None
         """The hold order that a leader would have written."""
         self._danger: _Danger | None = None
         self._marks: dict[int, Collection[BookieId]] = {}
         """The shared queue as last read: by ledger, the replicas that its mark names."""
-        self._own = OwnQueue()
-        """Our own queue as last read."""
+        self._own = PrivateQueue()
+        """Our private queue as last read."""
 
     async def prepare(self) -> None:
         """Continue the absences that a leader of ours recorded, if there is one."""
@@ -84,32 +89,34 @@ class Observer:
         read completely."""
         view = self._views.current
         delay_s = await self._follow_delay()
-        keeper = self._keeper
-        self._absences.see(view, named=keeper.index.bookies, are_all_named=keeper.is_complete)
+        updater = self._updater
+        self._absences.see(
+            view, named=updater.ledger_map.bookies, are_all_named=updater.is_complete
+        )
         hold = await self._follow_hold(view)
         missing = await self._missing(view, delay_s=delay_s)
         danger = await self._weigh(missing)
-        await self._read_marks(danger.endangered)
-        index, waiting_s = self._keeper.index, self._waiting_s(missing, delay_s)
+        await self._read_marks(danger.underreplicated)
+        ledger_map, waiting_s = self._updater.ledger_map, self._waiting_s(missing, delay_s)
         return Observation(
             seen_ms=self._clock.wall_ms(),
-            is_index_complete=self._keeper.is_complete,
-            ledger_count=len(index),
-            unreadable=tuple(sorted(index.unreadable)),
+            is_index_complete=self._updater.is_complete,
+            ledger_count=len(ledger_map),
+            unreadable=tuple(sorted(ledger_map.unreadable)),
             writable_count=len(view.writable),
             read_only_count=len(view.available) - len(view.writable),
             recovery_delay_s=delay_s,
             missing=missing_bookies(
                 missing.lost_since_s,
                 waiting_s,
-                missing.reborn,
-                endangered=danger.endangered,
-                naming={bookie: index.naming_count(bookie) for bookie in waiting_s},
+                missing.reformatted,
+                underreplicated=danger.underreplicated,
+                naming={bookie: ledger_map.naming_count(bookie) for bookie in waiting_s},
             ),
-            endangered=danger.endangered,
+            underreplicated=danger.underreplicated,
             lost_bytes=danger.lost_bytes,
             marked_count=len(self._marks),
-            difference=compare(danger.endangered, self._marks),
+            difference=compare(danger.underreplicated, self._marks),
             own=await self._read_own_queue(),
             is_disabled=await self._store.exists(znodes.disable_path(self._ur)) is not None,
             hold=hold,
@@ -142,13 +149,13 @@ class Observer:
         """Return the hold in force; None if there is none. An existing order has priority over the
         one that we would have written."""
         await self._causes.resume()  # a leader of ours may have changed them
-        muster = self._judge.muster(
+        census = self._judge.census(
             view,
-            self._absences.named_since_s(self._keeper),
+            self._absences.named_since_s(self._updater),
             lost_since_s=self._causes.lost_since_s(),
         )
         standing = self._hold if view.orders.hold is None else view.orders.hold
-        self._hold = self._judge.wanted(standing, muster)
+        self._hold = self._judge.wanted(standing, census)
         return None if self._hold is None or self._hold.is_released else self._hold
 
     async def _missing(self, view: ClusterView, *, delay_s: int) -> Missing:
@@ -156,7 +163,7 @@ class Observer:
         it."""
         return Missing(
             lost_since_s=self._absences.lost_since_s(delay_s=delay_s),
-            reborn=reborn_bookies(
+            reformatted=reformatted_bookies(
                 view.cookies,
                 await read_identities(self._store, self._ur),
                 trusted=view.orders.trusted_cookies,
@@ -172,24 +179,24 @@ class Observer:
             if bookie not in missing.lost_since_s
         }
 
-    # --- Endangered ledgers -----------------------------------------------------------------------
+    # --- UnderreplicatedLedger ledgers -----------------------------------------------------------------------
 
     async def _weigh(self, missing: Missing) -> _Danger:
         """Return the endangered ledgers. They are computed again only after a change."""
         was = self._danger
-        is_same = was is not None and was.change_count == self._keeper.change_count
+        is_same = was is not None and was.change_count == self._updater.change_count
         if was is None or not is_same or was.missing != missing:
-            self._danger = was = await self._endangered(missing)
+            self._danger = was = await self._underreplicated(missing)
         return was
 
-    async def _endangered(self, missing: Missing) -> _Danger:
-        index, change_count = self._keeper.index, self._keeper.change_count
-        naming = list({i for bookie in missing.bookies for i in index.naming(bookie)})
-        found: list[Endangered] = []
+    async def _underreplicated(self, missing: Missing) -> _Danger:
+        ledger_map, change_count = self._updater.ledger_map, self._updater.change_count
+        naming = list({i for bookie in missing.bookies for i in ledger_map.naming(bookie)})
+        found: list[UnderreplicatedLedger] = []
         weight = 0.0
         for start in range(0, len(naming), SLICE):
             for ledger_id in naming[start : start + SLICE]:
-                ledger = index.get(ledger_id)
+                ledger = ledger_map.get(ledger_id)
                 danger = None if ledger is None else missing.danger(ledger)
                 if ledger is not None and danger is not None:
                     found.append(danger)
@@ -198,11 +205,11 @@ class Observer:
         return _Danger(
             missing=missing,
             change_count=change_count,
-            endangered=tuple(most_endangered_first(found, missing.lost_since_s)),
+            underreplicated=tuple(fewest_copies_first(found, missing.lost_since_s)),
             lost_bytes=round(weight),
         )
 
-    async def _read_marks(self, endangered: Sequence[Endangered]) -> None:
+    async def _read_marks(self, underreplicated: Sequence[UnderreplicatedLedger]) -> None:
         """Read all existing marks, except those that already named all we would name: a mark only
         gains replicas.
 
@@ -212,7 +219,7 @@ class Observer:
         listed = await marked_ledger_ids(self._store, self._ur)
         agreed = {
             each.ledger_id
-            for each in endangered
+            for each in underreplicated
             if set(each.lost) <= set(self._marks.get(each.ledger_id, ()))
         }
         marks = {i: self._marks[i] for i in listed if i in agreed}
@@ -221,9 +228,9 @@ class Observer:
             marks[marked.ledger_id] = () if marked.mark is None else marked.mark.replicas
         self._marks = marks
 
-    async def _read_own_queue(self) -> OwnQueue:
-        """Read our own queue. The shared queue must be read before."""
-        self._own = await read_own_queue(
+    async def _read_own_queue(self) -> PrivateQueue:
+        """Read our private queue. The shared queue must be read before."""
+        self._own = await read_private_queue(
             self._store, self._ur, shared=self._marks, known_damaged=self._own.damaged
         )
         return self._own

@@ -14,9 +14,9 @@ from typing import Any
 
 import structlog
 
-from auditor.absence import Copyless, StoredAbsences
+from auditor.absence import StoredAbsences, UnavailableLedgers
 from auditor.findings import Cause, causes_path, causes_to_bytes
-from auditor.ledger_map_updater import IndexNote, index_note_path
+from auditor.ledger_map_updater import LedgerMapRecord, ledger_map_path
 from ledgers.errors import UnauthorizedError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
@@ -24,7 +24,7 @@ from replication.client_activity import ClientActivity, activity_path
 from replication.marks import read_urgent, urgent_to_bytes
 from replication.transactions import Batcher
 from replication.znodes import (
-    OPEN_UP,
+    ACL_HINT,
     as_text,
     own_path,
     part,
@@ -93,7 +93,7 @@ class Records:
         try:
             await self._batcher.put(path, data)
         except UnauthorizedError as error:
-            log.warning("record.shut_away", path=path, error=str(error), next_step=OPEN_UP)
+            log.warning("record.access_denied", path=path, error=str(error), next_step=ACL_HINT)
 
     async def write_identities(self, cookies: Mapping[BookieId, int]) -> None:
         record = {"version": 1, "cookies": dict(sorted(cookies.items()))}
@@ -107,7 +107,7 @@ class Records:
             "naming": dict(sorted(absences.naming.items())),
             "are_all_named": absences.are_all_named,
             "excused": dict(sorted(absences.excused_ms.items())),
-            **_copyless_record(absences.copyless),
+            **_unavailable_record(absences.unavailable),
         }
         await self._put(_absences_path(self._ur), json.dumps(record).encode())
 
@@ -125,8 +125,8 @@ class Records:
         }
         await self._put(_audit_path(self._ur), json.dumps(record).encode())
 
-    async def write_index(self, note: IndexNote) -> None:
-        await self._put(index_note_path(self._ur), note.to_json())
+    async def write_index(self, note: LedgerMapRecord) -> None:
+        await self._put(ledger_map_path(self._ur), note.to_json())
 
     async def write_activity(self, activity: ClientActivity) -> None:
         await self._put(activity_path(self._ur), activity.to_json())
@@ -182,32 +182,32 @@ def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     naming = part(record, "naming")
     return {
-        "copyless": _copyless(record),
+        "unavailable": _unavailable(record),
         "naming": {BookieId(as_text(b, "bookie")): whole(naming, b) for b in naming},
         "are_all_named": switch(record, "are_all_named"),
     }
 
 
-def _copyless_record(copyless: Copyless | None) -> dict[str, Any]:
-    """``copyless`` is the count, as in records of earlier releases."""
-    if copyless is None:
-        return {"copyless": None}
+def _unavailable_record(unavailable: UnavailableLedgers | None) -> dict[str, Any]:
+    """``unavailable`` is the count, as in records of earlier releases."""
+    if unavailable is None:
+        return {"unavailable": None}
     return {
-        "copyless": copyless.count,
-        "copyless_first": list(copyless.first),
-        "copyless_enough_for": dict(sorted(copyless.enough_for.items())),
+        "unavailable": unavailable.count,
+        "copyless_first": list(unavailable.first),
+        "copyless_enough_for": dict(sorted(unavailable.enough_for.items())),
     }
 
 
-def _copyless(record: Mapping[str, Any]) -> Copyless | None:
+def _unavailable(record: Mapping[str, Any]) -> UnavailableLedgers | None:
     """Return only the count if an earlier release wrote the record."""
-    if record.get("copyless") is None:
+    if record.get("unavailable") is None:
         return None
-    count = whole(record, "copyless")
+    count = whole(record, "unavailable")
     if "copyless_first" not in record:
-        return Copyless(count=count)
+        return UnavailableLedgers(count=count)
     enough_for = part(record, "copyless_enough_for")
-    return Copyless(
+    return UnavailableLedgers(
         count=count,
         first=wholes(record, "copyless_first"),
         enough_for={BookieId(as_text(b, "bookie")): whole(enough_for, b) for b in enough_for},

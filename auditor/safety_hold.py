@@ -34,7 +34,7 @@ from ledgers.placement import DEFAULT_RACK, Locate
 from ledgers.store import Create, Delete, MetadataStore, Operation, SetData
 from replication.cluster import ClusterView
 from replication.nodes import ensure
-from replication.orders import HoldOrder, OrderBook, Orders, StandingOrder, hold_place
+from replication.orders import HoldOrder, OrderBook, Orders, StoredOrder, hold_place
 from replication.transactions import Batcher
 from replication.znodes import orders_path
 
@@ -43,7 +43,7 @@ RACK_BOOKIES_MIN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Muster:
+class BookieCensus:
     """Who is there and who is not, of the bookies that count. Times are seconds of one clock.
 
     ``absent_since_s``: those that were set up and are away neither on purpose nor for good.
@@ -63,7 +63,7 @@ class Muster:
         *,
         lost_since_s: Mapping[BookieId, float],
         rack_of: Locate,
-    ) -> "Muster":
+    ) -> "BookieCensus":
         """Without those that are away on purpose: under maintenance, or drained and then gone. Nor
         does one count that ledgers name and that has no cookie (any more).
 
@@ -86,7 +86,7 @@ class Muster:
 
 
 def wanted_hold(
-    muster: Muster,
+    census: BookieCensus,
     standing: HoldOrder | None,
     *,
     settings: HoldSettings,
@@ -101,11 +101,11 @@ def wanted_hold(
     standing = Orders(hold=standing).at(now_ms).hold
     recent = {
         bookie: since_s
-        for bookie, since_s in muster.absent_since_s.items()
-        if bookie not in muster.settled or now_s - since_s <= settings.window_s
+        for bookie, since_s in census.absent_since_s.items()
+        if bookie not in census.settled or now_s - since_s <= settings.window_s
     }
     if standing is None or standing.is_released:
-        return _after_release(muster, recent, standing, settings, now_ms=now_ms)
+        return _after_release(census, recent, standing, settings, now_ms=now_ms)
     if standing.is_by_operator:
         return standing
     if is_calm or not settings.enabled:
@@ -113,14 +113,14 @@ def wanted_hold(
     return replace(standing, bookies=_in_order(recent.keys() | set(standing.bookies)))
 
 
-def is_warranted(hold: HoldOrder, muster: Muster, settings: HoldSettings) -> bool:
+def is_warranted(hold: HoldOrder, census: BookieCensus, settings: HoldSettings) -> bool:
     """Whether the bookies of a hold that are still away are enough for it, whenever they went."""
-    away = muster.absent_since_s.keys() & set(hold.bookies)
-    return _is_enough(away, muster, settings, bookie_count=len(muster.present) + len(away))
+    away = census.absent_since_s.keys() & set(hold.bookies)
+    return _is_enough(away, census, settings, bookie_count=len(census.present) + len(away))
 
 
 def _after_release(
-    muster: Muster,
+    census: BookieCensus,
     recent: Mapping[BookieId, float],
     released: HoldOrder | None,
     settings: HoldSettings,
@@ -129,19 +129,19 @@ def _after_release(
 ) -> HoldOrder | None:
     named = set() if released is None else set(released.bookies)
     wave = {bookie: since_s for bookie, since_s in recent.items() if bookie not in named}
-    if settings.enabled and (gone := _gone_at_once(wave, muster, settings)):
+    if settings.enabled and (gone := _gone_at_once(wave, census, settings)):
         return HoldOrder(
             since_ms=now_ms,
             until_ms=now_ms + int(settings.lasts_s * 1000) if settings.lasts_s else None,
             bookies=_in_order(wave),
-            reason=_reason(gone, muster, settings),
+            reason=_reason(gone, census, settings),
         )
-    bound = named & muster.absent_since_s.keys()
+    bound = named & census.absent_since_s.keys()
     return replace(released, bookies=_in_order(bound)) if released is not None and bound else None
 
 
 def _gone_at_once(
-    wave: Mapping[BookieId, float], muster: Muster, settings: HoldSettings
+    wave: Mapping[BookieId, float], census: BookieCensus, settings: HoldSettings
 ) -> frozenset[BookieId]:
     """Those that went within the window of each other, if they are enough for a hold; else none.
 
@@ -150,25 +150,25 @@ def _gone_at_once(
     for start_s in sorted(set(wave.values())):
         later = {bookie: since_s for bookie, since_s in wave.items() if since_s >= start_s}
         gone = {b for b, since_s in later.items() if since_s <= start_s + settings.window_s}
-        if _is_enough(gone, muster, settings, bookie_count=len(muster.present) + len(later)):
+        if _is_enough(gone, census, settings, bookie_count=len(census.present) + len(later)):
             return frozenset(gone)
     return frozenset()
 
 
 def _is_enough(
-    gone: Collection[BookieId], muster: Muster, settings: HoldSettings, *, bookie_count: int
+    gone: Collection[BookieId], census: BookieCensus, settings: HoldSettings, *, bookie_count: int
 ) -> bool:
     if len(gone) <= settings.share * bookie_count:
         return False
-    return len(gone) >= settings.bookies_min or bool(_whole_racks(gone, muster))
+    return len(gone) >= settings.bookies_min or bool(_whole_racks(gone, census))
 
 
-def _whole_racks(gone: Collection[BookieId], muster: Muster) -> list[str]:
+def _whole_racks(gone: Collection[BookieId], census: BookieCensus) -> list[str]:
     """Racks, the default one being none, of which several bookies are gone and nobody is left."""
     members = defaultdict(set)
     for bookie in gone:
-        members[muster.rack_of(bookie)].add(bookie)
-    inhabited = {DEFAULT_RACK, *map(muster.rack_of, muster.present)}
+        members[census.rack_of(bookie)].add(bookie)
+    inhabited = {DEFAULT_RACK, *map(census.rack_of, census.present)}
     return sorted(
         rack
         for rack, bookies in members.items()
@@ -176,9 +176,9 @@ def _whole_racks(gone: Collection[BookieId], muster: Muster) -> list[str]:
     )
 
 
-def _reason(gone: Collection[BookieId], muster: Muster, settings: HoldSettings) -> str:
-    count = len(muster.present) + len(gone)
-    racks = _whole_racks(gone, muster)
+def _reason(gone: Collection[BookieId], census: BookieCensus, settings: HoldSettings) -> str:
+    count = len(census.present) + len(gone)
+    racks = _whole_racks(gone, census)
     told = f", all of {', '.join(racks)} among them" if racks else ""
     return f"{len(gone)} of {count} bookies went within {settings.window_s:g} s{told}"
 
@@ -196,7 +196,7 @@ TRIES_MAX = 5
 BOOKIES_LOGGED_MAX = 20
 
 
-class HoldJudge:
+class SafetyHoldPolicy:
     """Says what hold should stand, as one leader would over time. Writes nothing."""
 
     def __init__(
@@ -212,25 +212,27 @@ class HoldJudge:
         self._calm_since_s: float | None = None
         """Since when the standing hold is not warranted."""
 
-    def muster(
+    def census(
         self,
         view: ClusterView,
         absent_since_s: Mapping[BookieId, float],
         *,
         lost_since_s: Mapping[BookieId, float],
-    ) -> Muster:
+    ) -> BookieCensus:
         """Arguments as of ``Holds.keep``."""
-        return Muster.of(view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of)
+        return BookieCensus.of(
+            view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of
+        )
 
-    def wanted(self, order: HoldOrder | None, muster: Muster) -> HoldOrder | None:
+    def wanted(self, order: HoldOrder | None, census: BookieCensus) -> HoldOrder | None:
         """In place of ``order``."""
         return wanted_hold(
-            muster,
+            census,
             order,
             settings=self._settings,
             now_s=self._clock.now_s(),
             now_ms=self._clock.wall_ms(),
-            is_calm=self._is_calm(order, muster),
+            is_calm=self._is_calm(order, census),
         )
 
     @property
@@ -247,9 +249,9 @@ class HoldJudge:
         """Nothing holds any more."""
         self._calm_since_s = None
 
-    def _is_calm(self, order: HoldOrder | None, muster: Muster) -> bool:
+    def _is_calm(self, order: HoldOrder | None, census: BookieCensus) -> bool:
         is_ours = order is not None and not order.is_by_operator and not order.is_released
-        if order is None or not is_ours or is_warranted(order, muster, self._settings):
+        if order is None or not is_ours or is_warranted(order, census, self._settings):
             self._calm_since_s = None
             return False
         if self._calm_since_s is None:
@@ -273,7 +275,7 @@ class Holds:
         self._store, self._ur = store, ur
         self._batcher = batcher
         self._book, self._place = OrderBook(store, ur), hold_place(ur)
-        self._judge = HoldJudge(settings, clock, rack_of=rack_of)
+        self._judge = SafetyHoldPolicy(settings, clock, rack_of=rack_of)
         self._told: HoldOrder | None = None
         """The last order that held, as far as the log was told."""
 
@@ -290,18 +292,18 @@ class Holds:
         whose ledgers are marked. Raises UnavailableError: nobody can tell, so that nothing is to be
         marked.
         """
-        muster = self._judge.muster(view, absent_since_s, lost_since_s=lost_since_s)
+        census = self._judge.census(view, absent_since_s, lost_since_s=lost_since_s)
         seen = view.orders.hold
         is_held = seen is not None and not seen.is_released
         # Nearly always: spare the reading.
-        if not is_held and self._judge.wanted(seen, muster) == seen:
-            return self._tell(seen, seen, muster)
+        if not is_held and self._judge.wanted(seen, census) == seen:
+            return self._tell(seen, seen, census)
         for _ in range(TRIES_MAX):
-            standing = await self._book.standing(self._place)
+            standing = await self._book.stored(self._place)
             order = None if standing is None else standing.order
-            wanted = self._judge.wanted(order, muster)
+            wanted = self._judge.wanted(order, census)
             if wanted == order or await self._write(wanted, over=standing):
-                return self._tell(order, wanted, muster)
+                return self._tell(order, wanted, census)
         raise UnavailableError("the hold keeps changing under our hands", path=self._place.path)
 
     @property
@@ -313,7 +315,7 @@ class Holds:
         return self._judge.wait_s
 
     async def _write(
-        self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
+        self, wanted: HoldOrder | None, *, over: StoredOrder[HoldOrder] | None
     ) -> bool:
         """False when an operator was quicker, or somebody deleted the directory, which is there
         again then."""
@@ -327,7 +329,7 @@ class Holds:
         return True
 
     def _operation(
-        self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
+        self, wanted: HoldOrder | None, *, over: StoredOrder[HoldOrder] | None
     ) -> Operation:
         path = self._place.path
         if over is None:
@@ -337,13 +339,13 @@ class Holds:
             return Delete(path=path, version=over.version)
         return SetData(path=path, data=wanted.to_json(), version=over.version)
 
-    def _tell(self, before: HoldOrder | None, now: HoldOrder | None, muster: Muster) -> bool:
+    def _tell(self, before: HoldOrder | None, now: HoldOrder | None, census: BookieCensus) -> bool:
         """Say what is new; whether ``now`` holds."""
         held = None if now is None or now.is_released else now
         if held is not None and not _is_same(held, self._told):
-            _tell_of_hold(held, muster, is_new=not _is_same(held, before))
+            _tell_of_hold(held, census, is_new=not _is_same(held, before))
         if held is None and self._told is not None:
-            log.warning("hold.ended", away=_told_bookies(muster.absent_since_s))
+            log.warning("hold.ended", away=_told_bookies(census.absent_since_s))
             self._judge.begin_anew()
         self._told = held
         return held is not None
@@ -354,16 +356,16 @@ def _is_same(hold: HoldOrder, other: HoldOrder | None) -> bool:
     return other is not None and hold.since_ms == other.since_ms
 
 
-def _tell_of_hold(hold: HoldOrder, muster: Muster, *, is_new: bool) -> None:
+def _tell_of_hold(hold: HoldOrder, census: BookieCensus, *, is_new: bool) -> None:
     """An error: a person is to look. One that stood before this node led is told of by each new
     leader."""
     log.error(
         "hold.begun" if is_new else "hold.found",
         reason=hold.reason,
         is_by_operator=hold.is_by_operator,
-        away_count=len(muster.absent_since_s),
-        bookie_count=len(muster.present) + len(muster.absent_since_s),
-        away=_told_bookies(muster.absent_since_s),
+        away_count=len(census.absent_since_s),
+        bookie_count=len(census.present) + len(census.absent_since_s),
+        away=_told_bookies(census.absent_since_s),
         until_ms=hold.until_ms,
         next_step="nothing more is marked, and nothing fenced, until they are back; bookmender hold end says they are lost",
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from auditor.ledger_map import IndexedLedger
-from auditor.underreplication import Endangered, endangered
+from auditor.ledger_map import MappedLedger
+from auditor.underreplication import UnderreplicatedLedger, underreplicated
 from ledgers.codec.metadata import may_name
 from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager
@@ -29,12 +29,12 @@ UNREADABLE_LOGGED_MAX = 20
 
 @dataclass(slots=True)
 class Scan:
-    """What a scan found. ``endangered``: in the order of their ids, as far as they were listed
+    """What a scan found. ``underreplicated``: in the order of their ids, as far as they were listed
     so."""
 
     ledger_count: int = 0
     unreadable: list[int] = field(default_factory=list)
-    endangered: list[Endangered] = field(default_factory=list)
+    underreplicated: list[UnderreplicatedLedger] = field(default_factory=list)
 
 
 async def scan_ledgers(manager: LedgerManager, *, lost: Collection[BookieId]) -> Scan:
@@ -46,7 +46,7 @@ async def scan_ledgers(manager: LedgerManager, *, lost: Collection[BookieId]) ->
             ledgers, unreadable = await read_indexed(manager, part)
             scan.ledger_count += len(ledgers) + len(unreadable)
             scan.unreadable += unreadable
-            scan.endangered += filter(None, (endangered(each, lost) for each in ledgers))
+            scan.underreplicated += filter(None, (underreplicated(each, lost) for each in ledgers))
     if scan.unreadable:
         log.error(
             "scan.unreadable_ledgers",
@@ -89,13 +89,13 @@ async def may_be_named(
 
 async def read_indexed(
     manager: LedgerManager, ledger_ids: Sequence[int]
-) -> tuple[list[IndexedLedger], list[int]]:
+) -> tuple[list[MappedLedger], list[int]]:
     """The ledgers, and which of them cannot be read; those that were deleted are in neither. Raises
     UnavailableError."""
     results = await asyncio.gather(
         *(manager.read(ledger_id) for ledger_id in ledger_ids), return_exceptions=True
     )
-    ledgers: list[IndexedLedger] = []
+    ledgers: list[MappedLedger] = []
     unreadable: list[int] = []
     for ledger_id, result in zip(ledger_ids, results, strict=True):
         match result:
@@ -106,5 +106,5 @@ async def read_indexed(
             case BaseException():
                 raise result
             case _:
-                ledgers.append(IndexedLedger.of(ledger_id, result.metadata, result.stat))
+                ledgers.append(MappedLedger.of(ledger_id, result.metadata, result.stat))
     return ledgers, unreadable

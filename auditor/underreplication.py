@@ -5,7 +5,7 @@ Most endangered first: fewest good copies left of any entry, then the oldest los
 Which ledgers have entries whose every copy is on bookies that are away, for whatever reason:
 nobody reads these.
 
-A decision about one ledger, from what the index keeps of it (``has_copyless``), and who counts them
+A decision about one ledger, from what the index keeps of it (``has_unavailable_entry``), and who counts them
 all, keeps the ids of a few, and sees which of the bookies would help. A ledger has such an entry
 only if it names as many of these bookies as make a write set: those alone are looked at, a block of
 the index at a time.
@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from types import MappingProxyType
 
-from auditor.absence import Copyless
-from auditor.ledger_map import IndexedLedger
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.absence import UnavailableLedgers
+from auditor.ledger_map import MappedLedger
+from auditor.ledger_map_updater import LedgerMapUpdater
 from ledgers.clock import Clock
 from ledgers.model import BookieId, Fragment, StripedEntries
 from ledgers.registration import UNTOLD_CZXID
@@ -42,7 +42,7 @@ from replication.marks import URGENT_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endangered:
+class UnderreplicatedLedger:
     """A ledger that names lost bookies. ``lost`` ascends; ``copies_left`` of its worst entry."""
 
     ledger_id: int
@@ -52,12 +52,14 @@ class Endangered:
     """Payload bytes; 0 while the ledger is not closed."""
 
 
-def endangered(ledger: IndexedLedger, lost: Collection[BookieId]) -> Endangered | None:
+def underreplicated(
+    ledger: MappedLedger, lost: Collection[BookieId]
+) -> UnderreplicatedLedger | None:
     """What the loss means for one ledger; None when no segment names a lost bookie."""
     named = ledger.bookies.intersection(lost)
     if not named:
         return None
-    return Endangered(
+    return UnderreplicatedLedger(
         ledger_id=ledger.ledger_id,
         lost=tuple(sorted(named)),
         copies_left=min(
@@ -87,14 +89,14 @@ def _copies_left(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rebirth:
+class ReformattedBookie:
     """A bookie was set up: its cookie's ``czxid``, and whether it was known under another one
     before."""
 
     czxid: int
     was_known: bool
 
-    def is_after(self, ledger: IndexedLedger) -> bool:
+    def is_after(self, ledger: MappedLedger) -> bool:
         """Whether the bookie, if the ledger names it, may have lost its copies.
 
         A later write of the metadata proves nothing of one that was known: a writer may have
@@ -104,13 +106,13 @@ class Rebirth:
         return self.czxid > (ledger.czxid if self.was_known else ledger.mzxid)
 
 
-def reborn_bookies(
+def reformatted_bookies(
     cookies: Mapping[BookieId, Stat],
     identities: Mapping[BookieId, int],
     *,
     first_seen: Mapping[BookieId, int] | None = None,
     trusted: Mapping[BookieId, int] = MappingProxyType({}),
-) -> dict[BookieId, Rebirth]:
+) -> dict[BookieId, ReformattedBookie]:
     """Bookies that were set up since their ledgers were looked at. ``identities``: the cookies'
     czxids then; ``first_seen``: those of any time before, also while nobody was to look.
     ``trusted``: cookies' czxids that an operator's order calls old (``IdentitiesOrder``).
@@ -121,7 +123,7 @@ def reborn_bookies(
     """
     former = {**(first_seen or {}), **identities}
     return {
-        bookie: Rebirth(
+        bookie: ReformattedBookie(
             czxid=stat.czxid,
             was_known=former.get(bookie, stat.czxid) != stat.czxid,
         )
@@ -142,38 +144,38 @@ class Missing:
 
     lost_since_s: Mapping[BookieId, float] = field(default_factory=dict)
     """Monotonic seconds."""
-    reborn: Mapping[BookieId, Rebirth] = field(default_factory=dict)
+    reformatted: Mapping[BookieId, ReformattedBookie] = field(default_factory=dict)
 
     @property
     def bookies(self) -> frozenset[BookieId]:
-        return frozenset((*self.lost_since_s, *self.reborn))
+        return frozenset((*self.lost_since_s, *self.reformatted))
 
     @property
     def causes(self) -> frozenset[LossCause]:
         """One for each loss: who goes again, or is wiped again, is lost anew."""
         lost = ((bookie, 0, since_s) for bookie, since_s in self.lost_since_s.items())
-        return frozenset((*lost, *((b, birth.czxid, 0.0) for b, birth in self.reborn.items())))
+        return frozenset((*lost, *((b, birth.czxid, 0.0) for b, birth in self.reformatted.items())))
 
-    def danger(self, ledger: IndexedLedger) -> Endangered | None:
+    def danger(self, ledger: MappedLedger) -> UnderreplicatedLedger | None:
         """What they mean for one ledger; None when it misses none of its copies."""
-        if not self.reborn:
-            return endangered(ledger, self.lost_since_s.keys())
+        if not self.reformatted:
+            return underreplicated(ledger, self.lost_since_s.keys())
         missing = [bookie for bookie in ledger.bookies if self._is_missing(bookie, ledger)]
-        return endangered(ledger, missing)
+        return underreplicated(ledger, missing)
 
-    def _is_missing(self, bookie: BookieId, ledger: IndexedLedger) -> bool:
+    def _is_missing(self, bookie: BookieId, ledger: MappedLedger) -> bool:
         if bookie in self.lost_since_s:
             return True
-        birth = self.reborn.get(bookie)
+        birth = self.reformatted.get(bookie)
         return birth is not None and birth.is_after(ledger)
 
 
 # --- In order ------------------------------------------------------------------------------------------
 
 
-def most_endangered_first(
-    found: Collection[Endangered], absent_since_s: Mapping[BookieId, float]
-) -> list[Endangered]:
+def fewest_copies_first(
+    found: Collection[UnderreplicatedLedger], absent_since_s: Mapping[BookieId, float]
+) -> list[UnderreplicatedLedger]:
     """In the order in which they are to be marked.
 
     ``absent_since_s`` holds every bookie that is away; one that is not came back, perhaps empty.
@@ -181,24 +183,24 @@ def most_endangered_first(
     return sorted(found, key=lambda ledger: _urgency(ledger, absent_since_s))
 
 
-class DangerQueue:
+class MarkQueue:
     """The most endangered of what was added so far comes first; a heap, as more is added
     meanwhile."""
 
     def __init__(self, absent_since_s: Mapping[BookieId, float]) -> None:
         self._absent_since_s = absent_since_s
-        self._heap: list[tuple[tuple[int, float, int], int, Endangered]] = []
+        self._heap: list[tuple[tuple[int, float, int], int, UnderreplicatedLedger]] = []
         self._first: dict[int, list[int]] = {}
         """By copies left, the first ``URGENT_MAX`` ids that were taken out."""
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, ledger: Endangered) -> None:
+    def add(self, ledger: UnderreplicatedLedger) -> None:
         urgency = _urgency(ledger, self._absent_since_s)
         heapq.heappush(self._heap, (urgency, ledger.ledger_id, ledger))
 
-    def take(self) -> Endangered:
+    def take(self) -> UnderreplicatedLedger:
         ledger = heapq.heappop(self._heap)[2]
         first = self._first.setdefault(ledger.copies_left, [])
         if len(first) < URGENT_MAX:
@@ -217,7 +219,7 @@ class DangerQueue:
 
 
 def _urgency(
-    ledger: Endangered, absent_since_s: Mapping[BookieId, float]
+    ledger: UnderreplicatedLedger, absent_since_s: Mapping[BookieId, float]
 ) -> tuple[int, float, int]:
     oldest_s = min(absent_since_s.get(bookie, math.inf) for bookie in ledger.lost)
     return ledger.copies_left, oldest_s, -ledger.length
@@ -231,7 +233,7 @@ IDS_KEPT_MAX = 20
 """For people, who look at some of very many."""
 
 
-def has_copyless(ledger: IndexedLedger, away: Collection[BookieId]) -> bool:
+def has_unavailable_entry(ledger: MappedLedger, away: Collection[BookieId]) -> bool:
     """Whether all copies of some entry are on these bookies.
 
     What of a ledger that is not closed may still be written counts as if it were there.
@@ -258,17 +260,19 @@ class _Count:
     """``change``: of the index, when it was begun; ``is_whole``: whether that was complete then."""
 
     away: frozenset[BookieId]
-    found: Copyless
+    found: UnavailableLedgers
     change: int
     is_whole: bool
 
 
-class CopylessCounter:
+class UnavailableLedgerCounter:
     """Counts for the bookies that it is told of, by what the index knows so far. One loop's."""
 
-    def __init__(self, keeper: IndexKeeper, clock: Clock, *, on_count: Callable[[], None]) -> None:
+    def __init__(
+        self, updater: LedgerMapUpdater, clock: Clock, *, on_count: Callable[[], None]
+    ) -> None:
         """``on_count``: called when what was found is new."""
-        self._keeper, self._clock = keeper, clock
+        self._updater, self._clock = updater, clock
         self._on_count = on_count
         self.away: frozenset[BookieId] = frozenset()
         self._was_seen = asyncio.Event()
@@ -281,7 +285,7 @@ class CopylessCounter:
             self.away = away
             self._was_seen.set()
 
-    def of(self, away: Collection[BookieId]) -> Copyless | None:
+    def of(self, away: Collection[BookieId]) -> UnavailableLedgers | None:
         """None where these were not counted yet for just these, or only before the index was
         complete."""
         last = self._last
@@ -297,8 +301,8 @@ class CopylessCounter:
     async def run_once(self) -> None:
         """Count, if something has changed."""
         self._was_seen.clear()
-        away, keeper, began_s = self.away, self._keeper, self._clock.now_s()
-        change, is_whole = keeper.change_count, keeper.is_complete
+        away, updater, began_s = self.away, self._updater, self._clock.now_s()
+        change, is_whole = updater.change_count, updater.is_complete
         last = self._last
         if self.of(away) is not None and last is not None and last.change == change:
             return
@@ -311,17 +315,17 @@ class CopylessCounter:
             self._on_count()
 
     def _may_stand(self, last: _Count | None) -> bool:
-        return last is not None and (last.is_whole or not self._keeper.is_complete)
+        return last is not None and (last.is_whole or not self._updater.is_complete)
 
-    async def _count(self, away: frozenset[BookieId]) -> Copyless | None:
+    async def _count(self, away: frozenset[BookieId]) -> UnavailableLedgers | None:
         """None when others are away meanwhile: it begins anew with those."""
-        index, tally, first = self._keeper.index, _Tally(away), 0
+        index, tally, first = self._updater.ledger_map, _Tally(away), 0
         least = index.write_quorum_least
         while True:
             ledger_ids, then = index.naming_several(away, count_least=least, first=first)
             for ledger_id in ledger_ids:
                 ledger = index.get(ledger_id)
-                if ledger is not None and has_copyless(ledger, away):
+                if ledger is not None and has_unavailable_entry(ledger, away):
                     tally.add(ledger)
             if then is None:
                 return tally.result()
@@ -340,16 +344,16 @@ class _Tally:
         self._first: list[int] = []
         self._enough_for: Counter[BookieId] = Counter()
 
-    def add(self, ledger: IndexedLedger) -> None:
+    def add(self, ledger: MappedLedger) -> None:
         self._count += 1
         if len(self._first) < IDS_KEPT_MAX:
             self._first.append(ledger.ledger_id)
         away = ledger.bookies & self._away
         for bookie in away:  # 0 for one that is not enough: it is wanted all the same
-            self._enough_for[bookie] += not has_copyless(ledger, away - {bookie})
+            self._enough_for[bookie] += not has_unavailable_entry(ledger, away - {bookie})
 
-    def result(self) -> Copyless:
-        return Copyless(
+    def result(self) -> UnavailableLedgers:
+        return UnavailableLedgers(
             count=self._count, first=tuple(self._first), enough_for=dict(self._enough_for)
         )
 
@@ -382,7 +386,7 @@ class Sight:
         return bool(self.unseen) or not self.seen
 
 
-def java_sight(
+def java_visibility(
     fragments: Iterable[Fragment],
     damage: Mapping[BookieId, Damage],
     *,

@@ -19,10 +19,10 @@ from pathlib import Path
 from bench.journals import added_bytes
 from bench.loading import store_entries
 from bench.loads import DIGEST, VICTIM_INDEX, BenchLedger, Load
+from daemon.admin_session import AdminSession, admin_session
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import port_of
 from daemon.settings import Settings
-from daemon.visit import Visit, visit
 from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION
@@ -53,7 +53,7 @@ class Arena:
     """One cluster, and all that the bench does to it but killing."""
 
     cluster: LocalCluster
-    seen: Visit
+    seen: AdminSession
     java: JavaTool
     _written_since_s: float = 0.0
     _ledger_ids: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_LEDGER_ID))
@@ -160,7 +160,9 @@ async def open_arena(java: JavaTool) -> AsyncIterator[Arena]:
             bookie_jvm_flags=BOOKIE_JVM_FLAGS,
         ) as cluster,
     ):
-        async with visit(Settings(metadata_service_uri=cluster.metadata_service_uri)) as seen:
+        async with admin_session(
+            Settings(metadata_service_uri=cluster.metadata_service_uri)
+        ) as seen:
             yield Arena(cluster, seen, java)
 
 

@@ -158,7 +158,7 @@ class Loss:
     async def _is_named(self) -> bool:
         """Whether any metadata still names the victim."""
         scan = await scan_ledgers(self._arena.seen.manager, lost=[self._arena.victim])
-        return bool(scan.endangered or scan.unreadable)
+        return bool(scan.underreplicated or scan.unreadable)
 
     def _used(self) -> tuple[Cpu, ...]:
         """By the repairer, the bookies, ZooKeeper and the whole machine."""

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from auditor.marker import Marker
-from auditor.underreplication import Endangered
+from auditor.underreplication import UnderreplicatedLedger
 from bench.queue_nodes import NodesResult, NodesTask, run_nodes
 from daemon.local.zookeeper import monitor
 from ledgers.clock import SystemClock
@@ -128,11 +128,11 @@ async def _fill(hosts: str, ledger_count: int) -> None:
         await store.create(znodes.disable_path(UR))
         batcher = Batcher(store, ())
         sender = asyncio.create_task(batcher.run())
-        endangered = [
-            Endangered(ledger_id=i, lost=(LOST,), copies_left=2, length=0)
+        underreplicated = [
+            UnderreplicatedLedger(ledger_id=i, lost=(LOST,), copies_left=2, length=0)
             for i in range(ledger_count)
         ]
-        await Marker(store, batcher, UR, SystemClock()).mark_all(endangered)
+        await Marker(store, batcher, UR, SystemClock()).mark_all(underreplicated)
         sender.cancel()
     finally:
         await store.close()

@@ -21,8 +21,8 @@ from ledgers.registration import Registration
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster import ViewSource
 from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
-from replication.locks import Take
-from replication.nodes import Half, Membership, NodeInfo
+from replication.locks import LedgerLease
+from replication.nodes import Membership, NodeInfo, Role
 from replication.outcome import DONE, MARKED_AGAIN, Outcome
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
@@ -62,7 +62,7 @@ class _Timed:
         self._repair_s = repair_s
         self.count = 0
 
-    async def repair(self, take: Take, sighting: object = None, *, slots: object) -> Outcome:
+    async def repair(self, take: LedgerLease, sighting: object = None, *, slots: object) -> Outcome:
         self.count += 1
         await asyncio.sleep(self._repair_s)
         return DONE if await self._queue.finish(take) else MARKED_AGAIN
@@ -106,7 +106,7 @@ async def _node(
     views = ViewSource(Registration(store, task.root), clock)
     await views.refresh()
     name = f"node-{number}"
-    info = NodeInfo(half=Half.WORKER, host=name, pid=number, bookie_id=None, started_ms=0)
+    info = NodeInfo(role=Role.WORKER, host=name, pid=number, bookie_id=None, started_ms=0)
     membership = await Membership.join(store, task.ur, info)
     batcher = Batcher(store, [membership.guard])
     queue = Queue(store, batcher, task.ur, holder=name, clock=clock)

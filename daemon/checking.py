@@ -17,7 +17,7 @@ from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRecords
 from auditor.checks.runner import CheckRunner
 from auditor.findings import Findings
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.marker import BothQueues
 from daemon.limits import keep_to_our_share
 from daemon.placement import Placing
@@ -44,7 +44,7 @@ class LeaderChecks:
     settings: Settings
     session: Session
     batcher: Batcher
-    keeper: IndexKeeper
+    updater: LedgerMapUpdater
     findings: Findings
     placing: Placing
     is_audit_pending: Callable[[], bool]
@@ -106,8 +106,8 @@ class LeaderChecks:
             (*self._reading(bookies), self._placement(), *self._idle_open(bookies)),
             store=self.session.store,
             ur=self.session.ur,
-            index=self.keeper.index,
-            is_index_ready=lambda: self.keeper.completed_count > 0,
+            ledger_map=self.updater.ledger_map,
+            is_index_ready=lambda: self.updater.completed_count > 0,
             views=self.session.views,
             records=records,
             is_audit_pending=self.is_audit_pending,
@@ -137,11 +137,11 @@ class LeaderChecks:
     def _placement(self) -> PlacementCheck:
         repairs = self.settings.checks.repairs_placement
         return PlacementCheck(
-            index=self.keeper.index,
+            ledger_map=self.updater.ledger_map,
             views=self.session.views,
             policy=self.placing.policy,
             rack_of=self.placing.racks.rack,
-            has_rack_source=self.placing.keeper is not None,
+            has_rack_source=self.placing.rack_keeper is not None,
             reports=self._reports() if repairs else None,
         )
 
@@ -151,7 +151,7 @@ class LeaderChecks:
         if not ours.idle_open_after_s:
             return ()
         check = IdleOpenCheck(
-            index=self.keeper.index,
+            ledger_map=self.updater.ledger_map,
             manager=session.manager,
             bookies=bookies,
             views=session.views,

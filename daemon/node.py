@@ -13,7 +13,7 @@ from functools import partial
 import structlog
 import uvloop
 
-from auditor.ledger_map_updater import OwnWrites
+from auditor.ledger_map_updater import RecentWrites
 from daemon.observe.node import ReportFile, run_observer_session
 from daemon.observe.observing import open_observing
 from daemon.placement import check_rack_sources
@@ -21,10 +21,10 @@ from daemon.roles import new_outages, run_auditor_session, run_worker_session
 from daemon.session import open_session
 from daemon.settings import Settings
 from daemon.state import open_journal, state_dir
-from daemon.threads import HalfThread, own_cause
+from daemon.threads import ServiceThread, own_cause
 from ledgers.errors import SettingsError
 from replication.journal import MetadataJournal
-from replication.nodes import Half
+from replication.nodes import Role
 
 log = structlog.get_logger()
 
@@ -46,16 +46,16 @@ def run_node(settings: Settings) -> int:
     check_rack_sources(settings.placement)
     if settings.node.mode == "observe":
         session = partial(run_observer_session, settings, ReportFile(state_dir(settings)))
-        observer = HalfThread("observer", session, loop_factory=uvloop.new_event_loop)
+        observer = ServiceThread("observer", session, loop_factory=uvloop.new_event_loop)
         return _run(settings, [observer], partial(open_observing, settings))
     with closing(open_journal(settings)) as journal:
         journal.try_out()
-        halves = _halves(settings, journal)
-        return _run(settings, halves, partial(open_session, settings, Half.WORKER, journal))
+        roles = _roles(settings, journal)
+        return _run(settings, roles, partial(open_session, settings, Role.WORKER, journal))
 
 
 def _run(
-    settings: Settings, halves: Sequence[HalfThread], open_once: Callable[[], OpenSession]
+    settings: Settings, roles: Sequence[ServiceThread], open_once: Callable[[], OpenSession]
 ) -> int:
     """``open_once``: opens a session once in this thread, so that errors are reported before any
     service starts."""
@@ -72,9 +72,9 @@ def _run(
         replication=settings.replication.enabled,
     )
     _spare_the_collector()
-    _start(halves)
+    _start(roles)
     stop.wait()
-    is_stopped = _stop(halves)
+    is_stopped = _stop(roles)
     log.info("node.stopped", is_clean=is_stopped)
     return 0 if is_stopped else 1
 
@@ -100,7 +100,7 @@ def _spare_the_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS_MAX)
 
 
-def _start(halves: Sequence[HalfThread]) -> None:
+def _start(roles: Sequence[ServiceThread]) -> None:
     """Start the services with signals blocked in their threads, so that a signal always wakes the
     main thread.
 
@@ -108,16 +108,16 @@ def _start(halves: Sequence[HalfThread]) -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        for half in halves:
-            half.start()
+        for role in roles:
+            role.start()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def _stop(halves: Sequence[HalfThread]) -> bool:
+def _stop(roles: Sequence[ServiceThread]) -> bool:
     """Stop the services in reverse order. All are stopped even if one fails to end; returns whether
     all ended."""
-    stopped = [half.stop(timeout_s=STOP_TIMEOUT_S / len(halves)) for half in reversed(halves)]
+    stopped = [role.stop(timeout_s=STOP_TIMEOUT_S / len(roles)) for role in reversed(roles)]
     return all(stopped)
 
 
@@ -136,17 +136,19 @@ def check_cluster(open_once: Callable[[], OpenSession]) -> None:
         raise cause from group
 
 
-def _halves(settings: Settings, journal: MetadataJournal) -> list[HalfThread]:
+def _roles(settings: Settings, journal: MetadataJournal) -> list[ServiceThread]:
     """Return the enabled services in start order. Raises SettingsError if none is enabled."""
-    halves: list[HalfThread] = []
-    own_writes = OwnWrites()
+    roles: list[ServiceThread] = []
+    recent_writes = RecentWrites()
     if settings.replication.enabled:
-        session = partial(run_worker_session, settings, journal, own_writes)
-        halves.append(HalfThread("replication-worker", session, loop_factory=uvloop.new_event_loop))
+        session = partial(run_worker_session, settings, journal, recent_writes)
+        roles.append(
+            ServiceThread("replication-worker", session, loop_factory=uvloop.new_event_loop)
+        )
     if settings.auditor.enabled:
         outages = new_outages(settings)
-        session = partial(run_auditor_session, settings, journal, outages, own_writes)
-        halves.append(HalfThread("auditor", session, loop_factory=uvloop.new_event_loop))
-    if not halves:
+        session = partial(run_auditor_session, settings, journal, outages, recent_writes)
+        roles.append(ServiceThread("auditor", session, loop_factory=uvloop.new_event_loop))
+    if not roles:
         raise SettingsError("auditor.enabled and replication.enabled are both false: nothing to do")
-    return halves
+    return roles

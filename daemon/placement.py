@@ -265,19 +265,19 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """The placement policy of one session. ``keeper`` keeps the racks up to date; None if racks
+    """The placement policy of one session. ``rack_keeper`` keeps the racks up to date; None if racks
     have no source."""
 
     policy: PlacementPolicy
     racks: Racks
-    keeper: RackKeeper | None
+    rack_keeper: RackKeeper | None
     groups: IsolationGroups
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.groups.run())
-            if self.keeper is not None:
-                tasks.create_task(self.keeper.run())
+            if self.rack_keeper is not None:
+                tasks.create_task(self.rack_keeper.run())
 
 
 async def begin_placing(
@@ -298,10 +298,10 @@ async def begin_placing(
     """
     source = rack_source(settings, store, clock)
     racks = Racks() if source is None else Racks(await remembered_racks(store, ur))
-    keeper = None
+    rack_keeper = None
     if source is not None:
-        keeper = RackKeeper(source, racks, views, clock=clock, resolve_host=resolve)
-        await keeper.start()
+        rack_keeper = RackKeeper(source, racks, views, clock=clock, resolve_host=resolve)
+        await rack_keeper.start()
     elif await has_unused_racks(store):
         log.warning(
             "racks.not_used",
@@ -322,7 +322,7 @@ async def begin_placing(
         may_leave=settings.may_leave_isolation,
     )
     await groups.refresh()
-    return Placing(policy=policy, racks=racks, keeper=keeper, groups=groups)
+    return Placing(policy=policy, racks=racks, rack_keeper=rack_keeper, groups=groups)
 
 
 async def placing_of(session: Session, settings: PlacementSettings) -> Placing:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from auditor.findings import read_findings
 from auditor.scan import may_be_named
+from daemon.admin_session import AdminSession
 from daemon.cli.bookies import known_bookies, require_known
 from daemon.local_bookie import local_bookie
 from daemon.placement import begin_placing
 from daemon.status.gathering import gather_status
 from daemon.status.verdict import verdict_text
-from daemon.visit import Visit
 from ledgers.client import BookieClient, open_bookies
 from ledgers.clock import SystemClock
 from ledgers.digest import EntryDigest
@@ -22,13 +22,13 @@ from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.model import BookieId
 from ledgers.tasks import gather_in_parts
 from replication.cluster import ClusterView, ViewSource
-from replication.disk_space import RoomSource
-from replication.inspection import Surveyor
+from replication.disk_space import DiskSpaceSource
+from replication.inspection import Inspector
 from replication.ledger_record import UnprovenEnd, unproven_among, unproven_ledger_ids
 from replication.marks import marked_ledger_ids, read_marks, read_urgent
 from replication.orders import DrainOrder, OrderBook
 from replication.preview import Preview, Previewer
-from replication.targets import Receivers
+from replication.targets import TargetSelector
 from replication.znodes import own_path
 
 READS_IN_FLIGHT = 8
@@ -70,7 +70,7 @@ class Previews:
 
 
 async def plan_for(
-    cluster: Visit, ledger_ids: Sequence[int], bookie: BookieId | None, *, limit: int
+    cluster: AdminSession, ledger_ids: Sequence[int], bookie: BookieId | None, *, limit: int
 ) -> Previews:
     """For these ledgers, for those of a bookie as if it were drained, or for the most endangered.
 
@@ -99,7 +99,7 @@ async def plan_for(
     )
 
 
-async def _doubts(cluster: Visit) -> str:
+async def _doubts(cluster: AdminSession) -> str:
     """Whether it means anything that no ledger is marked."""
     clock = SystemClock()
     told = verdict_text(await gather_status(cluster, clock=clock), now_ms=clock.wall_ms())
@@ -107,7 +107,7 @@ async def _doubts(cluster: Visit) -> str:
 
 
 async def preview_all(
-    cluster: Visit, ledger_ids: Sequence[int], *, drained: BookieId | None = None
+    cluster: AdminSession, ledger_ids: Sequence[int], *, drained: BookieId | None = None
 ) -> list[Preview]:
     """In order. ``drained``: as if that bookie were being drained, too."""
     if not ledger_ids:
@@ -124,7 +124,7 @@ async def preview_all(
         return await gather_in_parts(preview, ledger_ids, at_once=LEDGERS_AT_ONCE)
 
 
-async def most_endangered(cluster: Visit, *, limit: int) -> Chosen:
+async def most_endangered(cluster: AdminSession, *, limit: int) -> Chosen:
     """Of both queues: what the leader calls urgent, then most bookies missing, then the oldest
     loss.
 
@@ -149,7 +149,7 @@ async def most_endangered(cluster: Visit, *, limit: int) -> Chosen:
     return Chosen(ledger_ids=ordered[:limit], more=max(0, len(ordered) - limit) + unread)
 
 
-async def ledgers_of(cluster: Visit, bookie: BookieId, *, limit: int) -> Chosen:
+async def ledgers_of(cluster: AdminSession, bookie: BookieId, *, limit: int) -> Chosen:
     """The first ledgers whose metadata names the bookie, and those met on the way that may."""
     found: list[int] = []
     unreadable: list[int] = []
@@ -167,14 +167,14 @@ async def ledgers_of(cluster: Visit, bookie: BookieId, *, limit: int) -> Chosen:
     )
 
 
-async def _parts(cluster: Visit) -> AsyncIterator[Sequence[int]]:
+async def _parts(cluster: AdminSession) -> AsyncIterator[Sequence[int]]:
     """All ledger ids, as many at a time as are read at once."""
     async for ledger_ids in cluster.manager.ledger_ids():
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             yield ledger_ids[start : start + READS_AT_ONCE]
 
 
-async def _names(cluster: Visit, ledger_id: int, bookie: BookieId) -> bool | None:
+async def _names(cluster: AdminSession, ledger_id: int, bookie: BookieId) -> bool | None:
     """None where the metadata cannot be read."""
     try:
         versioned = await cluster.manager.read(ledger_id)
@@ -189,7 +189,7 @@ async def _names(cluster: Visit, ledger_id: int, bookie: BookieId) -> bool | Non
 class Looking:
     """What a command looks at ledgers with. ``view``: of the cluster as it was when it began."""
 
-    surveyor: Surveyor
+    inspector: Inspector
     bookies: BookieClient
     views: ViewSource
     view: ClusterView
@@ -199,7 +199,7 @@ class Looking:
 
 
 @asynccontextmanager
-async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
+async def open_looking(cluster: AdminSession) -> AsyncIterator[Looking]:
     """The eyes of a worker, at a command's pace."""
     ours, clock, rng = cluster.settings.replication, SystemClock(), random.Random()
     views = ViewSource(cluster.registration, clock, OrderBook(cluster.store, cluster.ur))
@@ -210,7 +210,7 @@ async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
         rng=rng,
         reads_in_flight_max=min(READS_IN_FLIGHT, ours.reads_in_flight_per_bookie),
     ) as bookies:
-        surveyor = Surveyor(
+        inspector = Inspector(
             manager=cluster.manager,
             bookies=bookies,
             clock=clock,
@@ -220,7 +220,7 @@ async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
             entry_lists=ours.entry_lists,
         )
         yield Looking(
-            surveyor=surveyor,
+            inspector=inspector,
             bookies=bookies,
             views=views,
             view=view,
@@ -232,7 +232,7 @@ async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
 
 @asynccontextmanager
 async def open_previewer(
-    cluster: Visit, *, drained: BookieId | None = None
+    cluster: AdminSession, *, drained: BookieId | None = None
 ) -> AsyncIterator[Previewer]:
     """Looks at the cluster as it is now; with ``drained`` as if that one were being drained,
     too."""
@@ -248,7 +248,7 @@ async def open_previewer(
             clock=looking.clock,
             rng=looking.rng,
         )
-        rooms = RoomSource(
+        rooms = DiskSpaceSource(
             looking.bookies,
             looking.views,
             floor_share=ours.replication.free_room_min,
@@ -256,7 +256,7 @@ async def open_previewer(
             rng=looking.rng,
         )
         await rooms.ask_due()
-        receivers = Receivers(
+        target_selector = TargetSelector(
             placing.policy,
             clock=looking.clock,
             local=local,
@@ -266,8 +266,8 @@ async def open_previewer(
             allowed=placing.groups.allowed,
         )
         yield Previewer(
-            looking.surveyor,
-            receivers,
+            looking.inspector,
+            target_selector,
             _as_if_drained(looking.view, drained),
             moves_misplaced=ours.checks.repairs_placement,
         )

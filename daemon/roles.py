@@ -24,7 +24,7 @@ from auditor.draining import Drainer
 from auditor.election import Election, Leadership
 from auditor.findings import Findings
 from auditor.fsck.results.summary import meter_last
-from auditor.ledger_map_updater import IndexKeeper, IndexTeller, OwnWrites
+from auditor.ledger_map_updater import LedgerMapReporter, LedgerMapUpdater, RecentWrites
 from auditor.marker import BothQueues, Marker
 from auditor.recheck import CopyRecheck
 from auditor.records import Records
@@ -43,16 +43,16 @@ from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.client_activity import ActivitySource
 from replication.copier import Copier
-from replication.disk_space import RoomSource
-from replication.inspection import Surveyor
+from replication.disk_space import DiskSpaceSource
+from replication.inspection import Inspector
 from replication.journal import MetadataJournal
 from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
-from replication.nodes import Half
+from replication.nodes import Role
 from replication.open_ledgers import OpenLedgers
 from replication.racks import RackMemory
 from replication.recent_copies import CopyRecorder
 from replication.repair import OnWritten, Repairer
-from replication.targets import Receivers
+from replication.targets import TargetSelector
 from replication.transactions import Batcher
 from replication.work_queue import Queue
 from replication.worker import ReplicationWorker
@@ -60,11 +60,11 @@ from replication.znodes import own_path
 
 
 async def run_worker_session(
-    settings: Settings, journal: MetadataJournal, own_writes: OwnWrites
+    settings: Settings, journal: MetadataJournal, recent_writes: RecentWrites
 ) -> None:
-    """Repair marked ledgers until the session ends. ``own_writes``: receives metadata writes for
+    """Repair marked ledgers until the session ends. ``recent_writes``: receives metadata writes for
     this node's index."""
-    async with open_worker(settings, journal, on_written=own_writes.keep) as opened:
+    async with open_worker(settings, journal, on_written=recent_writes.keep) as opened:
         await opened.worker.run()
 
 
@@ -87,14 +87,14 @@ async def open_worker(
     settings: Settings,
     journal: MetadataJournal,
     *,
-    half: Half = Half.WORKER,
+    role: Role = Role.WORKER,
     make_queue: Callable[[Session, Batcher], Queue] = _whole_queue,
     on_written: OnWritten = lambda written: None,
 ) -> AsyncIterator[OpenWorker]:
     """Open a session and build a worker in it. Raises what ``open_session`` raises; the end of the
     session ends the body."""
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(open_session(settings, half, journal))
+        session = await stack.enter_async_context(open_session(settings, role, journal))
         budgets = Budgets(reads_in_flight_max=settings.replication.reads_in_flight_per_bookie)
         bulk = BulkTransfers(budgets, resolve=session.views.resolve)
         bookies = session.bookie_client(budgets, bulk)
@@ -102,7 +102,7 @@ async def open_worker(
         batcher = Batcher(session.store, [session.membership.guard])
         placing = await placing_of(session, settings.placement)
         quarantine = Quarantine(session.clock, session.views.life)
-        rooms = RoomSource(
+        rooms = DiskSpaceSource(
             bookies,
             session.views,
             floor_share=settings.replication.free_room_min,
@@ -130,7 +130,7 @@ async def open_worker(
                 for work in (
                     batcher.run(),
                     parts.recorder.run(),
-                    *parts.rechecks(half),
+                    *parts.rechecks(role),
                     _keep_to_our_share(settings, session, budgets),
                     keep_to_pace(settings, session.views, bulk, batcher),
                     activity.run(),
@@ -158,7 +158,7 @@ class _Parts:
     queue: Queue
     bookies: BookieClient
     placing: Placing
-    rooms: RoomSource
+    rooms: DiskSpaceSource
     quarantine: Quarantine
     on_written: OnWritten
 
@@ -172,11 +172,11 @@ class _Parts:
             is_enabled=self.settings.replication.copies_reread_after_s > 0,
         )
 
-    def rechecks(self, half: Half) -> list[Coroutine[Any, Any, None]]:
+    def rechecks(self, role: Role) -> list[Coroutine[Any, Any, None]]:
         """Return the task that reads recent copies again. A repair by hand has none: it ends before
         they are due."""
         after_s = self.settings.replication.copies_reread_after_s
-        if half is not Half.WORKER or not after_s:
+        if role is not Role.WORKER or not after_s:
             return []
         session, batcher = self.session, self.batcher
         recheck = CopyRecheck(
@@ -227,12 +227,12 @@ class _Parts:
         session, ours = self.session, self.settings.replication
         answering = QuarantiningBookies(self.bookies, self.quarantine)
         fallback_digest = ours.fallback_digest
-        receivers = self._receivers()
+        target_selector = self._target_selector()
         return Repairer(
             queue=self.queue,
             manager=session.manager,
             views=session.views,
-            surveyor=Surveyor(
+            inspector=Inspector(
                 manager=session.manager,
                 bookies=answering,
                 clock=session.clock,
@@ -247,18 +247,18 @@ class _Parts:
                 bookies=self.bookies,
                 views=session.views,
                 fallback_digest=fallback_digest,
-                receivers=receivers,
+                target_selector=target_selector,
                 clock=session.clock,
             ),
-            copier=Copier(answering, receivers),
+            copier=Copier(answering, target_selector),
             recorder=self.recorder,
             clock=session.clock,
             moves_misplaced=self.settings.checks.repairs_placement,
             on_written=self.on_written,
         )
 
-    def _receivers(self) -> Receivers:
-        return Receivers(
+    def _target_selector(self) -> TargetSelector:
+        return TargetSelector(
             self.placing.policy,
             clock=self.session.clock,
             local=self.session.local,
@@ -298,28 +298,28 @@ def new_outages(settings: Settings) -> Outages:
 
 
 async def run_auditor_session(
-    settings: Settings, journal: MetadataJournal, outages: Outages, own_writes: OwnWrites
+    settings: Settings, journal: MetadataJournal, outages: Outages, recent_writes: RecentWrites
 ) -> None:
     """Stand for election, and audit while elected. Ends with SessionLostError, LeadershipLostError
     or another error.
 
-    ``own_writes``: metadata writes of this node's worker, which the index takes over without
+    ``recent_writes``: metadata writes of this node's worker, which the index takes over without
     reading them again.
     """
     async with (
-        open_session(settings, Half.AUDITOR, journal) as session,
+        open_session(settings, Role.AUDITOR, journal) as session,
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(outages.follow(session.store))
-        keeper = IndexKeeper(
+        updater = LedgerMapUpdater(
             store=session.store,
             manager=session.manager,
             clock=session.clock,
             rescan_interval_s=settings.auditor.rescan_interval_s,
-            own_writes=own_writes,
+            recent_writes=recent_writes,
         )
         if settings.auditor.standbys_keep_index:
-            tasks.create_task(keeper.run())
+            tasks.create_task(updater.run())
         # Prepared before the election, so that a new leader can act at once.
         placing = await placing_of(session, settings.placement)
         tasks.create_task(placing.run())
@@ -333,15 +333,15 @@ async def run_auditor_session(
         leadership = await election.win()
         tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
         if not settings.auditor.standbys_keep_index:
-            tasks.create_task(keeper.run())
-        await _lead(settings, session, leadership, keeper, placing, outages)
+            tasks.create_task(updater.run())
+        await _lead(settings, session, leadership, updater, placing, outages)
 
 
 async def _lead(
     settings: Settings,
     session: Session,
     leadership: Leadership,
-    keeper: IndexKeeper,
+    updater: LedgerMapUpdater,
     placing: Placing,
     outages: Outages,
 ) -> None:
@@ -349,19 +349,19 @@ async def _lead(
     batcher = Batcher(session.store, leadership.guards)
     records = Records(session.store, batcher, session.ur)
     findings = Findings(session.store, batcher, session.ur, session.clock)
-    auditor = _auditor(settings, session, batcher, keeper, placing, records, outages)
+    auditor = _auditor(settings, session, batcher, updater, placing, records, outages)
     checks = LeaderChecks(
         settings=settings,
         session=session,
         batcher=batcher,
-        keeper=keeper,
+        updater=updater,
         findings=findings,
         placing=placing,
         is_audit_pending=lambda: auditor.is_loss_pending,
     )
-    drainer = _drainer(session, batcher, keeper, records)
-    teller = IndexTeller(
-        keeper, records.write_index, session_id=session.store.session_id, clock=session.clock
+    drainer = _drainer(session, batcher, updater, records)
+    teller = LedgerMapReporter(
+        updater, records.write_index, session_id=session.store.session_id, clock=session.clock
     )
     async with asyncio.TaskGroup() as tasks:
         for work in (
@@ -372,7 +372,7 @@ async def _lead(
             checks.run(),
             teller.run(),
             meter_last(session.store, session.ur),
-            _watch_activity(session, keeper, records),
+            _watch_activity(session, updater, records),
         ):
             tasks.create_task(work)
         await auditor.run()
@@ -382,7 +382,7 @@ def _auditor(
     settings: Settings,
     session: Session,
     batcher: Batcher,
-    keeper: IndexKeeper,
+    updater: LedgerMapUpdater,
     placing: Placing,
     records: Records,
     outages: Outages,
@@ -390,7 +390,7 @@ def _auditor(
     return Auditor(
         store=session.store,
         ur=session.ur,
-        keeper=keeper,
+        updater=updater,
         views=session.views,
         marker=Marker(session.store, batcher, session.ur, session.clock),
         records=records,
@@ -409,14 +409,14 @@ def _auditor(
     )
 
 
-async def _watch_activity(session: Session, keeper: IndexKeeper, records: Records) -> None:
+async def _watch_activity(session: Session, updater: LedgerMapUpdater, records: Records) -> None:
     """Watch client activity with separate connections, so that its few reads never wait behind
     checks."""
     async with open_bookies(session.views.resolve, clock=session.clock, rng=session.rng) as bookies:
         watch = ActivityWatch(
             store=session.store,
             ur=session.ur,
-            keeper=keeper,
+            updater=updater,
             views=session.views,
             bookies=bookies,
             records=records,
@@ -425,12 +425,14 @@ async def _watch_activity(session: Session, keeper: IndexKeeper, records: Record
         await watch.run()
 
 
-def _drainer(session: Session, batcher: Batcher, keeper: IndexKeeper, records: Records) -> Drainer:
+def _drainer(
+    session: Session, batcher: Batcher, updater: LedgerMapUpdater, records: Records
+) -> Drainer:
     return Drainer(
         store=session.store,
         ur=session.ur,
         manager=session.manager,
-        keeper=keeper,
+        updater=updater,
         views=session.views,
         marker=Marker(session.store, batcher, own_path(session.ur), session.clock),
         records=records,
@@ -439,13 +441,13 @@ def _drainer(session: Session, batcher: Batcher, keeper: IndexKeeper, records: R
 
 
 async def _remember_racks(session: Session, batcher: Batcher, placing: Placing) -> None:
-    if placing.keeper is not None:
+    if placing.rack_keeper is not None:
         memory = RackMemory(
             store=session.store,
             batcher=batcher,
             ur=session.ur,
             racks=placing.racks,
-            keeper=placing.keeper,
+            rack_keeper=placing.rack_keeper,
             views=session.views,
             clock=session.clock,
         )

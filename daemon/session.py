@@ -34,7 +34,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster import ViewSource
 from replication.journal import ClusterJournal, MetadataJournal
 from replication.marks import prepare_tree
-from replication.nodes import Half, Membership, NodeInfo, SharedClock
+from replication.nodes import Membership, NodeInfo, Role, SharedClock
 from replication.orders import OrderBook
 from replication.znodes import underreplication_path
 
@@ -94,7 +94,7 @@ class Session:
 
 @asynccontextmanager
 async def open_session(
-    settings: Settings, half: Half, journal: MetadataJournal
+    settings: Settings, role: Role, journal: MetadataJournal
 ) -> AsyncIterator[Session]:
     """Open a session, register it as a live node and read a first view of the bookies. Closes the
     session at the end.
@@ -105,7 +105,7 @@ async def open_session(
     store = await open_store(settings, ends_with_loop=True)
     try:
         store.requests_per_s = settings.zookeeper.requests_per_s
-        session = await _join(store, settings, half, journal)
+        session = await _join(store, settings, role, journal)
         try:
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(session.views.run())
@@ -116,13 +116,13 @@ async def open_session(
                 for task in (watcher, limiter, ender, ticker):
                     task.cancel()
         finally:
-            log.info("session.closed", half=half.value, request_count=store.request_count)
+            log.info("session.closed", role=role.value, request_count=store.request_count)
     finally:
         await store.close()
 
 
 async def _join(
-    store: ZooKeeperStore, settings: Settings, half: Half, journal: MetadataJournal
+    store: ZooKeeperStore, settings: Settings, role: Role, journal: MetadataJournal
 ) -> Session:
     """Do everything that needs the session before work begins, including the registration as a live
     node."""
@@ -135,7 +135,7 @@ async def _join(
     view = await views.refresh()
     local = local_bookie(settings.node.bookie_id, view)
     info = NodeInfo(
-        half=half,
+        role=role,
         host=socket.gethostname(),
         pid=os.getpid(),
         bookie_id=local,
@@ -144,7 +144,7 @@ async def _join(
     membership = await Membership.join(store, ur, info)
     await membership.synchronise(clock)
     await views.refresh()  # safety holds and maintenance windows depend on the synchronised clock
-    log.info("session.opened", half=half.value, session=f"{store.session_id:#x}", bookie=local)
+    log.info("session.opened", role=role.value, session=f"{store.session_id:#x}", bookie=local)
     return Session(
         store=store,
         ur=ur,

@@ -26,7 +26,7 @@ CALM_S = 60.0
 """A session that lasted this long resets the backoff."""
 
 
-class HalfThread:
+class ServiceThread:
     """Owns the thread ``name``, which runs ``session`` again and again until ``stop``."""
 
     def __init__(
@@ -100,9 +100,9 @@ class HalfThread:
         causes = list(leaves(error))
         expected = [cause for cause in causes if isinstance(cause, BookmenderError)]
         if len(expected) == len(causes):
-            log.warning("half.restarted", half=self._thread.name, error=str(expected[0]))
+            log.warning("role.restarted", role=self._thread.name, error=str(expected[0]))
         else:
-            log.error("half.crashed", half=self._thread.name, exc_info=error)
+            log.error("role.crashed", role=self._thread.name, exc_info=error)
 
 
 def leaves(error: BaseException) -> list[BaseException]:

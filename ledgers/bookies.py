@@ -108,7 +108,7 @@ class TransferResult(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class DiskSpace:
     """Disk space of a bookie's ledger directories together. ``0 <= free_bytes <= total_bytes``."""
 
     free_bytes: int
@@ -119,7 +119,7 @@ class Room:
         assert self.total_bytes > 0, self
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class SourceHealth(Struct, frozen=True, kw_only=True):
     """How well a bookie works as a source of transfers, as observed by this process."""
 
     is_ailing: bool = False
@@ -203,7 +203,7 @@ class Bookies(Protocol):
         """
         ...
 
-    async def room(self, bookie: BookieId) -> Room:
+    async def room(self, bookie: BookieId) -> DiskSpace:
         """Return the disk space of the bookie (GET_BOOKIE_INFO, over V3)."""
         ...
 
@@ -211,7 +211,7 @@ class Bookies(Protocol):
         """Run a bulk transfer. Errors of bookies are part of the result and never raised."""
         ...
 
-    def standing(self, bookie: BookieId) -> Standing:
+    def source_health(self, bookie: BookieId) -> SourceHealth:
         """Return the health of the bookie as a source. Sends no request."""
         ...
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
 
-from ledgers.bookies import LAST_ENTRY, LacAnswer, Room, Standing, Transfer, TransferResult
+from ledgers.bookies import LAST_ENTRY, DiskSpace, LacAnswer, SourceHealth, Transfer, TransferResult
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import READS_IN_FLIGHT_DEFAULT, Budgets
 from ledgers.clock import Clock
@@ -40,8 +40,8 @@ from ledgers.wire.messages import (
     ListEntries,
     Read,
     ReadBatch,
+    ReadDiskSpace,
     ReadLac,
-    ReadRoom,
     Reply,
     Request,
     Status,
@@ -71,7 +71,7 @@ class BulkPath(Protocol):
 
     async def transfer(self, transfer: Transfer) -> TransferResult: ...
 
-    def standing(self, bookie: BookieId) -> Standing: ...
+    def source_health(self, bookie: BookieId) -> SourceHealth: ...
 
     async def close(self) -> None: ...
 
@@ -167,8 +167,8 @@ class BookieClient:
         _keyless(reply, bookie=bookie, ledger_id=ledger_id)
         return decode_availability(reply.availability)
 
-    async def room(self, bookie: BookieId) -> Room:
-        reply = await self._ask(self._to(bookie).v3, ReadRoom())
+    async def room(self, bookie: BookieId) -> DiskSpace:
+        reply = await self._ask(self._to(bookie).v3, ReadDiskSpace())
         room = _keyless(reply, bookie=bookie).room
         if room is None:
             raise UnavailableError("bookie tells of impossible disks", bookie=bookie)
@@ -207,8 +207,8 @@ class BookieClient:
     async def transfer(self, transfer: Transfer) -> TransferResult:
         return await self._bulk.transfer(transfer)
 
-    def standing(self, bookie: BookieId) -> Standing:
-        return self._bulk.standing(bookie)
+    def source_health(self, bookie: BookieId) -> SourceHealth:
+        return self._bulk.source_health(bookie)
 
     # --- Connections ---------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             await self._lost
 
-    # --- Room ----------------------------------------------------------------------------------
+    # --- DiskSpace ----------------------------------------------------------------------------------
 
     def _room(self, request: Request) -> tuple[ReadBudget, int]:
         """Where the request has to fit in, and with how many bytes."""
@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
     # --- The end -------------------------------------------------------------------------------
 
     def _forget(self, pending: _Pending) -> None:
-        """It is in flight no more. Room goes to the next in line, which may send at its next
+        """It is in flight no more. DiskSpace goes to the next in line, which may send at its next
         step."""
         waiting = self._pending[pending.key]
         waiting.remove(pending)
@@ -294,7 +294,7 @@ OnBroken = Callable[[Connection, Exception], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackOffSettings:
-    """The pause after a failed connection: first, at most. Half of it to all of it, at random."""
+    """The pause after a failed connection: first, at most. Role of it to all of it, at random."""
 
     first_s: float = 0.1
     max_s: float = 5.0

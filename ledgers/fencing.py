@@ -48,7 +48,7 @@ from ledgers.errors import (
 )
 from ledgers.model import LAC_NONE, BookieId, LedgerMetadata, Segment, first_of
 from ledgers.quorum import (
-    OTHERS_S,
+    LATE_REPLY_WAIT_S,
     GivenUp,
     Proof,
     RecoveredEnd,
@@ -160,7 +160,7 @@ class Rescue:
             lambda bookie: self._read(bookie, entry_id),
             given,
             clock=self._clock,
-            linger_s=OTHERS_S,
+            linger_s=LATE_REPLY_WAIT_S,
         )
         if entry is None:
             return b"" if entry_id < self._shown else None
@@ -282,7 +282,7 @@ class EndFinder:
                 knows_damaged=self._gives_up_damaged,
             ),
             clock=self._clock,
-            linger_s=OTHERS_S,
+            linger_s=LATE_REPLY_WAIT_S,
         )
         self._answers = {bookie: result.answer for bookie, result in results.items()}
         self._counted |= counted(results, self._unbelieved)

@@ -20,7 +20,15 @@ from typing import TypeVar
 import structlog
 from msgspec.structs import replace
 
-from ledgers.bookies import Answer, Bookies, LacAnswer, Room, Standing, Transfer, TransferResult
+from ledgers.bookies import (
+    Answer,
+    Bookies,
+    DiskSpace,
+    LacAnswer,
+    SourceHealth,
+    Transfer,
+    TransferResult,
+)
 from ledgers.clock import Clock
 from ledgers.errors import (
     BookmenderError,
@@ -233,7 +241,7 @@ class QuarantiningBookies:
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
         return await self._ask(bookie, lambda: self._inner.list_entries(bookie, ledger_id))
 
-    async def room(self, bookie: BookieId) -> Room:
+    async def room(self, bookie: BookieId) -> DiskSpace:
         return await self._ask(bookie, lambda: self._inner.room(bookie))
 
     async def _ask(self, bookie: BookieId, request: Callable[[], Awaitable[T]]) -> T:
@@ -321,9 +329,13 @@ class QuarantiningBookies:
         else:  # another bookie's failure kept it from being asked
             self._quarantine.note_nothing(bookie)
 
-    def standing(self, bookie: BookieId) -> Standing:
-        standing = self._inner.standing(bookie)
-        return replace(standing, is_ailing=True) if self._quarantine.holds(bookie) else standing
+    def source_health(self, bookie: BookieId) -> SourceHealth:
+        source_health = self._inner.source_health(bookie)
+        return (
+            replace(source_health, is_ailing=True)
+            if self._quarantine.holds(bookie)
+            else source_health
+        )
 
     # --- The rest ------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from ledgers.errors import BookmenderError, DigestMismatchError, NoSuchEntryErro
 from ledgers.model import BookieId, Segment
 from ledgers.tasks import TaskScope, task_scope
 
-OTHERS_S = 0.5
+LATE_REPLY_WAIT_S = 0.5
 """How long replies are still awaited after the decision, if one of them may report a higher
 entry."""
 

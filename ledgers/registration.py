@@ -250,7 +250,7 @@ class Registration:
         try:
             znode = await self._get(path)
         except UnauthorizedError as error:
-            self._tell_once("cookie.shut_away", path, bookie=bookie, error=str(error))
+            self._tell_once("cookie.access_denied", path, bookie=bookie, error=str(error))
             return Stat(version=0, czxid=UNTOLD_CZXID)
         return None if znode is None else znode[1]
 
@@ -330,7 +330,7 @@ class Registration:
         It is listed, so it is present. But a restart of the bookie cannot be detected, so it must
         not become a target (rule S3).
         """
-        self._tell_once("registration.shut_away", path, bookie=bookie, error=str(error))
+        self._tell_once("registration.access_denied", path, bookie=bookie, error=str(error))
         known = self._known.get(path)
         address = parse_address(bookie) if known is None else known.address
         return RegisteredBookie(bookie_id=bookie, address=address, czxid=0, is_writable=False)

@@ -25,8 +25,13 @@ from ledgers.errors import (
 )
 from ledgers.model import BookieId
 from replication.cluster import ClusterView, ViewSource
-from replication.ledger_record import UnprovenEnds, WaitingNote, WaitingNotesWriter, World
-from replication.locks import QueuedLedger, Take
+from replication.ledger_record import (
+    ClusterFingerprint,
+    UnprovenEnds,
+    WaitingNote,
+    WaitingNotesWriter,
+)
+from replication.locks import LedgerLease, QueuedLedger
 from replication.orders import TriesOrder
 from replication.outcome import Outcome
 from replication.reasons import Reason, whereabouts
@@ -71,7 +76,7 @@ class RetryPace:
 @dataclass(frozen=True, slots=True)
 class _Deferral:
     due_s: float
-    world: World
+    fingerprint: ClusterFingerprint
     reason: Reason | None
     tries: int
     is_loss: bool
@@ -91,15 +96,17 @@ class Deferrals:
         ledger_id: int,
         *,
         due_s: float,
-        world: World,
+        fingerprint: ClusterFingerprint,
         reason: Reason | None,
         tries: int = 1,
         is_loss: bool = True,
     ) -> None:
         """``is_loss``: whether it was known to have lost copies."""
-        self._deferrals[ledger_id] = _Deferral(due_s, world, reason, tries, is_loss)
+        self._deferrals[ledger_id] = _Deferral(due_s, fingerprint, reason, tries, is_loss)
 
-    def is_due(self, ledger_id: int, *, now_s: float, world: World, is_loss: bool = True) -> bool:
+    def is_due(
+        self, ledger_id: int, *, now_s: float, fingerprint: ClusterFingerprint, is_loss: bool = True
+    ) -> bool:
         """``is_loss``: as it is now. What was in the way of a move is not waited with when copies
         are lost."""
         deferral = self._deferrals.get(ledger_id)
@@ -107,15 +114,17 @@ class Deferrals:
             deferral is None
             or deferral.due_s <= now_s
             or (is_loss and not deferral.is_loss)
-            or world.has_improved_since(deferral.world, deferral.reason)
+            or fingerprint.warrants_retry(deferral.fingerprint, deferral.reason)
         )
 
-    def tries(self, ledger_id: int, reason: Reason | None, *, world: World) -> int:
+    def tries(
+        self, ledger_id: int, reason: Reason | None, *, fingerprint: ClusterFingerprint
+    ) -> int:
         """How often it failed in a row for this reason, in a world no worse than this one."""
         deferral = self._deferrals.get(ledger_id)
         if deferral is None or deferral.reason is not reason:
             return 0
-        return 0 if world.has_improved_since(deferral.world, reason) else deferral.tries
+        return 0 if fingerprint.warrants_retry(deferral.fingerprint, reason) else deferral.tries
 
     def waits_for(self, ledger_id: int, reason: Reason) -> bool:
         """Whether that is why it was left alone at last."""
@@ -164,14 +173,14 @@ PRUNE_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
-class Holding:
-    """A ledger in our hands. ``world``: when its repair began. ``note``: what stands in ZooKeeper.
+class LeasedLedger:
+    """A ledger in our hands. ``fingerprint``: when its repair began. ``note``: what stands in ZooKeeper.
 
     ``has_old_note``: in place of ``note`` there stands one of a mark that is gone.
     """
 
-    take: Take
-    world: World
+    lease: LedgerLease
+    fingerprint: ClusterFingerprint
     note: WaitingNote | None
     has_old_note: bool = False
     bad_sources: frozenset[BookieId] = frozenset()
@@ -179,11 +188,11 @@ class Holding:
 
     @property
     def ledger_id(self) -> int:
-        return self.take.ledger_id
+        return self.lease.ledger_id
 
     @property
     def is_loss(self) -> bool:
-        return self.take.queued.is_loss
+        return self.lease.queued.is_loss
 
 
 class WaitingList:
@@ -212,18 +221,18 @@ class WaitingList:
         self._prune_due_s = 0.0
         self._probe_due_s = math.inf
         """Never, while no ledger waits for the journal."""
-        self._seen: tuple[ClusterView, World] | None = None
-        """The view that ``world`` was last reckoned from."""
+        self._seen: tuple[ClusterView, ClusterFingerprint] | None = None
+        """The view that ``fingerprint`` was last reckoned from."""
         self._heeded = TriesOrder()
         """As it stood at the last look."""
         self._is_untold = False
         """The last note could not be written."""
 
     @property
-    def world(self) -> World:
+    def fingerprint(self) -> ClusterFingerprint:
         """As it is now."""
         if self._seen is None or self._seen[0] is not self._view:
-            self._seen = self._view, World.of(self._view)
+            self._seen = self._view, ClusterFingerprint.of(self._view)
         return self._seen[1]
 
     @property
@@ -235,7 +244,7 @@ class WaitingList:
     def due(self, ledger_ids: Collection[int], *, losses: Collection[int]) -> list[int]:
         """Those that are not to be left alone now, as far as this node has heard. ``losses``: that
         lost copies."""
-        now_s, world = self._clock.now_s(), self.world
+        now_s, fingerprint = self._clock.now_s(), self.fingerprint
         if now_s >= self._prune_due_s:
             self._prune_due_s = now_s + PRUNE_INTERVAL_S
             self._deferrals.prune(now_s=now_s)
@@ -243,7 +252,7 @@ class WaitingList:
         due = [
             i
             for i in ledger_ids
-            if self._deferrals.is_due(i, now_s=now_s, world=world, is_loss=i in losses)
+            if self._deferrals.is_due(i, now_s=now_s, fingerprint=fingerprint, is_loss=i in losses)
         ]
         if now_s >= self._probe_due_s:
             due += self._probe(set(ledger_ids).difference(due))
@@ -271,11 +280,11 @@ class WaitingList:
         another matter."""
         self._deferrals.forget_others(marked)
 
-    async def drop_old_note(self, held: Holding) -> None:
+    async def delete_stale_note(self, leased: LeasedLedger) -> None:
         """We hold the ledger, so nobody writes another. What it tells of bad sources is to be known
         as long as they are."""
-        if held.has_old_note and not held.bad_sources:
-            await self._told(self._notes.delete(held.ledger_id))
+        if leased.has_old_note and not leased.bad_sources:
+            await self._told(self._notes.delete(leased.ledger_id))
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
         """Their notes, as far as there are any."""
@@ -288,14 +297,14 @@ class WaitingList:
 
         ``is_loss``: of the ledger, as it is marked now.
         """
-        if note.world is None:
+        if note.fingerprint is None:
             return False
-        wait_ms = note.wait_ms(now_ms=self._clock.wall_ms(), world=self.world)
+        wait_ms = note.wait_ms(now_ms=self._clock.wall_ms(), fingerprint=self.fingerprint)
         if wait_ms:
             self._defer(
                 note.ledger_id,
                 wait_ms / 1000,
-                note.world,
+                note.fingerprint,
                 reason=note.reason,
                 tries=note.tries,
                 is_loss=is_loss,
@@ -304,82 +313,99 @@ class WaitingList:
 
     # --- Who is to wait ---------------------------------------------------------------------------
 
-    async def put_aside(self, held: Holding, outcome: Outcome) -> bool:
+    async def defer(self, leased: LeasedLedger, outcome: Outcome) -> bool:
         """Nobody is to try it again before its time, or a better one. False where no other node
         could be told."""
-        reason, ledger_id = outcome.reason, held.ledger_id
+        reason, ledger_id = outcome.reason, leased.ledger_id
         assert reason is not None, outcome
-        noted = 0 if held.note is None else held.note.tries_for(reason, world=held.world)
-        tries = 1 + max(noted, self._deferrals.tries(ledger_id, reason, world=held.world))
+        noted = (
+            0
+            if leased.note is None
+            else leased.note.tries_for(reason, fingerprint=leased.fingerprint)
+        )
+        tries = 1 + max(
+            noted, self._deferrals.tries(ledger_id, reason, fingerprint=leased.fingerprint)
+        )
         wait_s = self._wait_s(outcome, tries=tries)
-        is_told = await self._write(held, outcome, tries=tries, wait_s=wait_s)
+        is_told = await self._write(leased, outcome, tries=tries, wait_s=wait_s)
         if reason is Reason.END_UNPROVEN:  # to be known when its mark is gone, too
             await self._told(self._ends.note(ledger_id, outcome.detail))
-        self._defer(ledger_id, wait_s, held.world, reason=reason, tries=tries, is_loss=held.is_loss)
+        self._defer(
+            ledger_id,
+            wait_s,
+            leased.fingerprint,
+            reason=reason,
+            tries=tries,
+            is_loss=leased.is_loss,
+        )
         if reason is Reason.JOURNAL:
             self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
         log.debug("ledger.deferred", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries)
         return is_told
 
-    async def tell_again(self, held: Holding) -> bool:
+    async def rewrite_note(self, leased: LeasedLedger) -> bool:
         """What could not be written when the ledger was put aside; whether it can now."""
-        assert held.note is not None, held
-        return await self._told(self._notes.write(held.note))
+        assert leased.note is not None, leased
+        return await self._told(self._notes.write(leased.note))
 
-    async def tell_of_bad_sources(self, held: Holding, found_bad: Collection[BookieId]) -> bool:
+    async def record_bad_sources(
+        self, leased: LeasedLedger, found_bad: Collection[BookieId]
+    ) -> bool:
         """Its repair broke off: whoever tries it next, at any time, must know of these. False where
         no other node could be told."""
-        before = held.note or WaitingNote(
-            ledger_id=held.ledger_id,
+        before = leased.note or WaitingNote(
+            ledger_id=leased.ledger_id,
             reason=Reason.LEFT_TO_OTHERS,
             detail=f"its repair broke off; {', '.join(sorted(found_bad))} lack some of what they should have",
             node=self._node,
             since_ms=self._clock.wall_ms(),
         )
-        note = replace(before, bad_sources=before.bad_sources.union(held.bad_sources, found_bad))
-        is_likely_there = held.note is not None or held.has_old_note
-        held.note = note
+        note = replace(before, bad_sources=before.bad_sources.union(leased.bad_sources, found_bad))
+        is_likely_there = leased.note is not None or leased.has_old_note
+        leased.note = note
         return await self._told(self._notes.write(note, is_likely_there=is_likely_there))
 
-    async def tell_of_grace(self, held: Holding, outcome: Outcome, *, grace_s: float) -> None:
+    async def record_grace(self, leased: LeasedLedger, outcome: Outcome, *, grace_s: float) -> None:
         """It waits under our lock: should we die, others need not wait for anything.
 
         That its recovery failed the last time stays, unless the world is a better one since.
         """
         until_ms = self._clock.wall_ms() + int(grace_s * 1000)
-        before = held.note
-        if before is None or not _is_told_on(before, held.world):
-            await self._write(held, outcome, tries=1, wait_s=None, grace_until_ms=until_ms)
+        before = leased.note
+        if before is None or not _is_told_on(before, leased.fingerprint):
+            await self._write(leased, outcome, tries=1, wait_s=None, grace_until_ms=until_ms)
             return
         bad_sources = before.bad_sources | outcome.bad_sources
-        held.note = replace(before, next_try_ms=0, grace_until_ms=until_ms, bad_sources=bad_sources)
-        await self._told(self._notes.write(held.note, is_likely_there=True))
+        leased.note = replace(
+            before, next_try_ms=0, grace_until_ms=until_ms, bad_sources=bad_sources
+        )
+        await self._told(self._notes.write(leased.note, is_likely_there=True))
 
-    def put_off_failed(self, queued: QueuedLedger, world: World) -> None:
+    def back_off_after_error(self, queued: QueuedLedger, fingerprint: ClusterFingerprint) -> None:
         """The try, begun in such a world, broke off for no reason that a note could give."""
-        tries = 1 + self._deferrals.tries(queued.ledger_id, None, world=world)
+        tries = 1 + self._deferrals.tries(queued.ledger_id, None, fingerprint=fingerprint)
         wait_s = self._pace.wait_s(None, tries=tries, rng=self._rng)
         self._defer(
-            queued.ledger_id, wait_s, world, reason=None, tries=tries, is_loss=queued.is_loss
+            queued.ledger_id, wait_s, fingerprint, reason=None, tries=tries, is_loss=queued.is_loss
         )
 
-    def put_off_lost(self, ledger_id: int) -> None:
+    def back_off_after_lost_race(self, ledger_id: int) -> None:
         """Another worker was quicker."""
-        self._defer(ledger_id, LOST_RACE_PAUSE_S, self.world, reason=None, tries=0)
+        self._defer(ledger_id, LOST_RACE_PAUSE_S, self.fingerprint, reason=None, tries=0)
 
-    def put_off_gone(self, ledger_id: int) -> None:
+    def back_off_while_unmarked(self, ledger_id: int) -> None:
         """The leader's note names it, and there is no mark: it is not to be asked for at every
         look."""
-        self._defer(ledger_id, GONE_PAUSE_S, self.world, reason=None, tries=0)
+        self._defer(ledger_id, GONE_PAUSE_S, self.fingerprint, reason=None, tries=0)
 
-    async def strike_off(self, held: Holding) -> None:
+    async def complete(self, leased: LeasedLedger) -> None:
         """It is done. Where it waited for the journal, that can be written to again: so the others
         may."""
-        if self._deferrals.waits_for(held.ledger_id, Reason.JOURNAL):
+        if self._deferrals.waits_for(leased.ledger_id, Reason.JOURNAL):
             self._deferrals.forget_all(Reason.JOURNAL)
-        self._deferrals.forget(held.ledger_id)
-        if held.note is not None or held.has_old_note:
-            await self._told(self._notes.delete(held.ledger_id))
+        self._deferrals.forget(leased.ledger_id)
+        if leased.note is not None or leased.has_old_note:
+            await self._told(self._notes.delete(leased.ledger_id))
 
     async def tidy(self, queue: Queue) -> None:
         """Delete notes of ledgers that are marked no more, some of them where there are many; and
@@ -399,7 +425,7 @@ class WaitingList:
         self,
         ledger_id: int,
         wait_s: float,
-        world: World,
+        fingerprint: ClusterFingerprint,
         *,
         reason: Reason | None,
         tries: int,
@@ -407,7 +433,12 @@ class WaitingList:
     ) -> None:
         due_s = self._clock.now_s() + wait_s
         self._deferrals.defer(
-            ledger_id, due_s=due_s, world=world, reason=reason, tries=tries, is_loss=is_loss
+            ledger_id,
+            due_s=due_s,
+            fingerprint=fingerprint,
+            reason=reason,
+            tries=tries,
+            is_loss=is_loss,
         )
 
     def _wait_s(self, outcome: Outcome, *, tries: int) -> float:
@@ -422,7 +453,7 @@ class WaitingList:
 
     async def _write(
         self,
-        held: Holding,
+        leased: LeasedLedger,
         outcome: Outcome,
         *,
         tries: int,
@@ -430,25 +461,25 @@ class WaitingList:
         grace_until_ms: int = 0,
     ) -> bool:
         """Tell everybody why the ledger waits. ``wait_s``: for how long; None: for no time."""
-        before, reason, now_ms = held.note, outcome.reason, self._clock.wall_ms()
+        before, reason, now_ms = leased.note, outcome.reason, self._clock.wall_ms()
         assert reason is not None, outcome
         # That the journal failed again is told: whoever waits for the ledger learns that it was
         # tried.
         is_told_anew = before is not None and before.reason is reason is Reason.JOURNAL
         if reason.is_of_this_node and before is not None and not is_told_anew:
             before = replace(before, bad_sources=before.bad_sources | outcome.bad_sources)
-            if before == held.note:  # what stands there holds for all nodes
+            if before == leased.note:  # what stands there holds for all nodes
                 return True
-            held.note = before
+            leased.note = before
             return await self._told(self._notes.write(before, is_likely_there=True))
         since_ms = before.since_ms if before is not None and before.reason is reason else now_ms
-        detail = self._detail(held, outcome)
+        detail = self._detail(leased, outcome)
         if before is None or (before.reason, before.detail) != (reason, detail):
             # Of its own trouble the journal tells once, not for each ledger.
             tell = log.debug if reason is Reason.JOURNAL else log.warning
-            tell("ledger.put_aside", ledger_id=held.ledger_id, reason=reason.value, detail=detail)
-        held.note = WaitingNote(
-            ledger_id=held.ledger_id,
+            tell("ledger.put_aside", ledger_id=leased.ledger_id, reason=reason.value, detail=detail)
+        leased.note = WaitingNote(
+            ledger_id=leased.ledger_id,
             reason=reason,
             detail=detail,
             node=self._node,
@@ -456,10 +487,10 @@ class WaitingList:
             tries=tries,
             next_try_ms=0 if wait_s is None else now_ms + int(wait_s * 1000),
             grace_until_ms=grace_until_ms,
-            world=held.world,
+            fingerprint=leased.fingerprint,
             bad_sources=outcome.bad_sources,
         )
-        return await self._told(self._notes.write(held.note, is_likely_there=before is not None))
+        return await self._told(self._notes.write(leased.note, is_likely_there=before is not None))
 
     async def _told(self, writing: Awaitable[None]) -> bool:
         """What others are told keeps no ledger from its repair where it cannot be written: that is
@@ -474,15 +505,15 @@ class WaitingList:
             self._is_untold = False
         return not self._is_untold
 
-    def _detail(self, held: Holding, outcome: Outcome) -> str:
+    def _detail(self, leased: LeasedLedger, outcome: Outcome) -> str:
         if outcome.reason is not Reason.NO_COPY:
             return outcome.detail
-        told = whereabouts(held.take.queued.replicas, self._view)
+        told = whereabouts(leased.lease.queued.replicas, self._view)
         return f"{outcome.detail}; {told}" if told else outcome.detail
 
 
-def _is_told_on(before: WaitingNote, world: World) -> bool:
+def _is_told_on(before: WaitingNote, fingerprint: ClusterFingerprint) -> bool:
     """Whether a note says more than that the ledger's next grace has begun."""
-    if before.world is None or not before.reason.is_of_recovery:
+    if before.fingerprint is None or not before.reason.is_of_recovery:
         return False
-    return not world.has_improved_since(before.world, before.reason)
+    return not fingerprint.warrants_retry(before.fingerprint, before.reason)

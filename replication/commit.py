@@ -40,7 +40,7 @@ from ledgers.model import BookieId, Fragment, LedgerMetadata, Segment, write_set
 from replication.copy_checks import IndexFinding, Verdict
 from replication.copying import LACKING_MAX, CopyOutcome, ends_apart, kept_back_of
 from replication.entry_runs import NO_ENTRIES, EntryRuns
-from replication.inspection import OpenEnd, Survey
+from replication.inspection import Inspection, RecoveryRequired
 from replication.plan import Plan, Repair
 from replication.reasons import Blocked, Reason
 
@@ -148,13 +148,13 @@ _TOLD: Mapping[Verdict, str] = {
 
 
 def copy_doubts(
-    surveyed: Survey | OpenEnd | Blocked, closed_part: Survey | None = None
+    surveyed: Inspection | RecoveryRequired | Blocked, closed_part: Inspection | None = None
 ) -> list[str]:
-    """``closed_part``: of an ``OpenEnd``, what can be surveyed nonetheless."""
+    """``closed_part``: of an ``RecoveryRequired``, what can be surveyed nonetheless."""
     match surveyed:
         case Blocked() as blocked:
             return [f"what its bookies hold cannot be told: {blocked.detail}"]
-        case OpenEnd() as found:
+        case RecoveryRequired() as found:
             gone = [
                 f"{bookie} of its open last fragment is not registered" for bookie in found.leaving
             ]
@@ -162,8 +162,8 @@ def copy_doubts(
                 f"{bookie} lacks entries of its open last fragment" for bookie in found.lacking
             ]
             return [*gone, *lacking, *(_told(closed_part.findings) if closed_part else [])]
-        case Survey() as survey:
-            return _told(survey.findings)
+        case Inspection() as inspection:
+            return _told(inspection.findings)
 
 
 def _told(findings: Sequence[IndexFinding]) -> list[str]:
@@ -192,14 +192,14 @@ class Lacking(Struct, frozen=True, kw_only=True):
     is_cut: bool = False
 
 
-class Foresight:
+class PlannedOutcome:
     """Of one survey."""
 
-    def __init__(self, survey: Survey) -> None:
-        self._survey = survey
-        self._available = survey.view.available
+    def __init__(self, inspection: Inspection) -> None:
+        self._survey = inspection
+        self._available = inspection.view.available
         self._findings: dict[Fragment, dict[int, IndexFinding]] = defaultdict(dict)
-        for finding in survey.findings:
+        for finding in inspection.findings:
             self._findings[finding.fragment][finding.index] = finding
 
     def outcome(self, repair: Repair) -> CopyOutcome:
@@ -276,7 +276,7 @@ def _kept_back(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
     return tuple(kept_back_of(ends, lost=lost)) if any(e in lost for e in inner) else ()
 
 
-def made_of(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair:
+def simulated(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair:
     """The repair without what does not come of it. ``is_split``: what is kept back will come in the
     next round."""
     kept_back = () if is_split else outcome.kept_back
@@ -299,10 +299,10 @@ class CopyResults(
     """``outcomes``: of each repair of the plan. ``is_unchanged``: whether a target is still the
     bookie that acknowledged its copies. ``has_bad_sources``: members were found to lack what a
     check does not ask for, so that they are to be read whole. ``are_foreseen``: nothing was copied,
-    and nobody asked (``Foresight``). ``may_split``: whether a segment is split around entries that
+    and nobody asked (``PlannedOutcome``). ``may_split``: whether a segment is split around entries that
     a bookie which is away may still have."""
 
-    survey: Survey
+    inspection: Inspection
     plan: Plan
     outcomes: Sequence[CopyOutcome]
     is_unchanged: Callable[[BookieId], bool]
@@ -314,14 +314,14 @@ class CopyResults(
     def metadata(self) -> LedgerMetadata:
         """With every index that was copied whole, or but for entries that nobody has
         (``_splits``)."""
-        before, after = self.survey.metadata, self._rewritten
+        before, after = self.inspection.metadata, self._rewritten
         # An earlier repair may have split a segment while bookies were away. No entry is lost now.
         may_join = before.is_closed and after != before and self.is_complete
         return joined(after) if may_join else after
 
     @cached_property
     def _rewritten(self) -> LedgerMetadata:
-        return rewritten(self.survey.metadata, [*self._moves, *self._splits])
+        return rewritten(self.inspection.metadata, [*self._moves, *self._splits])
 
     @property
     def new_targets(self) -> frozenset[BookieId]:
@@ -331,7 +331,7 @@ class CopyResults(
     @property
     def is_split(self) -> bool:
         """Whether a segment is cut anew: what lies beside the lost entries can now be seen to."""
-        return len(self._rewritten.segments) > len(self.survey.metadata.segments)
+        return len(self._rewritten.segments) > len(self.inspection.metadata.segments)
 
     @property
     def is_complete(self) -> bool:
@@ -350,7 +350,7 @@ class CopyResults(
         moved = {(change.fragment, change.index) for change in self._moves}
         left = [
             finding
-            for finding in self.survey.findings
+            for finding in self.inspection.findings
             if finding.verdict is not Verdict.GOOD
             and (finding.fragment, finding.index) not in moved
         ]
@@ -386,7 +386,7 @@ class CopyResults(
         if not lacking:  # nearly always
             return {}
         away: dict[Fragment, list[IndexFinding]] = defaultdict(list)
-        for finding in self.survey.findings:
+        for finding in self.inspection.findings:
             if finding.verdict in (Verdict.LOST, Verdict.AWAY):
                 away[finding.fragment].append(finding)
         lost: dict[_Holders, set[int]] = defaultdict(set)
@@ -415,10 +415,10 @@ class CopyResults(
             if outcome.without_copy
         ]
         if self.plan.untargeted:  # seldom
-            foresight = Foresight(self.survey)
+            planned_outcome = PlannedOutcome(self.inspection)
             limit = LACKING_MAX if self.are_foreseen else UNTARGETED_TOLD_MAX
             for f in self.plan.untargeted:
-                found = foresight.lacking(f.fragment, f.index, f.entries, limit=limit)
+                found = planned_outcome.lacking(f.fragment, f.index, f.entries, limit=limit)
                 lacking.append(
                     _Lacking(
                         fragment=f.fragment,
@@ -431,8 +431,8 @@ class CopyResults(
 
     def _are_others_there(self, fragment: Fragment) -> bool:
         """Whether there are bookies of the ledger's other parts, which a copy asks at last."""
-        others = self.survey.metadata.bookies - frozenset(fragment.ensemble)
-        return not others.isdisjoint(self.survey.view.available)
+        others = self.inspection.metadata.bookies - frozenset(fragment.ensemble)
+        return not others.isdisjoint(self.inspection.view.available)
 
     def _left(self) -> list[Blocked]:
         """What shares the fate of entries without a copy (``_left_count``), if anything."""
@@ -472,11 +472,11 @@ class CopyResults(
         """
         if not any(outcome.without_copy for outcome in self.outcomes):  # nearly always
             return []
-        if not self.survey.metadata.is_closed or not self._is_key_proven:
+        if not self.inspection.metadata.is_closed or not self._is_key_proven:
             return []
         away = {
             finding.fragment.first_entry_id
-            for finding in self.survey.findings
+            for finding in self.inspection.findings
             if finding.verdict is Verdict.AWAY or (not self.may_split and self._may_return(finding))
         }
         splits = [
@@ -495,11 +495,11 @@ class CopyResults(
 
     def _may_return(self, finding: IndexFinding) -> bool:
         """Whether its bookie is not registered, and was not decommissioned."""
-        return finding.verdict is Verdict.LOST and finding.bookie in self.survey.view.cookies
+        return finding.verdict is Verdict.LOST and finding.bookie in self.inspection.view.cookies
 
     @property
     def _is_key_proven(self) -> bool:
-        return self.entry_count > 0 or self.survey.has_good_entry
+        return self.entry_count > 0 or self.inspection.has_good_entry
 
 
 def _lacks_only_lost(repair: Repair, outcome: CopyOutcome) -> bool:

@@ -11,12 +11,12 @@ from ledgers.bookies import LAST_ENTRY, Bookies
 from ledgers.errors import BookmenderError, RejectedError
 from ledgers.model import BookieId
 from replication.cluster import ClusterView
-from replication.copy_checks import NOTHING_ASKED, Questions
+from replication.copy_checks import NOTHING_ASKED, ReadPlan
 from replication.copying import CopyJob, CopyOutcome, copy_index, lac_to_tell
-from replication.inspection import Survey
+from replication.inspection import Inspection
 from replication.plan import Plan, Repair
 from replication.recent_copies import RepairCopies
-from replication.targets import CopyKey, Receivers, Refusals, Targets
+from replication.targets import CopyKey, Refusals, Targets, TargetSelector
 
 log = structlog.get_logger()
 
@@ -84,67 +84,71 @@ class BadSources:
 class Copier:
     """Copies for many ledgers at once. One for a worker."""
 
-    def __init__(self, bookies: Bookies, receivers: Receivers) -> None:
+    def __init__(self, bookies: Bookies, target_selector: TargetSelector) -> None:
         self._bookies = bookies
-        self._receivers = receivers
+        self._target_selector = target_selector
         self._refusals = Refusals()
 
-    def targets(self, survey: Survey, memory: Memory) -> Targets:
-        view = survey.view
-        return self._receivers.targets(
+    def targets(self, inspection: Inspection, memory: Memory) -> Targets:
+        view = inspection.view
+        return self._target_selector.targets(
             view,
-            survey.metadata,
-            refused=memory.failed | self._refusals.of(survey.ledger_id, view),
+            inspection.metadata,
+            refused=memory.failed | self._refusals.of(inspection.ledger_id, view),
             refilled=memory.refilled,
             copied=memory.copied_in(view),
         )
 
     async def copy_all(
-        self, plan: Plan, survey: Survey, memory: Memory, *, asked: Questions = NOTHING_ASKED
+        self, plan: Plan, inspection: Inspection, memory: Memory, *, asked: ReadPlan = NOTHING_ASKED
     ) -> list[CopyOutcome]:
         """``asked``: what to ask with the first copy (``CopyOutcome.gave_all_asked``)."""
         copies = [
-            self._copy(repair, survey, memory, NOTHING_ASKED if rank else asked)
+            self._copy(repair, inspection, memory, NOTHING_ASKED if rank else asked)
             for rank, repair in enumerate(plan.repairs)
         ]
         with ExitStack() as under_way:  # all at once: the next ledger is planned in this very turn
             for repair in plan.repairs:
-                under_way.enter_context(self._receivers.under_way(repair.target, repair.byte_count))
+                under_way.enter_context(
+                    self._target_selector.under_way(repair.target, repair.byte_count)
+                )
             if len(copies) == 1:  # nearly always, and worth a task saved
                 outcomes = [await copies[0]]
             else:
                 outcomes = await asyncio.gather(*copies)
             for repair, outcome in zip(plan.repairs, outcomes, strict=True):
-                self._receivers.landed(repair.target, outcome.entry_bytes)
+                self._target_selector.landed(repair.target, outcome.entry_bytes)
             return outcomes
 
     async def _copy(
-        self, repair: Repair, survey: Survey, memory: Memory, asked: Questions
+        self, repair: Repair, inspection: Inspection, memory: Memory, asked: ReadPlan
     ) -> CopyOutcome:
-        view = survey.view
+        view = inspection.view
         job = CopyJob(
             fragment=repair.fragment,
             index=repair.index,
             target=repair.target,
             entry_ids=repair.entry_ids,
             available=view.available,
-            former=tuple(sorted(survey.metadata.bookies - set(repair.fragment.ensemble))),
-            entry_bytes_hint=survey.entry_bytes,
-            lac=lac_to_tell(survey.metadata) if repair.rewrites_lac else None,
+            former=tuple(sorted(inspection.metadata.bookies - set(repair.fragment.ensemble))),
+            entry_bytes_hint=inspection.entry_bytes,
+            lac=lac_to_tell(inspection.metadata) if repair.rewrites_lac else None,
         )
-        last_entry = await self._last_entry(repair, survey) if repair.rewrites_lac else None
-        outcome = await copy_index(job, bookies=self._bookies, digest=survey.digest, asked=asked)
+        last_entry = await self._last_entry(repair, inspection) if repair.rewrites_lac else None
+        outcome = await copy_index(
+            job, bookies=self._bookies, digest=inspection.digest, asked=asked
+        )
         if last_entry is not None:
-            await self._show_again(last_entry, repair, survey)
+            await self._show_again(last_entry, repair, inspection)
         memory.entry_count += outcome.entry_count
         memory.entry_bytes += outcome.entry_bytes
         if outcome.target_error is not None:
             memory.failed.add(repair.target)
             if isinstance(outcome.target_error, RejectedError):  # it will say the same again
-                self._refusals.note(survey.ledger_id, repair.target, view)
+                self._refusals.note(inspection.ledger_id, repair.target, view)
             log.warning(
                 "copy.refused",
-                ledger_id=survey.ledger_id,
+                ledger_id=inspection.ledger_id,
                 bookie=repair.target,
                 error=str(outcome.target_error),
             )
@@ -154,7 +158,7 @@ class Copier:
             memory.copied[repair.key] = (repair.target, view.czxid(repair.target))
         return outcome
 
-    async def _last_entry(self, repair: Repair, survey: Survey) -> bytes | None:
+    async def _last_entry(self, repair: Repair, inspection: Inspection) -> bytes | None:
         """Read the last entry of a target that stands in the last ensemble of an open ledger,
         before it gets copies.
 
@@ -170,18 +174,20 @@ class Copier:
         shows it.
         """
         try:
-            entry = await self._bookies.read(repair.target, survey.ledger_id, LAST_ENTRY)
+            entry = await self._bookies.read(repair.target, inspection.ledger_id, LAST_ENTRY)
         except BookmenderError:
             return None
-        is_good = survey.digest.is_good(entry, ledger_id=survey.ledger_id, entry_id=LAST_ENTRY)
+        is_good = inspection.digest.is_good(
+            entry, ledger_id=inspection.ledger_id, entry_id=LAST_ENTRY
+        )
         return entry if is_good else None
 
-    async def _show_again(self, entry: bytes, repair: Repair, survey: Survey) -> None:
+    async def _show_again(self, entry: bytes, repair: Repair, inspection: Inspection) -> None:
         """Add the target's own last entry again, byte for byte, so that its write cache holds
         it."""
         try:
             await self._bookies.add(
-                repair.target, entry, master_key=survey.digest.master_key, is_recovery=True
+                repair.target, entry, master_key=inspection.digest.master_key, is_recovery=True
             )
         except BookmenderError as error:  # the next flush shows it
             log.debug("copy.last_entry_hidden", bookie=repair.target, error=str(error))

@@ -1,6 +1,6 @@
 """Which copies of a ledger are missing: from its metadata, the bookies' states and their answers.
 
-What to ask of whom, ``questions`` say; ``judge``, what the answers mean. Answers are three-valued
+What to ask of whom, ``plan_reads`` say; ``judge``, what the answers mean. Answers are three-valued
 (rule S5): only an explicit no is a missing copy, a mismatched digest is one as well (rule S7), and
 whatever was not answered is unknown.
 
@@ -37,22 +37,22 @@ from ledgers.errors import BookmenderError, NoSuchEntryError
 from ledgers.model import BookieId, Fragment, StripedEntries
 from replication.entry_runs import NO_ENTRIES, EntryRuns, merged
 
-Questions = Mapping[BookieId, Sequence[Sequence[int]]]
+ReadPlan = Mapping[BookieId, Sequence[Sequence[int]]]
 """Runs of entry ids to ask of each bookie: ascending, and disjoint."""
-NOTHING_ASKED: Questions = {}
+NOTHING_ASKED: ReadPlan = {}
 
 SILENT_ENTRIES_MAX = 1_000
 """A bookie that left so many reads unanswered is asked no more: it is unknown in any case."""
 
 
-def questions(
+def plan_reads(
     fragments: Sequence[Fragment],
     *,
     available: Collection[BookieId],
     distrusted: Collection[BookieId],
     share: float = 0.0,
     rng: random.Random | None = None,
-) -> Questions:
+) -> ReadPlan:
     """What to ask of each available bookie: ends and a sample, or all of a distrusted one's.
 
     A bookie that stands twice in an ensemble, as Java's repairs may leave it when they conflict, is
@@ -119,7 +119,7 @@ class Sample(Sequence[int]):
 
 
 @dataclass(slots=True, kw_only=True)
-class Refused:
+class ReadFailures:
     """The entries that one bookie did not give of those it was asked for, and why."""
 
     absent: EntryRuns = field(default_factory=EntryRuns)
@@ -140,16 +140,16 @@ class Refused:
         for entry_id in sorted(answers):
             kinds[answers[entry_id]].append(entry_id)
 
-    def extend(self, others: "Refused") -> None:
+    def extend(self, others: "ReadFailures") -> None:
         """Likewise."""
         self.absent.extend(others.absent)
         self.mismatched.extend(others.mismatched)
         self.unreadable.extend(others.unreadable)
         self.unknown.extend(others.unknown)
 
-    def between(self, first: int, last: int) -> "Refused":
+    def between(self, first: int, last: int) -> "ReadFailures":
         """Those from ``first`` to ``last``, both inclusive."""
-        return Refused(
+        return ReadFailures(
             absent=self.absent.between(first, last),
             mismatched=self.mismatched.between(first, last),
             unreadable=self.unreadable.between(first, last),
@@ -157,9 +157,9 @@ class Refused:
             is_silent=self.is_silent,
         )
 
-    def only(self, is_wanted: Callable[[int], bool]) -> "Refused":
+    def only(self, is_wanted: Callable[[int], bool]) -> "ReadFailures":
         """Those of the entries that are."""
-        return Refused(
+        return ReadFailures(
             absent=EntryRuns(filter(is_wanted, self.absent)),
             mismatched=EntryRuns(filter(is_wanted, self.mismatched)),
             unreadable=EntryRuns(filter(is_wanted, self.unreadable)),
@@ -183,18 +183,18 @@ class Refused:
         )
 
 
-GAVE_ALL = Refused()
+GAVE_ALL = ReadFailures()
 """Nearly every answer there is: nothing is ever added to it."""
 
 
-async def put_questions(
+async def probe_bookies(
     fragments: Sequence[Fragment],
-    asked: Questions,
+    asked: ReadPlan,
     *,
     bookies: Bookies,
     digest: EntryDigest,
     entry_bytes: int,
-) -> dict[BookieId, Refused]:
+) -> dict[BookieId, ReadFailures]:
     """What each bookie did not give of what it was asked for: of every bookie that was asked.
 
     All bookies at once: in a single transfer, unless there is very much to ask. ``fragments``: of
@@ -220,7 +220,7 @@ async def put_questions(
         )
         for bookie, answers in result.failures.items():
             if refusals[bookie] is GAVE_ALL:
-                refusals[bookie] = Refused()
+                refusals[bookie] = ReadFailures()
             refusals[bookie].add(answers)
             if len(refusals[bookie].unknown) >= SILENT_ENTRIES_MAX:
                 refusals[bookie].is_silent = True
@@ -295,7 +295,7 @@ class IndexFinding(Struct, frozen=True, kw_only=True):
 
 def judge(
     fragments: Sequence[Fragment],
-    refusals: Mapping[BookieId, Refused],
+    refusals: Mapping[BookieId, ReadFailures],
     *,
     available: Collection[BookieId],
 ) -> tuple[IndexFinding, ...]:
@@ -311,7 +311,7 @@ def judge(
 
 
 def _judge_index(
-    fragment: Fragment, index: int, refused: Refused | None, *, is_available: bool
+    fragment: Fragment, index: int, refused: ReadFailures | None, *, is_available: bool
 ) -> IndexFinding:
     def finding(verdict: Verdict) -> IndexFinding:
         return IndexFinding(fragment=fragment, index=index, verdict=verdict)
@@ -360,10 +360,10 @@ async def check(
     """Ask the bookies and judge. What one does not answer is a finding, never an error.
 
     ``entry_bytes``: a guess at the stored size of an entry, by which reads in flight are weighed
-    (rule S10). The rest as in ``questions``.
+    (rule S10). The rest as in ``plan_reads``.
     """
-    asked = questions(fragments, available=available, distrusted=distrusted, share=share, rng=rng)
-    refusals = await put_questions(
+    asked = plan_reads(fragments, available=available, distrusted=distrusted, share=share, rng=rng)
+    refusals = await probe_bookies(
         fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
     )
     findings = judge(fragments, refusals, available=available)
@@ -372,8 +372,8 @@ async def check(
     if not suspects or share >= 1:
         return findings
     # Something is missing: only reading the whole index tells what else is.
-    asked = questions(fragments, available=suspects, distrusted=suspects)
-    refusals |= await put_questions(
+    asked = plan_reads(fragments, available=suspects, distrusted=suspects)
+    refusals |= await probe_bookies(
         fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
     )
     return judge(fragments, refusals, available=available)

@@ -29,12 +29,12 @@ from itertools import chain
 
 from msgspec import Struct
 
-from ledgers.bookies import Answer, Bookies, Standing, Transfer, TransferResult
+from ledgers.bookies import Answer, Bookies, SourceHealth, Transfer, TransferResult
 from ledgers.digest import EntryDigest, EntryHeader
 from ledgers.errors import BookmenderError, BusyError, UnavailableError, UnreadableError
 from ledgers.model import LAC_NONE, BookieId, Fragment, LedgerMetadata, write_set
 from ledgers.quorum import Result
-from replication.copy_checks import NOTHING_ASKED, Questions
+from replication.copy_checks import NOTHING_ASKED, ReadPlan
 from replication.entry_runs import EntryRuns
 
 
@@ -155,14 +155,14 @@ def assign(
     entry_ids: Sequence[int],
     progress: SliceProgress,
     job: CopyJob,
-    standing: Callable[[BookieId], Standing],
+    source_health: Callable[[BookieId], SourceHealth],
 ) -> Reads:
     """Whom to ask for each entry next; entries that nobody is left to ask for are noted.
 
     Of several sources, stretch by stretch, the one that has the least before it; one that failed
     lately only where there is no other.
     """
-    loads = _Loads(standing, entry_bytes=job.entry_bytes_hint)
+    loads = _Loads(source_health, entry_bytes=job.entry_bytes_hint)
     reads: dict[BookieId, list[Sequence[int]]] = {}
     have_alternatives = True
     to_ask: list[tuple[Sequence[BookieId], Sequence[int]]] = []
@@ -177,7 +177,7 @@ def assign(
     for start in range(0, len(entry_ids), STRETCH_ENTRIES):
         for sources, ids in to_ask:  # in turn, so that loads are even over all of them
             if stretch := ids[start : start + STRETCH_ENTRIES]:
-                source = loads.take(sources, len(stretch))
+                source = loads.pick(sources, len(stretch))
                 reads.setdefault(source, []).append(stretch)
     return Reads(
         entry_ids={source: _joined(stretches) for source, stretches in reads.items()},
@@ -241,13 +241,15 @@ def _sources(entry_id: int, history: History, job: CopyJob) -> tuple[Sequence[Bo
 class _Loads:
     """What each source has before it, with what is being assigned to it now."""
 
-    def __init__(self, standing: Callable[[BookieId], Standing], *, entry_bytes: int) -> None:
-        self._standing = standing
+    def __init__(
+        self, source_health: Callable[[BookieId], SourceHealth], *, entry_bytes: int
+    ) -> None:
+        self._source_health = source_health
         self._entry_bytes = entry_bytes
-        self._known: dict[BookieId, Standing] = {}
+        self._known: dict[BookieId, SourceHealth] = {}
         self._assigned_bytes: dict[BookieId, int] = {}
 
-    def take(self, sources: Sequence[BookieId], count: int) -> BookieId:
+    def pick(self, sources: Sequence[BookieId], count: int) -> BookieId:
         """The best of them, which is to be asked for that many entries; the first among equals."""
         source = min(sources, key=self._load) if len(sources) > 1 else sources[0]
         self._assigned_bytes[source] = self._assigned_to(source) + count * self._entry_bytes
@@ -255,10 +257,10 @@ class _Loads:
 
     def _load(self, bookie: BookieId) -> tuple[bool, float]:
         if bookie not in self._known:
-            self._known[bookie] = self._standing(bookie)
-        standing = self._known[bookie]
-        waiting_bytes = standing.waiting_bytes + self._assigned_to(bookie) + IDLE_BYTES
-        return standing.is_ailing, waiting_bytes * max(standing.reply_s, REPLY_MIN_S)
+            self._known[bookie] = self._source_health(bookie)
+        source_health = self._known[bookie]
+        waiting_bytes = source_health.waiting_bytes + self._assigned_to(bookie) + IDLE_BYTES
+        return source_health.is_ailing, waiting_bytes * max(source_health.reply_s, REPLY_MIN_S)
 
     def _assigned_to(self, bookie: BookieId) -> int:
         return self._assigned_bytes.get(bookie, 0)
@@ -397,7 +399,7 @@ Failures = Mapping[BookieId, Mapping[int, Answer]]
 
 
 async def copy_index(
-    job: CopyJob, *, bookies: Bookies, digest: EntryDigest, asked: Questions = NOTHING_ASKED
+    job: CopyJob, *, bookies: Bookies, digest: EntryDigest, asked: ReadPlan = NOTHING_ASKED
 ) -> CopyOutcome:
     """Copy every entry of which there is a good copy. In place, an end is kept back while others
     lack.
@@ -426,7 +428,7 @@ class _Copy:
     """One copy on its way, slice by slice."""
 
     def __init__(
-        self, job: CopyJob, bookies: Bookies, digest: EntryDigest, asked: Questions
+        self, job: CopyJob, bookies: Bookies, digest: EntryDigest, asked: ReadPlan
     ) -> None:
         self._job, self._bookies, self._digest = job, bookies, digest
         self._asked = asked
@@ -494,9 +496,9 @@ class _Copy:
 
     async def _copy_slice(self, entry_ids: Sequence[int]) -> None:
         progress = SliceProgress()
-        standing = self._bookies.standing
+        source_health = self._bookies.source_health
         while entry_ids:
-            reads = assign(entry_ids, progress, self._job, standing)
+            reads = assign(entry_ids, progress, self._job, source_health)
             if not reads.entry_ids:
                 break
             asked, self._asked = self._asked, NOTHING_ASKED
@@ -560,7 +562,7 @@ def slices_of(run: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _besides(
-    asked: Questions, reads: Mapping[BookieId, Sequence[int]]
+    asked: ReadPlan, reads: Mapping[BookieId, Sequence[int]]
 ) -> dict[BookieId, Sequence[int]]:
     """What is asked of each bookie that is not read of it anyway; ids ascend."""
     besides: dict[BookieId, Sequence[int]] = {}
@@ -571,7 +573,7 @@ def _besides(
     return besides
 
 
-def _refuses(failures: Failures, asked: Questions) -> bool:
+def _refuses(failures: Failures, asked: ReadPlan) -> bool:
     """Whether any of what was asked was not given."""
     return any(
         entry_id in run

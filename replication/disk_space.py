@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import structlog
 
-from ledgers.bookies import Bookies, Room
+from ledgers.bookies import Bookies, DiskSpace
 from ledgers.clock import Clock
 from ledgers.errors import AuthenticationRequiredError, BookmenderError
 from ledgers.health import Quarantine
@@ -38,7 +38,7 @@ START_TIMEOUT_S = 5.0
 BOOKIES_AT_ONCE = 16
 
 
-def spare_bytes(room: Room | None, *, floor_share: float) -> int | None:
+def spare_bytes(room: DiskSpace | None, *, floor_share: float) -> int | None:
     """What is free beyond the floor, less than 0 where it is short of that; None where it is not
     known, or there is no floor. ``floor_share``: of the whole room; 0: none."""
     if room is None or not floor_share:
@@ -46,13 +46,13 @@ def spare_bytes(room: Room | None, *, floor_share: float) -> int | None:
     return math.floor(room.free_bytes - floor_share * room.total_bytes)
 
 
-def is_short(room: Room | None, *, floor_share: float) -> bool:
+def is_short(room: DiskSpace | None, *, floor_share: float) -> bool:
     """Whether it is known that less than the floor is free."""
     spare = spare_bytes(room, floor_share=floor_share)
     return spare is not None and spare < 0
 
 
-class RoomSource:
+class DiskSpaceSource:
     """The figures as they were last told. ``run`` keeps them fresh."""
 
     def __init__(
@@ -69,7 +69,7 @@ class RoomSource:
         self._bookies, self._views, self._quarantine = bookies, views, quarantine
         self._floor_share = floor_share
         self._clock, self._rng = clock, rng
-        self._rooms: dict[BookieId, Room] = {}
+        self._rooms: dict[BookieId, DiskSpace] = {}
         self._told_at_s: dict[BookieId, float] = {}
         self._landed_bytes: Counter[BookieId] = Counter()
         """Of our copies, since the question was asked whose answer is the last."""
@@ -77,7 +77,7 @@ class RoomSource:
         self._short: frozenset[BookieId] = frozenset()
 
     @property
-    def rooms(self) -> Mapping[BookieId, Room]:
+    def rooms(self) -> Mapping[BookieId, DiskSpace]:
         return self._rooms
 
     def free_bytes(self, bookie: BookieId) -> int | None:

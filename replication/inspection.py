@@ -1,7 +1,7 @@
 """One ledger looked at: its metadata, its end, the copies that are missing. Writes and fences
 nothing.
 
-What comes of it is a value: a ``Survey``, from which a plan is made, or what keeps one from being
+What comes of it is a value: a ``Inspection``, from which a plan is made, or what keeps one from being
 made. Worker and ``bookmender plan`` look through the same eyes.
 
 The last fragment of a ledger that is not closed: whom it is to be rid of, and what is missing of
@@ -42,16 +42,16 @@ from replication.copy_checks import (
     GAVE_ALL,
     EntryLists,
     IndexFinding,
-    Questions,
+    ReadPlan,
     Verdict,
     check,
     judge,
-    questions,
+    plan_reads,
 )
 from replication.entry_runs import EntryRuns, merged
 from replication.reasons import Blocked, Reason
 
-ON_THEIR_WAY_S = 1.0
+IN_FLIGHT_WAIT_S = 1.0
 """A copy that a writer has sent is there by then."""
 ENTRY_BYTES_GUESS = 1_024
 """Of an entry's size, while the ledger's length is not known."""
@@ -79,7 +79,7 @@ def _is_leaving(bookie: BookieId, view: ClusterView) -> bool:
     return order is not None and order.may_fence
 
 
-async def survey_tail(
+async def inspect_tail(
     versioned: VersionedMetadata,
     view: ClusterView,
     *,
@@ -113,7 +113,7 @@ async def survey_tail(
     )
     lacking = await _lacking(tail, asked, digest=digest, bookies=bookies)
     if lacking and not is_abandoned:
-        await clock.sleep(ON_THEIR_WAY_S)
+        await clock.sleep(IN_FLIGHT_WAIT_S)
         lacking = await _lacking(tail, asked, digest=digest, bookies=bookies)
     return unknown + lacking
 
@@ -150,16 +150,16 @@ def first_damaged(
     return None
 
 
-class EndangeredEntry(Struct, frozen=True, kw_only=True):
+class UnderreplicatedEntry(Struct, frozen=True, kw_only=True):
     """An entry of an open fragment, and the members that lack it, more than it may do without."""
 
     entry_id: int
     lacking: tuple[BookieId, ...]
 
 
-def first_endangered(
+def first_underreplicated(
     findings: Sequence[IndexFinding], metadata: LedgerMetadata
-) -> EndangeredEntry | None:
+) -> UnderreplicatedEntry | None:
     """The first such entry; None where there is none, and of a ledger that is not OPEN.
 
     A writer cannot tell: who was wiped takes what he adds, and so the fragment stays as it is until
@@ -175,7 +175,7 @@ def first_endangered(
         depth += step
         if depth > metadata.write_quorum - metadata.ack_quorum:
             lacking = {bookie for bookie, entries in lacked if entry_id in entries}
-            return EndangeredEntry(entry_id=entry_id, lacking=tuple(sorted(lacking)))
+            return UnderreplicatedEntry(entry_id=entry_id, lacking=tuple(sorted(lacking)))
     return None
 
 
@@ -190,7 +190,7 @@ SMALL_ENTRIES = 64
 """A ledger of no more than that is copied while what is presumed of it is being proven."""
 
 
-class Survey(Struct, frozen=True, kw_only=True):
+class Inspection(Struct, frozen=True, kw_only=True):
     """All that a plan is made from. ``findings``: one for every bookie index of every fragment that
     was looked at."""
 
@@ -230,16 +230,16 @@ class Survey(Struct, frozen=True, kw_only=True):
         return entry_bytes_guess(self.metadata, self.digest)
 
 
-class Presumption(Struct, frozen=True, kw_only=True):
+class OptimisticInspection(Struct, frozen=True, kw_only=True):
     """What a survey will find if every bookie that is there has its copies; ``asked``: what proves
     it."""
 
-    survey: Survey
-    asked: Questions
+    inspection: Inspection
+    asked: ReadPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenEnd:
+class RecoveryRequired:
     """A ledger that must be closed first, for its open fragment's sake.
 
     ``leaving``: members that it is to be rid of. ``lacking``: members that are there and lack an
@@ -254,11 +254,11 @@ class OpenEnd:
     first_lacking: int | None = None
 
 
-Surveyed = Survey | OpenEnd | Blocked | None
+Surveyed = Inspection | RecoveryRequired | Blocked | None
 """None: the ledger is gone."""
 
 
-class Surveyor:
+class Inspector:
     """Looks at ledgers, many at once. One for a worker or a command."""
 
     def __init__(
@@ -281,13 +281,13 @@ class Surveyor:
         self._checked_share = checked_share
         self._lists = EntryLists(bookies, clock) if entry_lists else None
 
-    async def survey(
+    async def inspect(
         self, ledger_id: int, view: ClusterView, *, distrusted: Collection[BookieId] = ()
     ) -> Surveyed:
         """``distrusted``: bookies to be asked for every entry, besides those set up anew."""
         match await self.find(ledger_id):
             case VersionedMetadata() as versioned:
-                return await self.survey_metadata(versioned, view, distrusted=distrusted)
+                return await self.inspect_metadata(versioned, view, distrusted=distrusted)
             case found:
                 return found
 
@@ -301,13 +301,13 @@ class Surveyor:
             detail = f"its metadata cannot be read: {error}"
             return Blocked(reason=Reason.SHUT_AWAY, detail=detail)
 
-    def presume(
+    def inspect_optimistically(
         self,
         versioned: VersionedMetadata,
         view: ClusterView,
         *,
         distrusted: Collection[BookieId] = (),
-    ) -> Presumption | None:
+    ) -> OptimisticInspection | None:
         """Asks nobody. None where it is not worth presuming anything: the ledger is open, or not
         small."""
         metadata = versioned.metadata
@@ -319,7 +319,7 @@ class Surveyor:
         except UnauthorizedError:
             return None
         judged = known_fragments(versioned.ledger_id, metadata, lac=metadata.last_entry_id)
-        asked = questions(
+        asked = plan_reads(
             judged,
             available=view.checked,
             distrusted=self._suspects(versioned, view, distrusted),
@@ -327,21 +327,21 @@ class Surveyor:
             rng=self._rng,
         )
         findings = judge(judged, dict.fromkeys(asked, GAVE_ALL), available=view.checked)
-        survey = Survey(
+        inspection = Inspection(
             versioned=versioned, view=view, digest=digest, findings=under_orders(findings, view)
         )
-        return Presumption(survey=survey, asked=asked)
+        return OptimisticInspection(inspection=inspection, asked=asked)
 
-    async def survey_metadata(
+    async def inspect_metadata(
         self,
         versioned: VersionedMetadata,
         view: ClusterView,
         *,
         distrusted: Collection[BookieId] = (),
-    ) -> Survey | OpenEnd | Blocked:
+    ) -> Inspection | RecoveryRequired | Blocked:
         """Of metadata that was read already, or that is yet to be written."""
         if leaving := leaving_members(versioned.metadata, view):
-            return OpenEnd(versioned=versioned, view=view, leaving=leaving)
+            return RecoveryRequired(versioned=versioned, view=view, leaving=leaving)
         try:
             digest = ledger_digest(versioned.metadata, self._fallback_digest)
             lac = await self._lac(versioned)
@@ -350,24 +350,26 @@ class Surveyor:
         except UnavailableError as error:
             return _without_end(versioned, view, error)
         judged = known_fragments(versioned.ledger_id, versioned.metadata, lac=lac)
-        survey = await self._survey(versioned, judged, digest, view, distrusted)
+        inspection = await self._inspect(versioned, judged, digest, view, distrusted)
         if not versioned.metadata.is_closed:
-            tail = await survey_tail(
+            tail = await inspect_tail(
                 versioned, view, digest=digest, lac=lac, bookies=self._bookies, clock=self._clock
             )
-            survey = replace(survey, findings=survey.findings + under_orders(tail, view))
-            if endangered := first_endangered(survey.findings, versioned.metadata):
-                return OpenEnd(
+            inspection = replace(
+                inspection, findings=inspection.findings + under_orders(tail, view)
+            )
+            if underreplicated := first_underreplicated(inspection.findings, versioned.metadata):
+                return RecoveryRequired(
                     versioned=versioned,
                     view=view,
-                    lacking=endangered.lacking,
-                    first_lacking=endangered.entry_id,
+                    lacking=underreplicated.lacking,
+                    first_lacking=underreplicated.entry_id,
                 )
-        return survey
+        return inspection
 
-    async def survey_closed_part(
-        self, found: OpenEnd, *, distrusted: Collection[BookieId] = ()
-    ) -> Survey | None:
+    async def inspect_closed_part(
+        self, found: RecoveryRequired, *, distrusted: Collection[BookieId] = ()
+    ) -> Inspection | None:
         """All fragments but the last, which need not wait for that one; None where there are none.
 
         That the last one was begun says that every entry before it is acknowledged: they are
@@ -382,7 +384,7 @@ class Surveyor:
             digest = ledger_digest(metadata, self._fallback_digest)
         except UnauthorizedError:
             return None
-        return await self._survey(versioned, closed, digest, found.view, distrusted)
+        return await self._inspect(versioned, closed, digest, found.view, distrusted)
 
     async def _lac(self, versioned: VersionedMetadata) -> int:
         """The last entry known to be acknowledged. Errors are those of ``find_end``."""
@@ -393,14 +395,14 @@ class Surveyor:
         )
         return opened.lac
 
-    async def _survey(
+    async def _inspect(
         self,
         versioned: VersionedMetadata,
         judged: Sequence[Fragment],
         digest: EntryDigest,
         view: ClusterView,
         distrusted: Collection[BookieId],
-    ) -> Survey:
+    ) -> Inspection:
         suspects = self._suspects(versioned, view, distrusted)
         if self._lists is not None:
             suspects |= await self._lists.lacking(judged, view.checked - suspects)
@@ -414,7 +416,7 @@ class Surveyor:
             share=self._checked_share,
             rng=self._rng,
         )
-        return Survey(
+        return Inspection(
             versioned=versioned, view=view, digest=digest, findings=under_orders(findings, view)
         )
 

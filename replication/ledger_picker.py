@@ -100,7 +100,7 @@ def others_to_read(
     return own_to_read(left_lying, urgent, losses=losses, limit=max(0, count), rng=rng)
 
 
-def most_endangered_first(
+def fewest_copies_first(
     found: Sequence[DueLedger], urgent: Collection[int], *, is_own: Callable[[int], bool]
 ) -> list[DueLedger]:
     """Losses, what the leader calls urgent, most bookies missing; among equals our own, then the
@@ -208,7 +208,7 @@ OTHERS_WATCHED_MAX = 5_000
 """Other workers' ledgers of which it is remembered since when they lie free."""
 
 
-class Lookout:
+class LedgerPicker:
     """A worker's eye on the queue.
 
     ``idle_wait_s``: the setting. Others' ledgers are left to them until even an idle one of them
@@ -266,11 +266,11 @@ class Lookout:
         chosen = self._choose(look, own, others, room=room)
         found = await self._read(chosen)
         for ledger_id in set(chosen).difference(look.free, (each.ledger_id for each in found)):
-            self._waiting.put_off_gone(ledger_id)
+            self._waiting.back_off_while_unmarked(ledger_id)
         if losses_only:
             found = [each for each in found if each.queued.is_loss]
         self.took_s = self._clock.now_s() - began_s
-        return most_endangered_first(found, look.urgent, is_own=self._shares.is_own)
+        return fewest_copies_first(found, look.urgent, is_own=self._shares.is_own)
 
     async def _due(self, look: Look, busy: Collection[int]) -> tuple[set[int], set[int]]:
         """Ledgers that need not wait any longer: of our own share, and of others' those left

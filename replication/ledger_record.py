@@ -57,7 +57,7 @@ from replication.nodes import ensure
 from replication.reasons import Reason
 from replication.transactions import Batcher
 from replication.znodes import (
-    OPEN_UP,
+    ACL_HINT,
     ledger_id_of_name,
     names_in,
     own_path,
@@ -265,7 +265,7 @@ _ANY_CHANGE_HELPS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class ClusterFingerprint:
     """Bookies and orders at one moment. The two fingerprints are eight hexadecimal digits each."""
 
     newest_czxid: int
@@ -289,7 +289,7 @@ class World:
             ),
         )
 
-    def has_improved_since(self, then: "World", reason: Reason | None) -> bool:
+    def warrants_retry(self, then: "ClusterFingerprint", reason: Reason | None) -> bool:
         """Whether what failed then for that reason is worth a try before its time."""
         return (
             self.newest_czxid > then.newest_czxid
@@ -359,7 +359,7 @@ class WaitingNote:
     grace_until_ms: int = 0
     """When the grace is over that the ledger waits for under a worker's lock; 0: it does not. Binds
     nobody."""
-    world: World | None = None
+    fingerprint: ClusterFingerprint | None = None
     """As it was when that try began."""
     bad_sources: frozenset[BookieId] = frozenset()
     """Bookies whose copies were found bad when they were to be copied from: whoever tries it next
@@ -387,33 +387,33 @@ class WaitingNote:
             detail=f"to be tried at once: {', '.join(sorted(self.bad_sources))} are to be read whole",
             tries=1,
             next_try_ms=0,
-            world=None,
+            fingerprint=None,
         )
 
-    def wait_ms(self, *, now_ms: int, world: World) -> int:
+    def wait_ms(self, *, now_ms: int, fingerprint: ClusterFingerprint) -> int:
         """How long the ledger is still to be left alone in such a world; 0: not at all."""
-        if self.reason.is_of_this_node or self.world is None:
+        if self.reason.is_of_this_node or self.fingerprint is None:
             return 0
-        if world.has_improved_since(self.world, self.reason):
+        if fingerprint.warrants_retry(self.fingerprint, self.reason):
             return 0
         wait_ms = min(max(0, self.next_try_ms - now_ms), BINDING_MAX_MS)
         if self.written_ms is not None:  # else each look would find it binding for a day
             wait_ms = min(wait_ms, max(0, self.written_ms + BINDING_MAX_MS - now_ms))
         return wait_ms
 
-    def is_overtaken(self, *, now_ms: int, world: World) -> bool:
+    def is_overtaken(self, *, now_ms: int, fingerprint: ClusterFingerprint) -> bool:
         """Whether the world is a better one than it tells of, so that the ledger is tried before
         its time."""
-        if self.reason.is_of_this_node or self.world is None:
+        if self.reason.is_of_this_node or self.fingerprint is None:
             return False
         is_in_grace = self.reason.is_a_grace and now_ms < self.grace_until_ms
-        return not is_in_grace and world.has_improved_since(self.world, self.reason)
+        return not is_in_grace and fingerprint.warrants_retry(self.fingerprint, self.reason)
 
-    def tries_for(self, reason: Reason, *, world: World) -> int:
+    def tries_for(self, reason: Reason, *, fingerprint: ClusterFingerprint) -> int:
         """How often it failed in a row for this reason, in a world no worse than this one."""
-        if self.reason is not reason or self.world is None:
+        if self.reason is not reason or self.fingerprint is None:
             return 0
-        return 0 if world.has_improved_since(self.world, reason) else self.tries
+        return 0 if fingerprint.warrants_retry(self.fingerprint, reason) else self.tries
 
     def to_json(self) -> bytes:
         record = {
@@ -426,7 +426,7 @@ class WaitingNote:
             "tries": self.tries,
             "next_try_ms": self.next_try_ms,
             "grace_until_ms": self.grace_until_ms,
-            "world": None if self.world is None else self.world.to_record(),
+            "world": None if self.fingerprint is None else self.fingerprint.to_record(),
             "bad_sources": sorted(self.bad_sources),
         }
         return json.dumps(record).encode()
@@ -448,7 +448,9 @@ class WaitingNote:
             tries=whole(record, "tries"),
             next_try_ms=time_ms(record, "next_try_ms"),
             grace_until_ms=time_ms(record, "grace_until_ms"),
-            world=World.from_record(part(record, "world")) if has_world else None,
+            fingerprint=ClusterFingerprint.from_record(part(record, "world"))
+            if has_world
+            else None,
             bad_sources=frozenset(map(BookieId, texts(record, "bad_sources"))),
         )
 
@@ -473,7 +475,7 @@ class WaitingNotes:
         try:
             stat = await self._store.exists(path)
         except UnauthorizedError as error:
-            log.warning("record.shut_away", path=path, error=str(error), next_step=OPEN_UP)
+            log.warning("record.access_denied", path=path, error=str(error), next_step=ACL_HINT)
             return False
         return stat is not None and stat.child_count > 0
 

@@ -118,7 +118,7 @@ class QueuedLedger(
         Its ends prove nothing. ``czxid``: of a bookie's registration, 0 where that is not known.
         """
         if not self.is_loss:
-            return frozenset()  # our own queue: the finding beside the mark says who lost what
+            return frozenset()  # our private queue: the finding beside the mark says who lost what
         shared = self.marks[0]
         return frozenset(b for b in shared.mark.replicas if czxid(b) < shared.mzxid)
 
@@ -134,7 +134,7 @@ class QueuedLedger(
         return self.marks[0].czxid
 
 
-class Take(Struct, frozen=True, kw_only=True):
+class LedgerLease(Struct, frozen=True, kw_only=True):
     """A ledger whose lock we hold, and the marks that it stands for, as they were before we took
     it."""
 

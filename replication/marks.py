@@ -4,7 +4,7 @@ Four levels of directories, one for each ledger at the bottom (``payloads``). No
 to choose work: a look lists a bounded part, that begins at random places, so that many nodes do not
 all look at the same ledgers.
 
-A mark in our own queue that is made in the same transaction as another write.
+A mark in our private queue that is made in the same transaction as another write.
 
 Java's workers do not look there. The mark names no bookie: nodes check every copy's ends.
 
@@ -153,7 +153,7 @@ class MarkTree:
         except UnauthorizedError as error:
             if ledger_id not in self._shut:  # once, not at each look
                 self._shut.add(ledger_id)
-                log.warning("mark.shut_away", ledger_id=ledger_id, error=str(error))
+                log.warning("mark.access_denied", ledger_id=ledger_id, error=str(error))
             return None
         self._shut.discard(ledger_id)
         try:
@@ -224,13 +224,13 @@ class MarkTree:
             self._is_listed_whole = False
             if directory not in self._shut_directories:
                 self._shut_directories.add(directory)
-                log.warning("marks.shut_away", path=directory, error=str(error))
+                log.warning("marks.access_denied", path=directory, error=str(error))
             return None
         self._shut_directories.discard(directory)
         return names
 
 
-async def own_mark_operations(
+async def private_mark_operations(
     store: MetadataStore, ur: str, ledger_id: int, clock: Clock
 ) -> Sequence[Create | SetData]:
     """Return the operations that mark the ledger. They fail if the mark or its directories change

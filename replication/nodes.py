@@ -114,7 +114,7 @@ class SharedClock:
         self._has_told = is_off
 
 
-class Half(enum.Enum):
+class Role(enum.Enum):
     """The half of a daemon that a session belongs to, or what else it is."""
 
     AUDITOR = "auditor"
@@ -127,7 +127,7 @@ class Half(enum.Enum):
 class NodeInfo:
     """What a session says of itself, for people and for the reckoning of shares (rule S10)."""
 
-    half: Half
+    role: Role
     host: str
     pid: int
     bookie_id: str | None
@@ -137,7 +137,7 @@ class NodeInfo:
     def to_json(self) -> bytes:
         record = {
             "version": 1,
-            "half": self.half.value,
+            "role": self.role.value,
             "host": self.host,
             "pid": self.pid,
             "bookie_id": self.bookie_id,
@@ -150,7 +150,7 @@ class NodeInfo:
         """Raises CorruptionError on what no release of ours has written, or this one does not
         know."""
         return cls(
-            half=_half(text(record, "half")),
+            role=_role(text(record, "role")),
             host=text(record, "host"),
             pid=whole(record, "pid"),
             bookie_id=None if record.get("bookie_id") is None else text(record, "bookie_id"),
@@ -158,9 +158,9 @@ class NodeInfo:
         )
 
 
-def _half(value: str) -> Half:
+def _role(value: str) -> Role:
     try:
-        return Half(value)
+        return Role(value)
     except ValueError as error:
         raise CorruptionError("half of a kind that this release does not know") from error
 
@@ -228,13 +228,13 @@ class Membership:
 
     async def worker_count(self) -> int:
         """Likewise, of workers; at least 1."""
-        return max(1, sum(node.info.half is Half.WORKER for node in await self.everybody()))
+        return max(1, sum(node.info.role is Role.WORKER for node in await self.everybody()))
 
 
 def reader_count(nodes: Iterable[LiveNode], *, executor_count: int) -> int:
     """How many share what may be asked of a bookie (rule S10): workers, repairs by hand, executors
     of fsck, and the checks of whoever leads as one more."""
-    return sum(node.info.half is not Half.AUDITOR for node in nodes) + executor_count + 1
+    return sum(node.info.role is not Role.AUDITOR for node in nodes) + executor_count + 1
 
 
 async def live_nodes(

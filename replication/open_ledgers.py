@@ -36,10 +36,10 @@ from ledgers.recovery import Beside, nothing_beside, recover_ledger
 from ledgers.store import Operation
 from replication.cluster import ClusterView, ViewSource
 from replication.copy_checks import IndexFinding, Verdict, check
-from replication.inspection import ENTRY_BYTES_GUESS, OpenEnd, Survey
+from replication.inspection import ENTRY_BYTES_GUESS, Inspection, RecoveryRequired
 from replication.orders import Orders
 from replication.reasons import IMPORT_HINT, Blocked, Reason, close_hint
-from replication.targets import Receivers
+from replication.targets import TargetSelector
 
 log = structlog.get_logger()
 
@@ -53,7 +53,7 @@ class WriterSighting:
 
     ``last_entries``: per bookie that is absent, or lost entries, the last entry id it said it has,
     -1 for none, None when it did not answer. ``lacking``: those of them that are there;
-    ``first_lacking``: as in ``OpenEnd``. ``draining``: members that are there, and are to be
+    ``first_lacking``: as in ``RecoveryRequired``. ``draining``: members that are there, and are to be
     emptied.
     """
 
@@ -184,22 +184,24 @@ def wiped_from_end(
     return tuple(b for b in members if b in wiped) if are_needed else ()
 
 
-def is_to_be_ended(survey: Survey, distrusted: Collection[BookieId] = ()) -> bool:
+def is_to_be_ended(inspection: Inspection, distrusted: Collection[BookieId] = ()) -> bool:
     """Whether a recovery that was begun and never ended comes before all else: where an open
     fragment lacks copies; and where nothing is missing, if the end can be proven. Else the ledger
     would be unmarked with its writer locked out, and nobody to close it. ``distrusted``: bookies
     that are known to have lost entries.
     """
-    if survey.is_abandoned:
+    if inspection.is_abandoned:
         return True
-    if survey.metadata.state is not LedgerState.IN_RECOVERY:
+    if inspection.metadata.state is not LedgerState.IN_RECOVERY:
         return False
-    view, members = survey.view, frozenset(survey.metadata.last_segment.ensemble)
-    believed = members.difference(view.initialised_after(survey.versioned.stat.czxid), distrusted)
+    view, members = inspection.view, frozenset(inspection.metadata.last_segment.ensemble)
+    believed = members.difference(
+        view.initialised_after(inspection.versioned.stat.czxid), distrusted
+    )
     return (
         members <= view.checked  # who drains is fenced on an order alone (rule S16)
-        and all(finding.verdict is Verdict.GOOD for finding in survey.findings)
-        and _do_cover(believed & view.answering, survey.metadata)
+        and all(finding.verdict is Verdict.GOOD for finding in inspection.findings)
+        and _do_cover(believed & view.answering, inspection.metadata)
     )
 
 
@@ -255,17 +257,19 @@ class OpenLedgers:
         bookies: Bookies,
         views: ViewSource,
         fallback_digest: EntryDigest,
-        receivers: Receivers,
+        target_selector: TargetSelector,
         clock: Clock,
     ) -> None:
         self._manager = manager
         self._bookies = bookies
         self._views = views
         self._fallback_digest = fallback_digest
-        self._receivers = receivers
+        self._target_selector = target_selector
         self._clock = clock
 
-    async def judge(self, found: OpenEnd, before: WriterSighting | None) -> WriterSighting | None:
+    async def judge(
+        self, found: RecoveryRequired, before: WriterSighting | None
+    ) -> WriterSighting | None:
         """A grace to wait out, or None: recover now."""
         ledger_id, there = found.versioned.ledger_id, found.view.available
         asked = [*(bookie for bookie in found.leaving if bookie not in there), *found.lacking]
@@ -403,7 +407,7 @@ class OpenLedgers:
         """
         metadata, view = versioned.metadata, self._views.current
         members = metadata.last_segment.ensemble
-        rules = self._receivers.why_no_candidate(view, members, metadata)
+        rules = self._target_selector.why_no_candidate(view, members, metadata)
         missed = [b for b in members if b in silent or b not in view.answering]
         start = f"start {', '.join(missed)}, or " if missed else ""
         return (
@@ -427,6 +431,6 @@ class OpenLedgers:
 
     def _pool(self, metadata: LedgerMetadata) -> BookiePool:
         async def writable() -> list[Candidate]:
-            return self._receivers.candidates(self._views.current, metadata)
+            return self._target_selector.candidates(self._views.current, metadata)
 
-        return BookiePool(writable=writable, placement=self._receivers.placement)
+        return BookiePool(writable=writable, placement=self._target_selector.placement)

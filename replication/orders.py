@@ -382,7 +382,7 @@ def maintenance_path(ur: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandingOrder(Generic[T]):
+class StoredOrder(Generic[T]):
     """An order as it stands. ``version``: its znode's, any where ACLs shut that away.
 
     ``order``: where this release cannot read it, what is kept to instead; None: nothing is.
@@ -449,7 +449,7 @@ class OrderBook:
         """
         return self._store.watch(orders_path(self._ur), is_recursive=True, events_max=1)
 
-    async def standing(self, place: Place[T]) -> StandingOrder[T] | None:
+    async def stored(self, place: Place[T]) -> StoredOrder[T] | None:
         """None when there is no such order."""
         try:
             data, stat = await self._store.get(place.path)
@@ -459,11 +459,11 @@ class OrderBook:
             there = await self._stat_if_allowed(place.path)
             return None if there is None else self._unreadable(place, there, error)
         try:
-            return StandingOrder(order=place.parse(data), version=stat.version)
+            return StoredOrder(order=place.parse(data), version=stat.version)
         except CorruptionError as error:
             return self._unreadable(place, stat, error)
 
-    async def give(self, place: Place[T], order: T, *, over: StandingOrder[T] | None) -> None:
+    async def give(self, place: Place[T], order: T, *, over: StoredOrder[T] | None) -> None:
         """Write it in the place of ``over``, what stood there when the decision was made.
 
         Raises ConflictError: somebody else was quicker.
@@ -476,7 +476,7 @@ class OrderBook:
         except (NodeExistsError, NoNodeError, ConflictError) as error:
             raise ConflictError("somebody else has just changed it", order=place.path) from error
 
-    async def withdraw(self, place: Place[T], *, over: StandingOrder[T]) -> None:
+    async def withdraw(self, place: Place[T], *, over: StoredOrder[T]) -> None:
         """Delete it; one that is gone already is success. Raises ConflictError."""
         with suppress(NoNodeError):
             await self._store.delete(place.path, version=over.version)
@@ -502,12 +502,12 @@ class OrderBook:
 
     async def _readable(self, place: Place[T], unreadable: list[str]) -> T | None:
         """What is kept to, if anything. One that cannot be read is added to ``unreadable``."""
-        standing = await self.standing(place)
-        if standing is None:
+        stored = await self.stored(place)
+        if stored is None:
             return None
-        if not standing.is_readable:
+        if not stored.is_readable:
             unreadable.append(place.path)
-        return standing.order
+        return stored.order
 
     async def _stat_if_allowed(self, path: str) -> Stat | None:
         """None when the order is gone. Newer ZooKeepers (3.9.5) forbid this, too: then only that it
@@ -517,10 +517,10 @@ class OrderBook:
         except UnauthorizedError:
             return Stat(version=ANY_VERSION)
 
-    def _unreadable(self, place: Place[T], stat: Stat, error: BookmenderError) -> StandingOrder[T]:
+    def _unreadable(self, place: Place[T], stat: Stat, error: BookmenderError) -> StoredOrder[T]:
         self._report(place.path, stat.mzxid, error)
         order = None if place.in_doubt is None else place.in_doubt(stat)
-        return StandingOrder(order=order, version=stat.version, is_readable=False)
+        return StoredOrder(order=order, version=stat.version, is_readable=False)
 
     def _report(self, path: str, mzxid: int, error: BookmenderError) -> None:
         if self._reported.get(path) != mzxid:  # once, not at each reading
@@ -572,13 +572,13 @@ class DisableSwitch:
             self.may_take = await self._store.exists(self._path) is None
         except UnauthorizedError as error:
             self.may_take = False
-            log.warning("disable_switch.shut_away", path=self._path, error=str(error))
+            log.warning("disable_switch.access_denied", path=self._path, error=str(error))
         except (UnavailableError, SessionLostError):
             self.may_take = self._is_watched = False
             raise
 
 
-class UnheededSwitch(DisableSwitch):
+class IgnoredDisableSwitch(DisableSwitch):
     """For what somebody asked for by hand: the switch is about what nobody asked for."""
 
     async def is_on(self) -> bool:

@@ -15,7 +15,7 @@ from ledgers.model import BookieId, Fragment, LedgerState
 from ledgers.placement import Adherence, Candidate
 from replication.copy_checks import IndexFinding, Verdict
 from replication.entry_runs import merged
-from replication.inspection import Survey
+from replication.inspection import Inspection
 from replication.reasons import Blocked, Reason, writer_hint
 from replication.targets import CopyKey, Targets, why_nobody, with_load
 
@@ -65,43 +65,43 @@ RESTING_SHOWN_MAX = 5
 SUSPECT_KEY = "every copy fails its digest: is the ledger's password or digest type another one?"
 
 
-def plan_repair(survey: Survey, targets: Targets, *, moves_misplaced: bool = False) -> Plan:
+def plan_repair(inspection: Inspection, targets: Targets, *, moves_misplaced: bool = False) -> Plan:
     """Only closed fragments are repaired (rule S4). Draws nothing but what the placement draws.
 
     ``moves_misplaced``: copies that the placement policy wants elsewhere are moved, if no copy is
     missing.
     """
-    if all(finding.verdict is Verdict.GOOD for finding in survey.findings):
-        return _plan_moves(survey, targets) if moves_misplaced else WHOLE
-    if _is_key_suspect(survey):
+    if all(finding.verdict is Verdict.GOOD for finding in inspection.findings):
+        return _plan_moves(inspection, targets) if moves_misplaced else WHOLE
+    if _is_key_suspect(inspection):
         return Plan(blocked=(Blocked(reason=Reason.DIGEST_SUSPECT, detail=SUSPECT_KEY),))
-    planning = _Planning(survey, targets)
-    for finding in survey.findings:
+    planning = _Planning(inspection, targets)
+    for finding in inspection.findings:
         planning.see_to(finding)
     return planning.plan
 
 
-def _plan_moves(survey: Survey, targets: Targets) -> Plan:
+def _plan_moves(inspection: Inspection, targets: Targets) -> Plan:
     """Of a closed ledger: where one is written it is the writer's business."""
-    if not survey.metadata.is_closed:
+    if not inspection.metadata.is_closed:
         return WHOLE
-    planning = _Planning(survey, targets)
-    for fragment in dict.fromkeys(finding.fragment for finding in survey.findings):
+    planning = _Planning(inspection, targets)
+    for fragment in dict.fromkeys(finding.fragment for finding in inspection.findings):
         planning.put_in_place(fragment)
     return planning.plan
 
 
-def _is_key_suspect(survey: Survey) -> bool:
+def _is_key_suspect(inspection: Inspection) -> bool:
     """Copies that all fail their digest alike say more about our key than about them (rule S7)."""
-    return any(f.mismatched for f in survey.findings) and not survey.has_good_entry
+    return any(f.mismatched for f in inspection.findings) and not inspection.has_good_entry
 
 
 class _Planning:
     """One plan in the making: each step sees what the steps before it will send where."""
 
-    def __init__(self, survey: Survey, targets: Targets) -> None:
-        self._survey = survey
-        self._metadata = survey.metadata
+    def __init__(self, inspection: Inspection, targets: Targets) -> None:
+        self._survey = inspection
+        self._metadata = inspection.metadata
         self._targets = targets
         self._loads: dict[BookieId, int] = {}
         """Bytes that the steps so far will send."""

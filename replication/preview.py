@@ -1,7 +1,7 @@
 """What a worker would do about a ledger now: looked at and planned by its own code, and left at
 that.
 
-What comes of the plan is foreseen (``foresight``) by the code that decides what the worker writes:
+What comes of the plan is foreseen (``planned_outcome``) by the code that decides what the worker writes:
 no copy is promised of which no bookie that is there has the entries.
 """
 
@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, LedgerState
 from replication.cluster import ClusterView
-from replication.commit import CopyResults, Foresight, made_of
-from replication.inspection import OpenEnd, Survey, Surveyor
+from replication.commit import CopyResults, PlannedOutcome, simulated
+from replication.inspection import Inspection, Inspector, RecoveryRequired
 from replication.open_ledgers import end_doubts, held_back, is_to_be_ended
 from replication.plan import Plan, Repair, plan_repair
 from replication.reasons import Blocked, Reason
-from replication.targets import Receivers
+from replication.targets import TargetSelector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +49,15 @@ class Previewer:
 
     def __init__(
         self,
-        surveyor: Surveyor,
-        receivers: Receivers,
+        inspector: Inspector,
+        target_selector: TargetSelector,
         view: ClusterView,
         *,
         moves_misplaced: bool = False,
     ) -> None:
         """``view`` may be what is, or what would be under other orders. ``moves_misplaced``: as a
         worker does with ledgers that are marked for their placement."""
-        self._surveyor, self._receivers, self._view = surveyor, receivers, view
+        self._inspector, self._target_selector, self._view = inspector, target_selector, view
         self._moves_misplaced = moves_misplaced
 
     async def preview(self, ledger_id: int, *, distrusted: Collection[BookieId] = ()) -> Preview:
@@ -66,52 +66,52 @@ class Previewer:
 
         Raises UnavailableError when ZooKeeper does not answer.
         """
-        match await self._surveyor.survey(ledger_id, self._view, distrusted=distrusted):
+        match await self._inspector.inspect(ledger_id, self._view, distrusted=distrusted):
             case None:
                 return Preview(ledger_id=ledger_id, plan=Plan(), is_gone=True)
             case Blocked() as blocked:
                 plan = Plan(blocked=(blocked,))
-            case OpenEnd() as found:
+            case RecoveryRequired() as found:
                 plan = await self._plan_open(found, distrusted)
-            case Survey() as survey if is_to_be_ended(survey, distrusted):
-                waits = held_back(self._view.orders) or _until_recovered(survey)
+            case Inspection() as inspection if is_to_be_ended(inspection, distrusted):
+                waits = held_back(self._view.orders) or _until_recovered(inspection)
                 plan = Plan(blocked=(waits,))
-            case Survey() as survey:
+            case Inspection() as inspection:
                 plan = foreseen(
                     plan_repair(
-                        survey,
-                        self._receivers.targets(self._view, survey.metadata),
+                        inspection,
+                        self._target_selector.targets(self._view, inspection.metadata),
                         moves_misplaced=self._moves_misplaced,
                     ),
-                    survey,
+                    inspection,
                 )
         return Preview(ledger_id=ledger_id, plan=plan)
 
-    async def _plan_open(self, found: OpenEnd, distrusted: Collection[BookieId]) -> Plan:
+    async def _plan_open(self, found: RecoveryRequired, distrusted: Collection[BookieId]) -> Plan:
         """What is closed of it is repaired at once, the rest waits."""
-        closed_part = await self._surveyor.survey_closed_part(found, distrusted=distrusted)
+        closed_part = await self._inspector.inspect_closed_part(found, distrusted=distrusted)
         plan = Plan()
         if closed_part is not None:
             plan = plan_repair(
-                closed_part, self._receivers.targets(self._view, closed_part.metadata)
+                closed_part, self._target_selector.targets(self._view, closed_part.metadata)
             )
             plan = foreseen(plan, closed_part)
         waits = held_back(self._view.orders) or _until_closed(found)
         return replace(plan, blocked=(*plan.blocked, waits))
 
 
-def foreseen(plan: Plan, survey: Survey) -> Plan:
+def foreseen(plan: Plan, inspection: Inspection) -> Plan:
     """The copies that will be made of it, and last, and all that will be in the way."""
-    foresight = Foresight(survey)
+    planned_outcome = PlannedOutcome(inspection)
     results = CopyResults(
-        survey=survey,
+        inspection=inspection,
         plan=plan,
-        outcomes=[foresight.outcome(repair) for repair in plan.repairs],
+        outcomes=[planned_outcome.outcome(repair) for repair in plan.repairs],
         is_unchanged=lambda bookie: True,
         are_foreseen=True,
     )
     lasting = [
-        (repair, made_of(repair, outcome, is_split=results.is_split))
+        (repair, simulated(repair, outcome, is_split=results.is_split))
         for repair, outcome in results.lasting
     ]
     return Plan(
@@ -121,15 +121,15 @@ def foreseen(plan: Plan, survey: Survey) -> Plan:
     )
 
 
-def _until_recovered(survey: Survey) -> Blocked:
+def _until_recovered(inspection: Inspection) -> Blocked:
     return Blocked(
         reason=Reason.OPEN_FRAGMENT,
         detail="a recovery of it was begun and never ended: that comes before anything is copied"
-        + _doubts(survey.versioned, survey.view),
+        + _doubts(inspection.versioned, inspection.view),
     )
 
 
-def _until_closed(found: OpenEnd) -> Blocked:
+def _until_closed(found: RecoveryRequired) -> Blocked:
     why = (
         f"is to be rid of {', '.join(found.leaving)}"
         if found.leaving

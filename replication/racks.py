@@ -210,7 +210,7 @@ async def remembered_racks(store: MetadataStore, ur: str) -> dict[BookieId, str]
     try:
         return await read_record(store, racks_path(ur), _racks) or {}
     except UnauthorizedError as error:
-        log.warning("racks.shut_away", error=str(error))
+        log.warning("racks.access_denied", error=str(error))
         return {}
 
 
@@ -229,7 +229,7 @@ class RackMemory:
         batcher: Batcher,
         ur: str,
         racks: Racks,
-        keeper: RackKeeper,
+        rack_keeper: RackKeeper,
         views: ViewSource,
         clock: Clock,
     ) -> None:
@@ -237,7 +237,7 @@ class RackMemory:
         self._batcher = batcher
         self._ur = ur
         self._racks = racks
-        self._keeper = keeper
+        self._rack_keeper = rack_keeper
         self._views = views
         self._clock = clock
 
@@ -245,10 +245,10 @@ class RackMemory:
         """Write at every change, until cancelled. Raises SessionLostError or
         LeadershipLostError."""
         while True:
-            seen = self._keeper.change_count
+            seen = self._rack_keeper.change_count
             while not await self._try_write():
                 await self._clock.sleep(RETRY_S)
-            await self._keeper.wait_change(seen)
+            await self._rack_keeper.wait_change(seen)
 
     async def _try_write(self) -> bool:
         try:

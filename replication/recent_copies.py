@@ -38,7 +38,7 @@ from ledgers.store import Check, Create, MetadataStore, MultiFailed
 from replication.locks import guarded_multi
 from replication.nodes import ensure
 from replication.transactions import Batcher
-from replication.znodes import OPEN_UP, part, recent_copies_path, wholes
+from replication.znodes import ACL_HINT, part, recent_copies_path, wholes
 
 log = structlog.get_logger()
 
@@ -184,7 +184,7 @@ class CopyRecorder:
             await self._create(path, record.to_json())
         except (RejectedError, QuotaError) as error:
             if not self._has_told:
-                log.error("recent_copies.refused", path=path, error=str(error), next_step=OPEN_UP)
+                log.error("recent_copies.refused", path=path, error=str(error), next_step=ACL_HINT)
             self._has_told = True
             record.end()
         except BookmenderError as error:

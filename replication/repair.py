@@ -40,9 +40,9 @@ from ledgers.store import Check, OperationResult, SetData, Stat
 from replication.cluster import ClusterView, ViewSource
 from replication.commit import CopyResults
 from replication.copier import BadSources, Copier, Memory
-from replication.copy_checks import NOTHING_ASKED, Questions
-from replication.inspection import OpenEnd, Survey, Surveyor
-from replication.locks import Take
+from replication.copy_checks import NOTHING_ASKED, ReadPlan
+from replication.inspection import Inspection, Inspector, RecoveryRequired
+from replication.locks import LedgerLease
 from replication.open_ledgers import (
     OpenLedgers,
     WriterSighting,
@@ -86,7 +86,7 @@ class Repairer:
         queue: Queue,
         manager: LedgerManager,
         views: ViewSource,
-        surveyor: Surveyor,
+        inspector: Inspector,
         open_ledgers: OpenLedgers,
         copier: Copier,
         recorder: CopyRecorder,
@@ -99,7 +99,7 @@ class Repairer:
         self._queue = queue
         self._manager = manager
         self._views = views
-        self._surveyor = surveyor
+        self._inspector = inspector
         self._open_ledgers = open_ledgers
         self._copier = copier
         self._recorder = recorder
@@ -110,7 +110,7 @@ class Repairer:
 
     async def repair(
         self,
-        take: Take,
+        lease: LedgerLease,
         sighting: WriterSighting | None = None,
         *,
         slots: Slots | None = None,
@@ -124,18 +124,18 @@ class Repairer:
         and LockLostError (the lock is gone), and UnavailableError if ZooKeeper does not answer.
         """
         memory = Memory(
-            distrusted=await self._distrusted(take),
-            bad_sources={*bad_sources, *self._bad_sources.pop(take.ledger_id)},
-            copies=self._recorder.of_repair(take.ledger_id),
+            distrusted=await self._distrusted(lease),
+            bad_sources={*bad_sources, *self._bad_sources.pop(lease.ledger_id)},
+            copies=self._recorder.of_repair(lease.ledger_id),
         )
         outcome = None
         try:
-            memory.may_split = self._clock.wall_ms() - take.queued.since_ms >= SPLIT_AFTER_S * 1000
-            outcome = await self._go_through_rounds(take, sighting, memory, slots or Slots(1))
+            memory.may_split = self._clock.wall_ms() - lease.queued.since_ms >= SPLIT_AFTER_S * 1000
+            outcome = await self._go_through_rounds(lease, sighting, memory, slots or Slots(1))
         finally:
             memory.copies.end()
             if outcome is None or outcome.kind is not OutcomeKind.DONE:
-                self._bad_sources.remember(take.ledger_id, memory.bad_sources)
+                self._bad_sources.remember(lease.ledger_id, memory.bad_sources)
         return replace(outcome, bad_sources=frozenset(memory.bad_sources))
 
     def found_bad(self, ledger_id: int) -> frozenset[BookieId]:
@@ -143,11 +143,11 @@ class Repairer:
         return self._bad_sources.of(ledger_id)
 
     async def _go_through_rounds(
-        self, take: Take, sighting: WriterSighting | None, memory: Memory, slots: Slots
+        self, lease: LedgerLease, sighting: WriterSighting | None, memory: Memory, slots: Slots
     ) -> Outcome:
         for _ in range(ROUNDS_MAX):
             try:
-                outcome = await self._round(take, sighting, memory, slots)
+                outcome = await self._round(lease, sighting, memory, slots)
             except JournalError as error:
                 return waiting(Blocked(reason=Reason.JOURNAL, detail=str(error)))
             except (ConflictError, NoNodeError):  # the metadata changed or is gone: read again
@@ -155,7 +155,7 @@ class Repairer:
             except (QuotaError, RejectedError) as error:  # ZooKeeper would refuse the write again
                 return waiting(Blocked(reason=Reason.WRITE_REFUSED, detail=str(error)))
             except UnknownOutcomeError:
-                if await self._queue.is_finished(take):
+                if await self._queue.is_finished(lease):
                     outcome = DONE
                 else:
                     continue
@@ -166,51 +166,53 @@ class Repairer:
         detail = f"no success in {ROUNDS_MAX} rounds: its metadata or its bookies keep changing"
         return waiting(Blocked(reason=Reason.CONFLICTS, detail=detail))
 
-    async def _distrusted(self, take: Take) -> frozenset[BookieId]:
+    async def _distrusted(self, lease: LedgerLease) -> frozenset[BookieId]:
         """Return the named bookies whose copies must all be read. Absent bookies are not among
         them: they count as missing."""
-        if self._views.current.available.isdisjoint(take.queued.replicas):
+        if self._views.current.available.isdisjoint(lease.queued.replicas):
             return frozenset()
         _, found_bad = await asyncio.gather(
-            self._views.confirm(take.queued.replicas), self._queue.found_bad(take)
+            self._views.confirm(lease.queued.replicas), self._queue.found_bad(lease)
         )
         view = self._views.current
-        missed = take.queued.missed_while_registered(view.czxid)
+        missed = lease.queued.missed_while_registered(view.czxid)
         return found_bad | (missed & view.available)
 
     async def _round(
-        self, take: Take, sighting: WriterSighting | None, memory: Memory, slots: Slots
+        self, lease: LedgerLease, sighting: WriterSighting | None, memory: Memory, slots: Slots
     ) -> Outcome | None:
         """Run one round. Returns None if another round is needed."""
         view = self._views.current
         async with slots.lent_after(PATIENCE_S):
-            versioned = await self._surveyor.find(take.ledger_id)
+            versioned = await self._inspector.find(lease.ledger_id)
         match versioned:
             case None:
-                return await self._finish(take)
+                return await self._finish(lease)
             case Blocked() as blocked:
                 return waiting(blocked)
         if not memory.has_presumed:
             memory.has_presumed = True
-            if results := await self._mend_presuming(take, versioned, view, memory, slots):
-                return await self._write(take, results, memory)
+            if results := await self._repair_optimistically(lease, versioned, view, memory, slots):
+                return await self._write(lease, results, memory)
         async with slots.lent_after(PATIENCE_S):
-            found = await self._surveyor.survey_metadata(
+            found = await self._inspector.inspect_metadata(
                 versioned, view, distrusted=memory.to_read_whole
             )
         match found:
             case Blocked() as blocked:
                 return waiting(blocked)
-            case OpenEnd() as open_end:
-                if sighting is None and await self._mend_closed_part(take, open_end, memory, slots):
+            case RecoveryRequired() as open_end:
+                if sighting is None and await self._repair_closed_part(
+                    lease, open_end, memory, slots
+                ):
                     return None
-                return await self._settle(take, open_end, sighting, memory, slots)
-            case Survey() as survey:
-                return await self._mend(take, survey, memory, slots)
+                return await self._settle(lease, open_end, sighting, memory, slots)
+            case Inspection() as inspection:
+                return await self._repair_once(lease, inspection, memory, slots)
 
-    async def _mend_presuming(
+    async def _repair_optimistically(
         self,
-        take: Take,
+        lease: LedgerLease,
         versioned: VersionedMetadata,
         view: ClusterView,
         memory: Memory,
@@ -223,43 +225,53 @@ class Repairer:
         if the ledger is not eligible, or if a check failed; then the bookies must be surveyed
         first.
         """
-        presumed = self._surveyor.presume(versioned, view, distrusted=memory.to_read_whole)
+        presumed = self._inspector.inspect_optimistically(
+            versioned, view, distrusted=memory.to_read_whole
+        )
         if presumed is None:
             return None
-        survey = presumed.survey
-        plan = plan_repair(survey, self._copier.targets(survey, memory))
+        inspection = presumed.inspection
+        plan = plan_repair(inspection, self._copier.targets(inspection, memory))
         if plan.blocked or not plan.repairs or self._write_refusal(versioned, plan):
             return None
-        results = await self._carry_out(plan, survey, memory, slots, asked=presumed.asked)
+        results = await self._carry_out(plan, inspection, memory, slots, asked=presumed.asked)
         return results if results.outcomes[0].gave_all_asked else None
 
-    async def _mend(
-        self, take: Take, survey: Survey, memory: Memory, slots: Slots
+    async def _repair_once(
+        self, lease: LedgerLease, inspection: Inspection, memory: Memory, slots: Slots
     ) -> Outcome | None:
         """Plan, copy and write. Returns None if another round is needed."""
-        if is_to_be_ended(survey, memory.distrusted):
-            return await self._recover(take, survey.versioned, survey.view, memory, slots)
+        if is_to_be_ended(inspection, memory.distrusted):
+            return await self._recover(lease, inspection.versioned, inspection.view, memory, slots)
         plan = plan_repair(
-            survey,
-            self._copier.targets(survey, memory),
+            inspection,
+            self._copier.targets(inspection, memory),
             # A mark that names bookies is about their entries, not about placement.
-            moves_misplaced=self._moves_misplaced and not take.queued.replicas,
+            moves_misplaced=self._moves_misplaced and not lease.queued.replicas,
         )
         if plan.is_whole:
-            bookies = survey.metadata.bookies
-            if not self._is_unchanged(bookies, survey.view):
+            bookies = inspection.metadata.bookies
+            if not self._is_unchanged(bookies, inspection.view):
                 return None
-            if not await self._views.are_as_in(survey.view, bookies & survey.view.available):
+            if not await self._views.are_as_in(
+                inspection.view, bookies & inspection.view.available
+            ):
                 return None
             return await self._finish(
-                take, [self._manager.check(survey.versioned), *self._member_checks(take, survey)]
+                lease,
+                [
+                    self._manager.check(inspection.versioned),
+                    *self._member_checks(lease, inspection),
+                ],
             )
-        if refused := self._write_refusal(survey.versioned, plan):
+        if refused := self._write_refusal(inspection.versioned, plan):
             return waiting(refused)
-        return await self._write(take, await self._carry_out(plan, survey, memory, slots), memory)
+        return await self._write(
+            lease, await self._carry_out(plan, inspection, memory, slots), memory
+        )
 
-    async def _mend_closed_part(
-        self, take: Take, found: OpenEnd, memory: Memory, slots: Slots
+    async def _repair_closed_part(
+        self, lease: LedgerLease, found: RecoveryRequired, memory: Memory, slots: Slots
     ) -> bool:
         """Repair the closed fragments during the grace of the open one. Returns True if metadata
         changed.
@@ -267,19 +279,21 @@ class Repairer:
         Fragments that cannot be repaired now are repaired after the ledger is closed.
         """
         async with slots.lent_after(PATIENCE_S):
-            survey = await self._surveyor.survey_closed_part(found, distrusted=memory.to_read_whole)
-        if survey is None:
+            inspection = await self._inspector.inspect_closed_part(
+                found, distrusted=memory.to_read_whole
+            )
+        if inspection is None:
             return False
-        plan = plan_repair(survey, self._copier.targets(survey, memory))
-        if not plan.repairs or self._write_refusal(survey.versioned, plan):
+        plan = plan_repair(inspection, self._copier.targets(inspection, memory))
+        if not plan.repairs or self._write_refusal(inspection.versioned, plan):
             return False
-        results = await self._carry_out(plan, survey, memory, slots)
-        if results.metadata == survey.metadata:
+        results = await self._carry_out(plan, inspection, memory, slots)
+        if results.metadata == inspection.metadata:
             return False
         if not await self._confirm_targets(results, memory):
             return True
         write = await self._rewrite(results)
-        self._tell_written(results, write, await self._queue.write(take, [write]))
+        self._tell_written(results, write, await self._queue.write(lease, [write]))
         return True
 
     def _write_refusal(self, versioned: VersionedMetadata, plan: Plan) -> Blocked | None:
@@ -299,26 +313,26 @@ class Repairer:
     async def _carry_out(
         self,
         plan: Plan,
-        survey: Survey,
+        inspection: Inspection,
         memory: Memory,
         slots: Slots,
         *,
-        asked: Questions = NOTHING_ASKED,
+        asked: ReadPlan = NOTHING_ASKED,
     ) -> CopyResults:
         byte_count = sum(repair.byte_count for repair in plan.repairs)
         # The record is written while the copies are made, so that no repair waits for it.
         memory.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
         async with slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
-            outcomes = await self._copier.copy_all(plan, survey, memory, asked=asked)
+            outcomes = await self._copier.copy_all(plan, inspection, memory, asked=asked)
         bad_sources = frozenset().union(*(outcome.bad_sources for outcome in outcomes))
         bad_sources -= memory.to_read_whole  # the plan knew of these
         memory.bad_sources |= bad_sources
         return CopyResults(
-            survey=survey,
+            inspection=inspection,
             plan=plan,
             outcomes=outcomes,
             # A target that registered again may have lost what it acknowledged (rule S3).
-            is_unchanged=lambda bookie: self._is_unchanged([bookie], survey.view),
+            is_unchanged=lambda bookie: self._is_unchanged([bookie], inspection.view),
             has_bad_sources=bool(bad_sources),
             may_split=memory.may_split,
         )
@@ -340,9 +354,9 @@ class Repairer:
         Returns False if another round is needed. Raises UnavailableError.
         """
         await memory.copies.wait_recorded()
-        return await self._views.are_as_in(results.survey.view, results.new_targets)
+        return await self._views.are_as_in(results.inspection.view, results.new_targets)
 
-    def _member_checks(self, take: Take, survey: Survey) -> list[Check]:
+    def _member_checks(self, lease: LedgerLease, inspection: Inspection) -> list[Check]:
         """Return checks for the transaction that deletes the mark: bookies that the mark names, and
         that the survey found registered, must still be registered.
 
@@ -355,11 +369,11 @@ class Repairer:
         For a bookie that the mark does not name, the auditor writes the mark in step 2, so the
         deletion fails.
         """
-        named = take.queued.replicas & survey.metadata.bookies
-        return self._views.checks_of(survey.view, named)
+        named = lease.queued.replicas & inspection.metadata.bookies
+        return self._views.checks_of(inspection.view, named)
 
-    async def _finish(self, take: Take, checks: Sequence[Check] = ()) -> Outcome:
-        return DONE if await self._queue.finish(take, checks) else MARKED_AGAIN
+    async def _finish(self, lease: LedgerLease, checks: Sequence[Check] = ()) -> Outcome:
+        return DONE if await self._queue.finish(lease, checks) else MARKED_AGAIN
 
     def _is_unchanged(self, bookies: Iterable[BookieId], view: ClusterView) -> bool:
         """Return True if none of the bookies registered, disappeared or began to drain since the
@@ -379,33 +393,33 @@ class Repairer:
 
     async def _settle(
         self,
-        take: Take,
-        found: OpenEnd,
+        lease: LedgerLease,
+        found: RecoveryRequired,
         sighting: WriterSighting | None,
         memory: Memory,
         slots: Slots,
     ) -> Outcome | None:
         """An open fragment misses a bookie: leave the ledger to its writer, or recover it after the
         grace."""
-        if held := held_back(self._views.current.orders):
-            return waiting(held)
+        if leased := held_back(self._views.current.orders):
+            return waiting(leased)
         async with slots.lent_after(PATIENCE_S):
             grace = await self._open_ledgers.judge(found, sighting)
         if grace is not None:
             return waiting(Blocked(reason=grace.reason, detail=grace.detail), grace)
-        return await self._recover(take, found.versioned, found.view, memory, slots)
+        return await self._recover(lease, found.versioned, found.view, memory, slots)
 
     async def _recover(
         self,
-        take: Take,
+        lease: LedgerLease,
         versioned: VersionedMetadata,
         view: ClusterView,
         memory: Memory,
         slots: Slots,
     ) -> Outcome | None:
         """Recover and close the ledger. The next round repairs it."""
-        if held := held_back(self._views.current.orders):
-            return waiting(held)
+        if leased := held_back(self._views.current.orders):
+            return waiting(leased)
 
         async def record_targets(end: RecoveredEnd) -> None:
             memory.copies.add(end.new_members)
@@ -417,7 +431,7 @@ class Repairer:
                     versioned,
                     view,
                     distrusted=memory.distrusted,
-                    guards=self._queue.guards(take),
+                    guards=self._queue.guards(lease),
                     before_close=record_targets,
                 )
         except (ConflictError, JournalError, QuotaError, SessionLostError, LockLostError):
@@ -443,46 +457,48 @@ class Repairer:
             return waiting(Blocked(reason=Reason.RECOVERY_FAILED, detail=detail))
         return None
 
-    async def _write(self, take: Take, results: CopyResults, memory: Memory) -> Outcome | None:
+    async def _write(
+        self, lease: LedgerLease, results: CopyResults, memory: Memory
+    ) -> Outcome | None:
         """Write the ensembles whose entries were all copied. Returns None if another round is
         needed.
 
         The same transaction deletes the mark only if every copy was checked and nothing is missing
         (rule S6).
         """
-        survey, after = results.survey, results.metadata
+        inspection, after = results.inspection, results.metadata
         write = None
-        if after != survey.metadata:
+        if after != inspection.metadata:
             if not await self._confirm_targets(results, memory):
                 return None
             write = await self._rewrite(results)
-        is_ended = survey.metadata.state is not LedgerState.IN_RECOVERY
+        is_ended = inspection.metadata.state is not LedgerState.IN_RECOVERY
         is_proven = (
             is_ended
             and results.entry_count <= SECOND_CHECK_ENTRIES
-            and self._is_unchanged(after.bookies, survey.view)
+            and self._is_unchanged(after.bookies, inspection.view)
         )
         if write is not None:
             on_applied = partial(self._tell_written, results, write)
             if is_proven and results.is_complete:
-                checks = self._member_checks(take, survey)
-                is_done = await self._queue.finish(take, [write, *checks], on_applied=on_applied)
+                checks = self._member_checks(lease, inspection)
+                is_done = await self._queue.finish(lease, [write, *checks], on_applied=on_applied)
                 return DONE if is_done else MARKED_AGAIN
-            on_applied(await self._queue.write(take, [write]))
+            on_applied(await self._queue.write(lease, [write]))
         if results.is_split or not results.in_the_way:
             return None
         only_to_empty = results.only_to_empty
-        if is_ended and only_to_empty and take.queued.is_loss_besides(only_to_empty):
+        if is_ended and only_to_empty and lease.queued.is_loss_besides(only_to_empty):
             if not is_proven:
                 return None
-            if await self._queue.unmark_loss(take, self._member_checks(take, survey)):
+            if await self._queue.unmark_loss(lease, self._member_checks(lease, inspection)):
                 return MARKED_AGAIN
         return waiting(gravest(results.in_the_way))
 
     async def _rewrite(self, results: CopyResults) -> SetData:
-        survey = results.survey
+        inspection = results.inspection
         return await self._manager.write_operation(
-            survey.ledger_id, results.metadata, read_as=survey.versioned
+            inspection.ledger_id, results.metadata, read_as=inspection.versioned
         )
 
     def _tell_written(
@@ -492,7 +508,7 @@ class Repairer:
         assert isinstance(stat, Stat), replies
         self._on_written(
             VersionedMetadata(
-                ledger_id=results.survey.ledger_id,
+                ledger_id=results.inspection.ledger_id,
                 metadata=results.metadata,
                 stat=stat,
                 data=write.data,

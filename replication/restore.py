@@ -3,7 +3,7 @@
 Under the ledger's lock, by compare-and-set on the version that the decision was made from, and
 recorded itself, so that it can be undone in turn. What the metadata says is put back, not what
 bookies store: copies that it named then may be gone since. So its bookies are asked first, and in
-the same transaction the ledger is marked in our own queue: nodes check it in any case, and mend it.
+the same transaction the ledger is marked in our private queue: nodes check it in any case, and mend it.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ from ledgers.model import BookieId, LedgerMetadata
 from ledgers.store import Check, MetadataStore, MultiFailed, SetData, Stat
 from replication.cluster import ClusterView
 from replication.commit import copy_doubts
-from replication.inspection import OpenEnd, Surveyor
+from replication.inspection import Inspector, RecoveryRequired
 from replication.journal import JournalRecord
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.lock_by_hand import Tell, locked
 from replication.locks import guarded_multi
-from replication.marks import own_mark_operations
+from replication.marks import private_mark_operations
 from replication.reasons import Reason
 from replication.recent_copies import record_by_hand
 
@@ -114,7 +114,7 @@ class Restorer:
         *,
         store: MetadataStore,
         manager: LedgerManager,
-        surveyor: Surveyor,
+        inspector: Inspector,
         view: ClusterView,
         ur: str,
         cluster: str | None,
@@ -122,7 +122,7 @@ class Restorer:
         tell: Tell,
     ) -> None:
         """``cluster``: its instance id. ``tell``: says what is waited for."""
-        self._store, self._manager, self._surveyor = store, manager, surveyor
+        self._store, self._manager, self._inspector = store, manager, inspector
         # A bookie that drains may be named again, if it has the copies: it is not to be passed
         # over.
         self._view = replace(view, orders=replace(view.orders, draining={}))
@@ -218,17 +218,17 @@ class Restorer:
             data=found.record.before,
         )
         asked = found.named_again
-        surveyed = await self._surveyor.survey_metadata(versioned, self._view, distrusted=asked)
-        if not isinstance(surveyed, OpenEnd):
+        surveyed = await self._inspector.inspect_metadata(versioned, self._view, distrusted=asked)
+        if not isinstance(surveyed, RecoveryRequired):
             return copy_doubts(surveyed)
-        closed_part = await self._surveyor.survey_closed_part(surveyed, distrusted=asked)
+        closed_part = await self._inspector.inspect_closed_part(surveyed, distrusted=asked)
         return copy_doubts(surveyed, closed_part)
 
     async def _write_and_mark(
         self, ledger_id: int, guards: Sequence[Check], write: SetData
     ) -> None:
         for _ in range(MARK_TRIES_MAX):
-            mark = await own_mark_operations(self._store, self._ur, ledger_id, self._clock)
+            mark = await private_mark_operations(self._store, self._ur, ledger_id, self._clock)
             try:
                 await guarded_multi(self._store, guards, [write, *mark], ledger_id=ledger_id)
                 return

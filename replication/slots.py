@@ -56,13 +56,13 @@ class Slots:
             async with asyncio.timeout(timeout_s):
                 await self._is_half_free.wait()
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         await self._free.acquire()
         self._count_taken(1)
         if self._within is None:
             return
         try:
-            await self._within.take()
+            await self._within.acquire()
         except BaseException:  # cancelled: nothing was taken
             self._release()
             raise
@@ -125,7 +125,7 @@ class Slots:
 
     async def _claim(self) -> None:
         self._count_lent(-1)
-        await self.take()
+        await self.acquire()
 
     def _count_lent(self, change: int) -> None:
         self.lent_count += change

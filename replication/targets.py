@@ -1,6 +1,6 @@
 """Which bookies may receive copies now, and which may not and why (rule S11).
 
-``Receivers`` knows how many bytes this process has under way to each bookie, so that the next plan
+``TargetSelector`` knows how many bytes this process has under way to each bookie, so that the next plan
 spreads them. ``Targets`` is what it says at one moment: a value that a plan is made from.
 
 Bookies that refused copies of a ledger: not asked again for it while they live (rule S11).
@@ -34,7 +34,7 @@ SMALL_COPY_BYTES = 1024 * 1024
 """Not held against the room of a bookie that has any to spare."""
 
 
-class Bar(enum.Enum):
+class Exclusion(enum.Enum):
     """Why a writable bookie may not take over: in words that follow the number of several."""
 
     MEMBER = "already hold this part of the ledger or its open end"
@@ -58,7 +58,7 @@ class Targets(Struct, frozen=True, kw_only=True):
 
     candidates: Mapping[BookieId, Candidate]
     placement: PlacementPolicy
-    barred: Mapping[BookieId, Bar] = field(default_factory=dict)
+    barred: Mapping[BookieId, Exclusion] = field(default_factory=dict)
     """Writable ones that may not, whatever part of the ledger it is."""
     refilled: frozenset[BookieId] = frozenset()
     """Members that an earlier round gave what they lacked: what they lack still, they do not
@@ -83,7 +83,7 @@ class Targets(Struct, frozen=True, kw_only=True):
             more_bytes = byte_count + loads.get(bookie, 0)
             is_short = spare_bytes < (0 if more_bytes < SMALL_COPY_BYTES else more_bytes)
             if is_short and self._may_be_given(bookie):
-                short[bookie] = Bar.SHORT_OF_ROOM
+                short[bookie] = Exclusion.SHORT_OF_ROOM
         if not short:
             return self
         candidates = {b: each for b, each in self.candidates.items() if b not in short}
@@ -95,7 +95,10 @@ class Targets(Struct, frozen=True, kw_only=True):
 
     def _may_be_given(self, bookie: BookieId) -> bool:
         """Anything, be it only what it lacks itself."""
-        return bookie in self.candidates or self.barred.get(bookie) in (Bar.NOT_LOCAL, Bar.ISOLATED)
+        return bookie in self.candidates or self.barred.get(bookie) in (
+            Exclusion.NOT_LOCAL,
+            Exclusion.ISOLATED,
+        )
 
     def quarantine_end_ms(self, *, besides: Collection[BookieId]) -> int | None:
         """When the first of those that quarantine alone keeps from receiving may do so again; None:
@@ -103,13 +106,13 @@ class Targets(Struct, frozen=True, kw_only=True):
         ends_ms = (
             self.quarantined[bookie].until_ms
             for bookie, bar in self.barred.items()
-            if bar is Bar.QUARANTINED and bookie not in besides
+            if bar is Exclusion.QUARANTINED and bookie not in besides
         )
         return min(ends_ms, default=None)
 
 
-class Rooms(Protocol):
-    """What is known of the bookies' disks (``room.RoomSource``)."""
+class DiskSpaces(Protocol):
+    """What is known of the bookies' disks (``room.DiskSpaceSource``)."""
 
     def free_bytes(self, bookie: BookieId) -> int | None:
         """None where nobody knows."""
@@ -124,7 +127,7 @@ class Rooms(Protocol):
         ...
 
 
-class BoundlessRooms:
+class UnlimitedDiskSpaces:
     """Nothing is known of anybody's disks, and nobody is kept from receiving."""
 
     def free_bytes(self, bookie: BookieId) -> int | None:
@@ -141,7 +144,7 @@ Allowed = Callable[[LedgerMetadata, Collection[BookieId]], frozenset[BookieId] |
 """Of writable bookies, those that may hold copies of a ledger; None: all."""
 
 
-class Receivers:
+class TargetSelector:
     """One for a worker, which all its repairs share.
 
     Who is a candidate is worked out once for each view of the cluster, and again every few seconds
@@ -156,7 +159,7 @@ class Receivers:
         clock: Clock,
         local: BookieId | None = None,
         is_local_only: bool = False,
-        rooms: Rooms | None = None,
+        rooms: DiskSpaces | None = None,
         rack: Callable[[BookieId], str] = lambda bookie: DEFAULT_RACK,
         quarantine: Quarantine | None = None,
         allowed: Allowed = anywhere,
@@ -168,14 +171,14 @@ class Receivers:
         self._clock = clock
         self._local = local
         self._is_local_only = is_local_only
-        self._rooms = rooms or BoundlessRooms()
+        self._rooms = rooms or UnlimitedDiskSpaces()
         self._rack = rack
         self._quarantine = quarantine or Quarantine(clock, life=lambda bookie: 0)
         self._load_bytes: dict[BookieId, int] = {}
         self._view: ClusterView | None = None
         self._sorted_at_s = 0.0
         self._candidates: dict[BookieId, Candidate] = {}
-        self._barred: dict[BookieId, Bar] = {}
+        self._barred: dict[BookieId, Exclusion] = {}
         self._spare_bytes: dict[BookieId, int] = {}
         """Of those whose room is known, less what is under way to them."""
 
@@ -196,9 +199,9 @@ class Receivers:
         allowed = None if metadata is None else self._allowed(metadata, view.writable)
         if refused or quarantined or allowed is not None:
             outside = () if allowed is None else candidates.keys() - allowed
-            why = dict.fromkeys(outside, Bar.ISOLATED)
-            why |= dict.fromkeys(candidates.keys() & refused, Bar.REFUSED)
-            why |= dict.fromkeys(candidates.keys() & quarantined.keys(), Bar.QUARANTINED)
+            why = dict.fromkeys(outside, Exclusion.ISOLATED)
+            why |= dict.fromkeys(candidates.keys() & refused, Exclusion.REFUSED)
+            why |= dict.fromkeys(candidates.keys() & quarantined.keys(), Exclusion.QUARANTINED)
             candidates = {b: each for b, each in candidates.items() if b not in why}
             barred = barred | why
         return Targets(
@@ -282,14 +285,14 @@ class Receivers:
             self._barred[bookie] = bar
             self._candidates.pop(bookie, None)
 
-    def _bar(self, bookie: BookieId, view: ClusterView) -> Bar | None:
+    def _bar(self, bookie: BookieId, view: ClusterView) -> Exclusion | None:
         if bookie in view.orders.draining:
-            return Bar.DRAINING
+            return Exclusion.DRAINING
         if bookie in view.orders.maintenance:
-            return Bar.MAINTENANCE
+            return Exclusion.MAINTENANCE
         if self._is_local_only and bookie != self._local:
-            return Bar.NOT_LOCAL
-        return Bar.SHORT_OF_ROOM if self._is_short(bookie) else None
+            return Exclusion.NOT_LOCAL
+        return Exclusion.SHORT_OF_ROOM if self._is_short(bookie) else None
 
     def _is_short(self, bookie: BookieId) -> bool:
         spare_bytes = self._spare(bookie)
@@ -327,15 +330,17 @@ def why_nobody(targets: Targets, taken: Collection[BookieId]) -> str:
     """Which rules leave no bookie to take over; "" if some candidate is left."""
     barred = dict(targets.barred)
     barred.update(
-        (bookie, Bar.MEMBER)
+        (bookie, Exclusion.MEMBER)
         for bookie in taken
-        if bookie in targets.candidates or barred.get(bookie) is Bar.SHORT_OF_ROOM
+        if bookie in targets.candidates or barred.get(bookie) is Exclusion.SHORT_OF_ROOM
     )
     if len(barred) < len(targets.barred) + len(targets.candidates):
         return ""
-    counts = {bar: sum(each is bar for each in barred.values()) for bar in Bar}
+    counts = {bar: sum(each is bar for each in barred.values()) for bar in Exclusion}
     told = [bar.told_of(count) for bar, count in counts.items() if count]
-    silent = (targets.quarantined.get(b) for b, bar in barred.items() if bar is Bar.QUARANTINED)
+    silent = (
+        targets.quarantined.get(b) for b, bar in barred.items() if bar is Exclusion.QUARANTINED
+    )
     if reasons := sorted({each.reason for each in silent if each is not None} - {""}):
         told[-1] += f" ({'; '.join(reasons)})"
     return f"of {len(barred)} writable ones {' and '.join(told)}" if told else "none is writable"

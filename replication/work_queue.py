@@ -1,7 +1,7 @@
 """The queue of marked ledgers: the tree shared with Java, bookmender's private tree, and one set of
 locks for both.
 
-A worker locks a marked ledger (``take``). It then deletes the marks, each at the version read
+A worker locks a marked ledger (``lease``). It then deletes the marks, each at the version read
 before locking (``finish``, rule S6), or unlocks the ledger (``give_back``). One multi creates a
 lock at a version above 0, and it is only deleted at that version; Java's locks have version 0
 (``locks``).
@@ -51,12 +51,12 @@ from ledgers.store import (
 )
 from ledgers.tasks import until_answered
 from replication import znodes
-from replication.locks import LedgerLock, QueuedLedger, Take
+from replication.locks import LedgerLease, LedgerLock, QueuedLedger
 from replication.marks import MarkTree, SeenMark, locked_ledger_ids, read_urgent
-from replication.nodes import Half, LiveNode, ensure, live_nodes
-from replication.orders import DisableSwitch, UnheededSwitch
+from replication.nodes import LiveNode, Role, ensure, live_nodes
+from replication.orders import DisableSwitch, IgnoredDisableSwitch
 from replication.transactions import Batcher, WithdrawnError
-from replication.znodes import OPEN_UP, own_path, read_found_bad
+from replication.znodes import ACL_HINT, own_path, read_found_bad
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class Queue:
         found = await asyncio.gather(*map(self._read_one, ledger_ids))
         return [queued for queued in found if queued is not None]
 
-    async def take(self, queued: QueuedLedger) -> Take | None:
+    async def lease(self, queued: QueuedLedger) -> LedgerLease | None:
         """Lock a ledger. Returns None if it is locked already, if a mark changed, or if
         auto-recovery is disabled.
 
@@ -159,7 +159,7 @@ class Queue:
         except UnavailableError:  # the lock may have been created
             if not await self._answered(lambda: self._is_ours(lock)):
                 return None
-        return Take(queued=queued, lock=lock)
+        return LedgerLease(queued=queued, lock=lock)
 
     async def _restore_locks_directory(self) -> None:
         """Create the directory of the locks again. An operator may have deleted it together with a
@@ -168,7 +168,7 @@ class Queue:
         log.warning("locks.directory_missing", path=path, next_step="it is created again")
         await ensure(self._store, path)
 
-    async def found_bad(self, take: Take) -> frozenset[BookieId]:
+    async def found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
         """Return the bookies named by the marks whose copies a check or fsck found bad; all of them
         if access is denied.
 
@@ -176,18 +176,18 @@ class Queue:
         whole.
         """
         try:
-            found = await read_found_bad(self._store, self._ur, take.ledger_id)
+            found = await read_found_bad(self._store, self._ur, lease.ledger_id)
         except UnauthorizedError as error:
             log.warning(
-                "finding.shut_away",
-                ledger_id=take.ledger_id,
+                "finding.access_denied",
+                ledger_id=lease.ledger_id,
                 error=str(error),
-                next_step=OPEN_UP,
+                next_step=ACL_HINT,
             )
-            return take.queued.replicas
-        if found and not await self._are_as_read(take.queued.marks):
+            return lease.queued.replicas
+        if found and not await self._are_as_read(lease.queued.marks):
             return found  # a newer mark may come with more findings
-        return take.queued.replicas & found
+        return lease.queued.replicas & found
 
     async def _are_as_read(self, marks: Sequence[SeenMark]) -> bool:
         """Return True if the marks are the same znodes. A deleted and recreated mark has the same
@@ -200,7 +200,7 @@ class Queue:
 
     async def finish(
         self,
-        take: Take,
+        lease: LedgerLease,
         extra: Sequence[Operation] = (),
         *,
         on_applied: OnApplied = lambda results: None,
@@ -217,10 +217,10 @@ class Queue:
         """
         unmark = [
             delete
-            for seen in take.queued.marks
+            for seen in lease.queued.marks
             for delete in (seen.delete, Delete(path=seen.directory))
         ]
-        unlock = take.lock.delete
+        unlock = lease.lock.delete
         try:
             results = await self._batcher.commit([*extra, *unmark, unlock])
         except MultiFailed as failure:
@@ -229,32 +229,32 @@ class Queue:
             if failure.index == len(extra) + len(unmark) and isinstance(
                 failure.cause, NoNodeError | ConflictError
             ):
-                raise LockLostError("our lock is gone", path=take.lock.path) from failure
-            return await self._finish_in_steps(take, extra, on_applied)
+                raise LockLostError("our lock is gone", path=lease.lock.path) from failure
+            return await self._finish_in_steps(lease, extra, on_applied)
         on_applied(results[: len(extra)])
         return True
 
     async def _finish_in_steps(
-        self, take: Take, extra: Sequence[Operation], on_applied: OnApplied
+        self, lease: LedgerLease, extra: Sequence[Operation], on_applied: OnApplied
     ) -> bool:
         """Apply the parts one by one, after a mark changed or its directory could not be
         deleted."""
         if extra:
-            on_applied(await self.write(take, extra))
+            on_applied(await self.write(lease, extra))
         checks = [each for each in extra if isinstance(each, Check)]
-        unmarked = [await self._unmark(take, seen, checks) for seen in take.queued.marks]
+        unmarked = [await self._unmark(lease, seen, checks) for seen in lease.queued.marks]
         if not all(unmarked):
             return False
-        await self.give_back(take)
+        await self.give_back(lease)
         return True
 
-    async def _unmark(self, take: Take, seen: SeenMark, checks: Sequence[Check]) -> bool:
+    async def _unmark(self, lease: LedgerLease, seen: SeenMark, checks: Sequence[Check]) -> bool:
         """Delete one mark. Returns False if it was written meanwhile, and so stays."""
         try:
-            await self._batcher.commit([take.guard, *checks, seen.delete])
+            await self._batcher.commit([lease.guard, *checks, seen.delete])
         except MultiFailed as failure:
             if failure.index == 0:
-                raise LockLostError("our lock is gone", path=take.lock.path) from failure
+                raise LockLostError("our lock is gone", path=lease.lock.path) from failure
             if failure.index <= len(checks):
                 raise failure.cause from failure
             if isinstance(failure.cause, ConflictError):
@@ -266,46 +266,48 @@ class Queue:
         await tree.delete_if_empty(seen.directory)
         return True
 
-    async def unmark_loss(self, take: Take, checks: Sequence[Check]) -> bool:
+    async def unmark_loss(self, lease: LedgerLease, checks: Sequence[Check]) -> bool:
         """Delete the mark in the shared tree and keep the private one. Returns False if it was
         written meanwhile.
 
         ``checks``: part of the same multi. Raises the cause of a failed check.
         """
-        return await self._unmark(take, take.queued.marks[0], checks)
+        return await self._unmark(lease, lease.queued.marks[0], checks)
 
-    async def renew_marks(self, take: Take) -> None:
+    async def renew_marks(self, lease: LedgerLease) -> None:
         """Write the marks unchanged, to raise their versions.
 
         Workers that read the marks, and the waiting note with them, before this can then no longer
         lock the ledger.
         """
-        for seen in take.queued.marks:
-            await self._answered(partial(self._renew, take, seen), UnknownOutcomeError)
+        for seen in lease.queued.marks:
+            await self._answered(partial(self._renew, lease, seen), UnknownOutcomeError)
 
-    async def _renew(self, take: Take, seen: SeenMark) -> None:
+    async def _renew(self, lease: LedgerLease, seen: SeenMark) -> None:
         with suppress(NoNodeError, ConflictError):  # its version is another already
             data, _ = await self._store.get(seen.path)
-            await self.write(take, [SetData(path=seen.path, data=data, version=seen.version)])
+            await self.write(lease, [SetData(path=seen.path, data=data, version=seen.version)])
 
-    async def write(self, take: Take, operations: Sequence[Operation]) -> list[OperationResult]:
+    async def write(
+        self, lease: LedgerLease, operations: Sequence[Operation]
+    ) -> list[OperationResult]:
         """Apply all operations or none, guarded by the lock, and return their results.
 
         Raises the cause of a failed operation, LockLostError if the lock is lost.
         """
         try:
-            results = await self._batcher.commit([take.guard, *operations])
+            results = await self._batcher.commit([lease.guard, *operations])
         except MultiFailed as failure:
             if failure.index == 0:
-                raise LockLostError("our lock is gone", path=take.lock.path) from failure
+                raise LockLostError("our lock is gone", path=lease.lock.path) from failure
             raise failure.cause from failure
         return results[1:]
 
-    def guards(self, take: Take) -> list[Check]:
+    def guards(self, lease: LedgerLease) -> list[Check]:
         """Return the checks for writes about the ledger: session and lock (rule S3)."""
-        return [*(guard.check for guard in self._batcher.guards), take.guard]
+        return [*(guard.check for guard in self._batcher.guards), lease.guard]
 
-    async def give_back(self, take: Take) -> None:
+    async def give_back(self, lease: LedgerLease) -> None:
         """Delete the lock if it still belongs to this session. The marks stay.
 
         Another node may hold a lock with the same version, so the owner is compared as well, and
@@ -314,9 +316,9 @@ class Queue:
         lock stays and this is logged.
         """
         try:
-            await self._answered(lambda: self._unlock(take.lock))
+            await self._answered(lambda: self._unlock(lease.lock))
         except RejectedError as error:
-            log.error("lock.kept", ledger_id=take.ledger_id, error=str(error), next_step=OPEN_UP)
+            log.error("lock.kept", ledger_id=lease.ledger_id, error=str(error), next_step=ACL_HINT)
 
     async def _unlock(self, lock: LedgerLock) -> None:
         """Delete the lock. May be called repeatedly."""
@@ -329,16 +331,16 @@ class Queue:
         """Return True if the ledger is marked in one of the trees."""
         return await self._shared.holds(ledger_id) or await self._own.holds(ledger_id)
 
-    async def is_finished(self, take: Take) -> bool:
+    async def is_finished(self, lease: LedgerLease) -> bool:
         """Return True if ``finish`` was applied although its reply was lost.
 
         Raises LockLostError if the ledger is marked and the lock is lost.
         """
-        if await self._is_ours(take.lock):
+        if await self._is_ours(lease.lock):
             return False
-        stats = [await self._store.exists(seen.path) for seen in take.queued.marks]
+        stats = [await self._store.exists(seen.path) for seen in lease.queued.marks]
         if any(stats):
-            raise LockLostError("our lock is gone", path=take.lock.path)
+            raise LockLostError("our lock is gone", path=lease.lock.path)
         return True
 
     def first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
@@ -356,7 +358,7 @@ class Queue:
     async def workers(self) -> frozenset[int]:
         """Return the session ids of all workers that share the queue, including this one."""
         nodes = await live_nodes(self._store, self._ur, self._known_nodes)
-        others = {node.session_id for node in nodes if node.info.half is Half.WORKER}
+        others = {node.session_id for node in nodes if node.info.role is Role.WORKER}
         return frozenset({self.session_id, *others})
 
     async def tidy(self) -> None:
@@ -412,7 +414,7 @@ class GivenLedgers(Queue):
         ledger_ids: Collection[int],
     ) -> None:
         super().__init__(store, batcher, ur, holder=holder, clock=clock)
-        self.switch = UnheededSwitch(store, ur, clock)
+        self.switch = IgnoredDisableSwitch(store, ur, clock)
         self._left = set(ledger_ids)
         """Those that had a mark whenever they were looked at; before we began all of them had
         one."""

@@ -1,6 +1,6 @@
 """The ReplicationWorker: locks marked ledgers, repairs many of them concurrently, and unlocks them.
 
-The ``lookout`` selects ledgers, the most endangered first, and ``repair`` does the work. A ledger
+The ``picker`` selects ledgers, the most endangered first, and ``repair`` does the work. A ledger
 that waits for its open-ledger grace keeps its lock but lends its slot. A ledger that cannot be
 repaired now is deferred with a reason. Any node retries it after a growing backoff, or as soon as a
 bookie registers or an order changes. Nothing is retried in a hot loop.
@@ -19,11 +19,11 @@ from ledgers.clock import Clock
 from ledgers.errors import LockLostError, RejectedError, SessionLostError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.tasks import wait_woken, wake_on
-from replication.backoff import Holding, RetryPace, WaitingList
+from replication.backoff import LeasedLedger, RetryPace, WaitingList
 from replication.cluster import ViewSource
-from replication.ledger_picker import DueLedger, IdleWaits, Lookout
+from replication.ledger_picker import DueLedger, IdleWaits, LedgerPicker
 from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
-from replication.locks import QueuedLedger, Take
+from replication.locks import LedgerLease, QueuedLedger
 from replication.open_ledgers import WriterSighting, is_overtaken
 from replication.outcome import Outcome, OutcomeKind
 from replication.repair import Repairer
@@ -141,7 +141,7 @@ class ReplicationWorker:
             clock=clock,
             rng=rng,
         )
-        self._lookout = Lookout(
+        self._picker = LedgerPicker(
             queue=queue,
             waiting=self._waiting,
             clock=clock,
@@ -171,15 +171,15 @@ class ReplicationWorker:
             tasks.create_task(self._summarise())
             while True:
                 has_found = await self._try_run_once(tasks)
-                if has_found and self._lookout.is_cut_short:
+                if has_found and self._picker.is_cut_short:
                     continue
                 wait_s = self._idle_waits.next_s(
-                    worker_count=self._lookout.worker_count,
-                    is_queue_empty=self._lookout.is_queue_empty,
+                    worker_count=self._picker.worker_count,
+                    is_queue_empty=self._picker.is_queue_empty,
                 )
-                pause_s = 0.0 if has_found else LOOK_PAUSE * self._lookout.took_s
+                pause_s = 0.0 if has_found else LOOK_PAUSE * self._picker.took_s
                 is_woken = await wait_woken(self._wake, timeout_s=max(wait_s, pause_s))
-                if has_found or is_woken or self._lookout.is_cut_short:
+                if has_found or is_woken or self._picker.is_cut_short:
                     self._idle_waits.restart()
 
     async def _try_run_once(self, tasks: asyncio.TaskGroup) -> bool:
@@ -196,7 +196,7 @@ class ReplicationWorker:
         if await self._queue.switch.is_on():
             return False
         self._is_for_losses_only = self._other_slots.is_full
-        due = await self._lookout.look(
+        due = await self._picker.look(
             busy=self._busy,
             room=self._room_for_others(),
             losses_only=self._is_for_losses_only,
@@ -223,7 +223,7 @@ class ReplicationWorker:
         await self._slots.wait_half_free(GATHER_S)
         try:
             async with asyncio.timeout(None if slots is self._slots else WINDOW_AGE_MAX_S):
-                await slots.take()
+                await slots.acquire()
         except TimeoutError:
             return False
         return True
@@ -237,17 +237,17 @@ class ReplicationWorker:
     async def _work(self, ledger: DueLedger, slots: Slots) -> None:
         """Lock, repair and unlock one ledger. Releases the slot that the caller took."""
         try:
-            world = self._waiting.world
-            take = await self._take(ledger.queued)
-            if take is not None:
-                held = Holding(
-                    take=take,
-                    world=world,
+            fingerprint = self._waiting.fingerprint
+            lease = await self._take(ledger.queued)
+            if lease is not None:
+                leased = LeasedLedger(
+                    lease=lease,
+                    fingerprint=fingerprint,
                     note=ledger.note,
                     has_old_note=ledger.has_old_note,
                     bad_sources=ledger.bad_sources,
                 )
-                await self._hold(held, slots)
+                await self._hold(leased, slots)
         finally:
             self._busy.discard(ledger.ledger_id)
             slots.give_back()
@@ -255,76 +255,80 @@ class ReplicationWorker:
             if has_room_again or not self._busy:
                 self._wake.set()
 
-    async def _take(self, queued: QueuedLedger) -> Take | None:
+    async def _take(self, queued: QueuedLedger) -> LedgerLease | None:
         """Lock the ledger. Returns None if that failed; then the ledger is left alone for a
         while."""
         try:
-            take = await self._queue.take(queued)
+            lease = await self._queue.lease(queued)
         except (UnavailableError, RejectedError) as error:  # a quota, or ACLs
             log.warning("lock.refused", ledger_id=queued.ledger_id, error=str(error))
-            self._waiting.put_off_failed(queued, self._waiting.world)
+            self._waiting.back_off_after_error(queued, self._waiting.fingerprint)
             return None
-        if take is None:
+        if lease is None:
             _TAKEN_BY_ANOTHER.inc()
-            self._waiting.put_off_lost(queued.ledger_id)
+            self._waiting.back_off_after_lost_race(queued.ledger_id)
         else:
             _TAKEN.inc()
-        return take
+        return lease
 
-    async def _hold(self, held: Holding, slots: Slots) -> None:
-        if not await self._see_to_its_end(held, slots):
-            self._waiting.put_off_failed(held.take.queued, held.world)
-            if found_bad := self._repairer.found_bad(held.ledger_id) - held.bad_sources:
-                await self._tell_of(found_bad, held, slots)
-            await self._queue.give_back(held.take)
+    async def _hold(self, leased: LeasedLedger, slots: Slots) -> None:
+        if not await self._see_to_its_end(leased, slots):
+            self._waiting.back_off_after_error(leased.lease.queued, leased.fingerprint)
+            if found_bad := self._repairer.found_bad(leased.ledger_id) - leased.bad_sources:
+                await self._tell_of(found_bad, leased, slots)
+            await self._queue.give_back(leased.lease)
 
-    async def _tell_of(self, found_bad: frozenset[BookieId], held: Holding, slots: Slots) -> None:
+    async def _tell_of(
+        self, found_bad: frozenset[BookieId], leased: LeasedLedger, slots: Slots
+    ) -> None:
         """Publish bad copies that an interrupted repair found, before the ledger is unlocked."""
-        is_told = await self._waiting.tell_of_bad_sources(held, found_bad)
+        is_told = await self._waiting.record_bad_sources(leased, found_bad)
         while True:
             try:
-                await self._make_known(held, slots, is_told=is_told)
+                await self._make_known(leased, slots, is_told=is_told)
                 return
             except LockLostError:
                 return
             except (UnavailableError, RejectedError) as error:
-                log.warning("bad_sources.untold", ledger_id=held.ledger_id, error=str(error))
+                log.warning("bad_sources.untold", ledger_id=leased.ledger_id, error=str(error))
             await self._clock.sleep(TELL_AGAIN_S)
 
-    async def _see_to_its_end(self, held: Holding, slots: Slots) -> bool:
+    async def _see_to_its_end(self, leased: LeasedLedger, slots: Slots) -> bool:
         """Repair the ledger and record the outcome. Returns False if it was interrupted and the
         lock may still be held."""
         try:
-            await self._waiting.drop_old_note(held)
-            await self._conclude(held, await self._repair(held, slots), slots)
+            await self._waiting.delete_stale_note(leased)
+            await self._conclude(leased, await self._repair(leased, slots), slots)
         except SessionLostError:
             raise
         except LockLostError:
-            log.warning("lock.lost", ledger_id=held.ledger_id)
+            log.warning("lock.lost", ledger_id=leased.ledger_id)
         except UnavailableError as error:
-            log.warning("repair.interrupted", ledger_id=held.ledger_id, error=str(error))
+            log.warning("repair.interrupted", ledger_id=leased.ledger_id, error=str(error))
             return False
         except Exception:  # a defect in one repair must not stop the others
-            log.exception("repair.crashed", ledger_id=held.ledger_id)
+            log.exception("repair.crashed", ledger_id=leased.ledger_id)
             return False
         return True
 
-    async def _repair(self, held: Holding, slots: Slots) -> Outcome:
-        outcome = await self._repairer.repair(held.take, slots=slots, bad_sources=held.bad_sources)
+    async def _repair(self, leased: LeasedLedger, slots: Slots) -> Outcome:
+        outcome = await self._repairer.repair(
+            leased.lease, slots=slots, bad_sources=leased.bad_sources
+        )
         while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
             self._grace_count += 1
             try:
                 grace_s = self._settings.open_ledger_grace_s
-                await self._waiting.tell_of_grace(held, outcome, grace_s=grace_s)
+                await self._waiting.record_grace(leased, outcome, grace_s=grace_s)
                 is_over = await self._sit_out_grace(outcome.sighting, slots)
             finally:
                 self._grace_count -= 1
             if not self._queue.switch.may_take:  # auto-recovery was disabled: nothing may be fenced
                 break
-            held.world = self._waiting.world
+            leased.fingerprint = self._waiting.fingerprint
             sighting = outcome.sighting if is_over else None
             outcome = await self._repairer.repair(
-                held.take, sighting, slots=slots, bad_sources=held.bad_sources
+                leased.lease, sighting, slots=slots, bad_sources=leased.bad_sources
             )
         return outcome
 
@@ -339,29 +343,29 @@ class ReplicationWorker:
                 await self._views.wait_change(self._views.change_count, timeout_s=left_s)
         return True
 
-    async def _conclude(self, held: Holding, outcome: Outcome, slots: Slots) -> None:
+    async def _conclude(self, leased: LeasedLedger, outcome: Outcome, slots: Slots) -> None:
         _CONCLUDED[outcome.kind].inc()
         REPAIRED_ENTRIES.inc(outcome.entry_count)
         REPAIRED_BYTES.inc(outcome.entry_bytes)
         self._summary.add(outcome)
         match outcome.kind:
             case OutcomeKind.DONE:
-                await self._waiting.strike_off(held)
+                await self._waiting.complete(leased)
                 log.debug(
                     "ledger.repaired",
-                    ledger_id=held.ledger_id,
+                    ledger_id=leased.ledger_id,
                     entry_count=outcome.entry_count,
                     entry_bytes=outcome.entry_bytes,
                 )
             case OutcomeKind.MARKED_AGAIN:
-                await self._queue.give_back(held.take)
+                await self._queue.give_back(leased.lease)
             case OutcomeKind.WAITING:
-                is_told = await self._waiting.put_aside(held, outcome)
-                if outcome.bad_sources - held.bad_sources:
-                    await self._make_known(held, slots, is_told=is_told)
-                await self._queue.give_back(held.take)
+                is_told = await self._waiting.defer(leased, outcome)
+                if outcome.bad_sources - leased.bad_sources:
+                    await self._make_known(leased, slots, is_told=is_told)
+                await self._queue.give_back(leased.lease)
 
-    async def _make_known(self, held: Holding, slots: Slots, *, is_told: bool) -> None:
+    async def _make_known(self, leased: LeasedLedger, slots: Slots, *, is_told: bool) -> None:
         """Publish the bad copies before the lock is released (rule S6).
 
         Another worker checks only the first and the last entry of each copy. Without knowing of the
@@ -370,8 +374,8 @@ class ReplicationWorker:
         async with slots.lent():
             while not is_told:
                 await self._clock.sleep(TELL_AGAIN_S)
-                is_told = await self._waiting.tell_again(held)
-            await self._queue.renew_marks(held.take)
+                is_told = await self._waiting.rewrite_note(leased)
+            await self._queue.renew_marks(leased.lease)
 
     async def _tidy(self) -> None:
         """Delete leftovers of repairs, also of other nodes. Runs when idle, each minute on one
@@ -380,7 +384,7 @@ class ReplicationWorker:
         if now_s < self._tidy_due_s:
             return
         self._tidy_due_s = now_s + TIDY_INTERVAL_S
-        if self._rng.random() * self._lookout.worker_count < 1:
+        if self._rng.random() * self._picker.worker_count < 1:
             await self._queue.tidy()
             await self._waiting.tidy(self._queue)
 

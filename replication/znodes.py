@@ -269,7 +269,7 @@ def fsck_executors_path(ur: str) -> str:
 
 # --- What stands in them ---------------------------------------------------------------------------
 
-OPEN_UP = "have ZooKeeper's ACL of it allow this node all, or delete it: it is made anew"
+ACL_HINT = "have ZooKeeper's ACL of it allow this node all, or delete it: it is made anew"
 RECORD_BYTES_MAX = 1 << 20
 """ZooKeeper's own bound, unless it was raised there."""
 WHOLE_MAX = 2**63 - 1
@@ -298,7 +298,7 @@ async def read_aid(
     try:
         return await read_record(store, path, parse)
     except UnauthorizedError as error:
-        log.warning("record.shut_away", path=path, error=str(error), next_step=OPEN_UP)
+        log.warning("record.access_denied", path=path, error=str(error), next_step=ACL_HINT)
         return None
 
 
@@ -308,7 +308,7 @@ async def names_in(store: MetadataStore, path: str) -> list[str]:
     try:
         return await children_if_any(store, path)
     except UnauthorizedError as error:
-        log.warning("record.shut_away", path=path, error=str(error), next_step=OPEN_UP)
+        log.warning("record.access_denied", path=path, error=str(error), next_step=ACL_HINT)
         return []
 
 

@@ -30,7 +30,7 @@ from heapq import merge
 
 from auditor.checks.base import Check, Reports, look_at_each
 from auditor.checks.records import ALL_LEDGERS, REPLICAS
-from auditor.underreplication import Damage, Sight, java_sight
+from auditor.underreplication import Damage, Sight, java_visibility
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.digest import EntryDigest
@@ -39,7 +39,7 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, Fragment, LedgerMetadata, fragments
 from ledgers.reading import ledger_digest
 from replication.cluster import ViewSource
-from replication.copy_checks import EntryLists, Questions, Refused, put_questions, questions
+from replication.copy_checks import EntryLists, ReadFailures, ReadPlan, plan_reads, probe_bookies
 from replication.entry_runs import EntryRuns, merged
 from replication.inspection import entry_bytes_guess
 from replication.marks import MarkTree
@@ -72,7 +72,7 @@ class Bad:
         return Damage(bad=self.entries, refused=merged(self.absent, self.unreadable))
 
     @classmethod
-    def of(cls, refused: Refused) -> "Bad | None":
+    def of(cls, refused: ReadFailures) -> "Bad | None":
         """None where it refused nothing for good."""
         bad = cls(
             absent=refused.absent,
@@ -99,7 +99,7 @@ class Copies:
     def sight(self) -> Sight:
         """Only bookies that are registered were asked."""
         damage = {bookie: bad.damage for bookie, bad in self.bad.items()}
-        return java_sight(self.fragments, damage, registered=damage)
+        return java_visibility(self.fragments, damage, registered=damage)
 
     @property
     def detail(self) -> str:
@@ -222,7 +222,7 @@ class CopyReader:
         share: float,
         lists: EntryLists | None,
         among: frozenset[BookieId] | None,
-    ) -> Questions:
+    ) -> ReadPlan:
         """Ends, and a share of what is between; with entry lists all of a copy, unless its list
         says that it is whole."""
         available = self._views.current.available
@@ -232,19 +232,19 @@ class CopyReader:
         if lists:
             whole = await lists.whole(found, available) if found else {}
             distrusted = available - {bookie for bookie, is_whole in whole.items() if is_whole}
-        return questions(
+        return plan_reads(
             found, available=available, distrusted=distrusted, share=share, rng=self._rng
         )
 
     async def _ask(
-        self, versioned: VersionedMetadata, found: Sequence[Fragment], asked: Questions
-    ) -> dict[BookieId, Refused]:
+        self, versioned: VersionedMetadata, found: Sequence[Fragment], asked: ReadPlan
+    ) -> dict[BookieId, ReadFailures]:
         if not asked:
             return {}
         digest = ledger_digest(versioned.metadata, self._fallback_digest)
         asked_count = sum(len(run) for runs in asked.values() for run in runs)
         async with self._large if asked_count > LARGE_ENTRIES else nullcontext():
-            return await put_questions(
+            return await probe_bookies(
                 found,
                 asked,
                 bookies=self._bookies,
@@ -253,12 +253,12 @@ class CopyReader:
             )
 
 
-def _bad(refusals: Mapping[BookieId, Refused]) -> dict[BookieId, Bad]:
+def _bad(refusals: Mapping[BookieId, ReadFailures]) -> dict[BookieId, Bad]:
     """Of those bookies that refused something for good."""
     return {bookie: bad for bookie, refused in refusals.items() if (bad := Bad.of(refused))}
 
 
-def _unanswered(refusals: Mapping[BookieId, Refused]) -> frozenset[BookieId]:
+def _unanswered(refusals: Mapping[BookieId, ReadFailures]) -> frozenset[BookieId]:
     return frozenset(bookie for bookie, refused in refusals.items() if refused.unknown)
 
 
@@ -298,7 +298,7 @@ def _edges(entries: EntryRuns) -> Iterator[tuple[int, int]]:
         yield run.stop, -1
 
 
-def _gave_nothing(asked: Questions, refusals: Mapping[BookieId, Refused]) -> bool:
+def _gave_nothing(asked: ReadPlan, refusals: Mapping[BookieId, ReadFailures]) -> bool:
     """Whether no entry at all was good, and some were not what their digest says."""
     return any(refused.mismatched for refused in refusals.values()) and all(
         sum(map(len, asked[bookie]))

@@ -20,7 +20,7 @@ import structlog
 
 from auditor.checks.base import Check, look_at_each
 from auditor.checks.records import IDLE_OPEN, CheckRun
-from auditor.ledger_map import LedgerIndex
+from auditor.ledger_map import LedgerMap
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, NoSuchLedgerError
@@ -149,7 +149,7 @@ class IdleOpenCheck(Check):
     def __init__(
         self,
         *,
-        index: LedgerIndex,
+        ledger_map: LedgerMap,
         manager: LedgerManager,
         bookies: Bookies,
         views: ViewSource,
@@ -159,7 +159,7 @@ class IdleOpenCheck(Check):
         clock: Clock,
     ) -> None:
         """``after_s``, ``reads_per_s``: see ``ChecksSettings``."""
-        self._index = index
+        self._ledger_map = ledger_map
         self._manager = manager
         self._bookies = bookies
         self._views = views
@@ -214,7 +214,7 @@ class IdleOpenCheck(Check):
         )
 
     def _is_open(self, ledger_id: int) -> bool:
-        ledger = self._index.get(ledger_id)
+        ledger = self._ledger_map.get(ledger_id)
         return ledger is not None and ledger.state is not LedgerState.CLOSED
 
     async def _look_at_one(self, ledger_id: int) -> Counter[str]:

@@ -1,6 +1,6 @@
 """Ledgers that have been marked for too long: somebody should look why they are not repaired.
 
-Those in our own queue count where a check or fsck found damage; what operators ordered takes its
+Those in our private queue count where a check or fsck found damage; what operators ordered takes its
 time.
 
 Java's auditor looks in its placement check, at the time in the mark, which it sets anew whenever it
@@ -14,7 +14,7 @@ from prometheus_client import Gauge
 
 from auditor.checks import runner
 from auditor.checks.records import OVERDUE, CheckRecord, CheckRecords, CheckRun
-from auditor.marker import read_own_queue
+from auditor.marker import read_private_queue
 from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
@@ -82,7 +82,7 @@ class OverdueMarks:
         of, and not among them."""
         started_ms = self._clock.wall_ms()
         shared = await marked_ledger_ids(self._store, self._ur)
-        own = await read_own_queue(self._store, self._ur, shared=shared)
+        own = await read_private_queue(self._store, self._ur, shared=shared)
         queues = dict.fromkeys(shared, self._ur) | dict.fromkeys(own.damaged, own_path(self._ur))
         ledger_ids = sorted(queues)
         since = await gather_in_parts(

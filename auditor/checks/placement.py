@@ -6,7 +6,7 @@ which nobody knows where it is, or was, it is unknown, not a failure (gap G19). 
 a source of racks there is nothing to compare with: no finding, and no doubt either.
 
 Where that is wanted, closed ledgers that fail are marked for a worker to move their copies: in our
-own queue, for a Java worker would find them whole, or move them by a policy of its own. No others
+private queue, for a Java worker would find them whole, or move them by a policy of its own. No others
 are marked than those that some writable bookie would make better now (gap G18) and whose bookies
 are all there, and no more than a few thousand in a run: a slip in the file of racks is not to set
 the whole cluster moving.
@@ -20,7 +20,7 @@ import structlog
 
 from auditor.checks.base import Check, Reports
 from auditor.checks.records import PLACEMENT, CheckRun
-from auditor.ledger_map import IndexedLedger, LedgerIndex
+from auditor.ledger_map import LedgerMap, MappedLedger
 from auditor.underreplication import Sight
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.model import BookieId, LedgerState
@@ -45,14 +45,14 @@ _WORST_FIRST = (Adherence.FAIL, Adherence.UNKNOWN, Adherence.SOFT, Adherence.STR
 Ensemble = tuple[BookieId, ...]
 
 
-def verdict(ledger: IndexedLedger, policy: PlacementPolicy) -> Adherence:
+def verdict(ledger: MappedLedger, policy: PlacementPolicy) -> Adherence:
     """Of its worst segment."""
     found = {_adherence(ledger, ensemble, policy) for ensemble in set(ledger.ensembles)}
     return next(adherence for adherence in _WORST_FIRST if adherence in found)
 
 
 def can_be_better(
-    ledger: IndexedLedger, policy: PlacementPolicy, candidates: Collection[Candidate]
+    ledger: MappedLedger, policy: PlacementPolicy, candidates: Collection[Candidate]
 ) -> bool:
     """Whether any segment that fails would fail less with one of these bookies in it."""
     return any(
@@ -61,20 +61,20 @@ def can_be_better(
     )
 
 
-def _adherence(ledger: IndexedLedger, ensemble: Ensemble, policy: PlacementPolicy) -> Adherence:
+def _adherence(ledger: MappedLedger, ensemble: Ensemble, policy: PlacementPolicy) -> Adherence:
     return policy.adherence(
         ensemble, write_quorum=ledger.write_quorum, ack_quorum=ledger.ack_quorum
     )
 
 
-def _failing(ledger: IndexedLedger, policy: PlacementPolicy) -> Iterator[Ensemble]:
+def _failing(ledger: MappedLedger, policy: PlacementPolicy) -> Iterator[Ensemble]:
     for ensemble in dict.fromkeys(ledger.ensembles):
         if _adherence(ledger, ensemble, policy) is Adherence.FAIL:
             yield ensemble
 
 
 def _can_be_better(
-    ledger: IndexedLedger,
+    ledger: MappedLedger,
     ensemble: Ensemble,
     policy: PlacementPolicy,
     candidates: Collection[Candidate],
@@ -102,7 +102,7 @@ class PlacementCheck(Check):
     def __init__(
         self,
         *,
-        index: LedgerIndex,
+        ledger_map: LedgerMap,
         views: ViewSource,
         policy: PlacementPolicy,
         rack_of: Locate,
@@ -110,7 +110,7 @@ class PlacementCheck(Check):
         reports: Reports | None,
     ) -> None:
         """``reports``: what is found is marked. None: ledgers are only counted."""
-        self._index = index
+        self._ledger_map = ledger_map
         self._views = views
         self._policy = policy
         self._rack_of = rack_of
@@ -123,11 +123,11 @@ class PlacementCheck(Check):
 
     async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
         counts: Counter[str] = Counter()
-        misplaced: list[IndexedLedger] = []
+        misplaced: list[MappedLedger] = []
         for position, ledger_id in enumerate(ledger_ids):
             if position % LEDGERS_PER_TURN == 0:
                 await asyncio.sleep(0)
-            ledger = self._index.get(ledger_id)
+            ledger = self._ledger_map.get(ledger_id)
             if ledger is None:
                 counts["unreadable"] += 1
                 continue
@@ -154,7 +154,7 @@ class PlacementCheck(Check):
                 marked_count=run.counts.get("marked", 0),
             )
 
-    async def _mark(self, misplaced: Sequence[IndexedLedger]) -> int:
+    async def _mark(self, misplaced: Sequence[MappedLedger]) -> int:
         """How many marks are new. Raises UnavailableError."""
         if self._reports is None:
             return 0
@@ -176,13 +176,13 @@ class PlacementCheck(Check):
         self._marks_left -= marked_count
         return marked_count
 
-    async def _report_all(self, ledgers: Sequence[IndexedLedger]) -> int:
+    async def _report_all(self, ledgers: Sequence[MappedLedger]) -> int:
         """How many of the marks are new."""
         async with task_scope() as scope:
             tasks = [scope.start(self._report(ledger)) for ledger in ledgers]
             return sum([(await task)["marked"] for task in tasks])
 
-    async def _report(self, ledger: IndexedLedger) -> Counter[str]:
+    async def _report(self, ledger: MappedLedger) -> Counter[str]:
         assert self._reports is not None
         ensemble = next(_failing(ledger, self._policy))
         where = ", ".join(f"{bookie} in {self._rack_of(bookie)}" for bookie in ensemble)

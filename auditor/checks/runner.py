@@ -30,7 +30,7 @@ from prometheus_client import Counter, Gauge
 
 from auditor.checks.base import Check, Looks
 from auditor.checks.records import CheckRecord, CheckRecords, CheckRun, check_path
-from auditor.ledger_map import LedgerIndex
+from auditor.ledger_map import LedgerMap
 from auditor.settings import ChecksSettings
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
@@ -294,7 +294,7 @@ class CheckRunner:
         *,
         store: MetadataStore,
         ur: str,
-        index: LedgerIndex,
+        ledger_map: LedgerMap,
         is_index_ready: Callable[[], bool],
         views: ViewSource,
         records: CheckRecords,
@@ -310,7 +310,7 @@ class CheckRunner:
         self._checks = {check.kind.name: check for check in checks}
         self._store = store
         self._ur = ur
-        self._index = index
+        self._ledger_map = ledger_map
         self._is_index_ready = is_index_ready
         self._views = views
         self._records = records
@@ -393,7 +393,7 @@ class CheckRunner:
         """Until it can be read: nobody knows when the check is due."""
         self._timetable.forget(name)
         if name not in self._shut:  # once, not at each try
-            log.warning("check.shut_away", check=name, error=str(error), retry_s=SHUT_RETRY_S)
+            log.warning("check.access_denied", check=name, error=str(error), retry_s=SHUT_RETRY_S)
         self._shut.add(name)
 
     def _time_path(self, check: Check) -> str:
@@ -410,10 +410,10 @@ class CheckRunner:
         record = await self._records.read(name)
         run = record.unfinished(await self._records.last_run_ms(name, audit))
         if run is None:
-            run = CheckRun(started_ms=self._clock.wall_ms(), ledgers_left=len(self._index))
+            run = CheckRun(started_ms=self._clock.wall_ms(), ledgers_left=len(self._ledger_map))
         record = replace(record, running=run)
         progress = Progress(name, record, records=self._records, clock=self._clock)
-        log.info("check.began", check=name, cursor=run.cursor, ledger_count=len(self._index))
+        log.info("check.began", check=name, cursor=run.cursor, ledger_count=len(self._ledger_map))
         await check.begin(run)
         for part in self._parts(run.cursor, check.part_size):
             await self._look_at(check, part, progress)
@@ -422,7 +422,7 @@ class CheckRunner:
 
     def _parts(self, cursor: int, part_size: int) -> Iterator[list[int]]:
         """Of the index as it is when each is asked for."""
-        while ledger_ids := self._index.ledger_ids(cursor, count_max=IDS_AT_ONCE):
+        while ledger_ids := self._ledger_map.ledger_ids(cursor, count_max=IDS_AT_ONCE):
             for start in range(0, len(ledger_ids), part_size):
                 yield ledger_ids[start : start + part_size]
             cursor = ledger_ids[-1] + 1
@@ -435,7 +435,7 @@ class CheckRunner:
             began_s = self._clock.now_s()
             await self._retried(lambda: self._unless_paused(looks))
             took_s += self._clock.now_s() - began_s
-        left = max(0, len(self._index) - progress.run.ledger_count - len(part))
+        left = max(0, len(self._ledger_map) - progress.run.ledger_count - len(part))
         await progress.advance(part, looks.counts, ledgers_left=left, took_s=took_s)
 
     async def _unless_paused(self, looks: Looks) -> None:

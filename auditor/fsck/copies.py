@@ -37,7 +37,7 @@ from ledgers.reading import LedgerReader, find_end, highest_entry_id, ledger_dig
 from ledgers.tasks import read_ahead
 from replication.cluster import ViewSource
 from replication.copy_checks import EntryLists
-from replication.inspection import ON_THEIR_WAY_S, entry_bytes_guess
+from replication.inspection import IN_FLIGHT_WAIT_S, entry_bytes_guess
 from replication.open_ledgers import wiped_from_end
 
 
@@ -159,7 +159,7 @@ class CopyInspector:
         if is_abandoned and not is_wiped:
             return await self._last_before_gap(versioned, last, shown), is_unseen
         if not is_abandoned:
-            await self._clock.sleep(ON_THEIR_WAY_S)  # copies of the last adds may be in flight
+            await self._clock.sleep(IN_FLIGHT_WAIT_S)  # copies of the last adds may be in flight
         return shown, is_unseen
 
     async def _last_before_gap(self, versioned: VersionedMetadata, last: int, shown: int) -> int:

@@ -33,7 +33,7 @@ from auditor.fsck.verdicts import (
 from ledgers.digest import NO_FINGERPRINT, Fingerprints
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, Fragment, LedgerMetadata, StripedEntries, stores, write_set
-from replication.copy_checks import Refused
+from replication.copy_checks import ReadFailures
 from replication.entry_runs import NO_ENTRIES, EntryRuns
 
 _TWICE = "it stands in the ensemble twice: what it stores by both places is one copy"
@@ -53,7 +53,7 @@ class Stretch:
     first_entry_id: int
     last_entry_id: int
     ack_quorum: int
-    refused: Mapping[BookieId, Refused] = field(default_factory=dict)
+    refused: Mapping[BookieId, ReadFailures] = field(default_factory=dict)
     gone: frozenset[BookieId] = frozenset()
     """Bookies that are not registered."""
     silent: frozenset[BookieId] = frozenset()
@@ -69,12 +69,12 @@ class Stretch:
     def entries_of(self, index: int) -> StripedEntries:
         return self.fragment.entries_of(index).between(self.first_entry_id, self.last_entry_id)
 
-    def refused_by(self, index: int) -> Refused:
+    def refused_by(self, index: int) -> ReadFailures:
         """Return what the bookie at ``index`` refused of its entries in this stretch."""
         refused = self.refused.get(self.fragment.ensemble[index])
         entries = self.entries_of(index)
         if refused is None or not entries:
-            return Refused()
+            return ReadFailures()
         found = refused.between(entries[0], entries[-1])
         if self.fragment.ensemble.count(self.fragment.ensemble[index]) == 1:
             return found

@@ -39,7 +39,7 @@ from ledgers.clock import Clock
 from ledgers.digest import NO_FINGERPRINT, EntryDigest, Fingerprints
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, Fragment
-from replication.copy_checks import EntryLists, Refused, questions, transfer_slices
+from replication.copy_checks import EntryLists, ReadFailures, plan_reads, transfer_slices
 from replication.entry_runs import EntryRuns, merged
 
 AGAIN_MAX = 3
@@ -57,7 +57,7 @@ class Answers:
     """The answers to one request. ``refused`` has only bookies that did not give everything; the
     ``fingerprints`` are of the good copies."""
 
-    refused: dict[BookieId, Refused] = field(default_factory=dict)
+    refused: dict[BookieId, ReadFailures] = field(default_factory=dict)
     fingerprints: Mapping[BookieId, Fingerprints] = field(default_factory=dict)
 
 
@@ -93,7 +93,7 @@ class LedgerReads:
         for parts in zip_longest(*slices, fillvalue=()):
             answers = await self.ask(dict(zip(asked, parts, strict=True)))
             for bookie, refused in answers.refused.items():
-                whole.refused.setdefault(bookie, Refused()).extend(refused)
+                whole.refused.setdefault(bookie, ReadFailures()).extend(refused)
         return whole
 
     async def ask(self, reads: Reads, *, compares: bool = False) -> Answers:
@@ -112,7 +112,7 @@ class LedgerReads:
             if _answered_nothing(reads[bookie], kept):
                 self.silent.add(bookie)
             elif kept:
-                refused = answers.refused[bookie] = Refused()
+                refused = answers.refused[bookie] = ReadFailures()
                 refused.add(kept)
                 self.mismatch_count += len(refused.mismatched)
         return answers
@@ -232,7 +232,7 @@ def _drawn(row: int, seed: int) -> float:
 STRETCH_COPIES = 32_768
 """Number of copies of one ledger that are requested at once."""
 
-Refusals = Mapping[BookieId, Refused]
+Refusals = Mapping[BookieId, ReadFailures]
 NOTHING_SEEN: Refusals = MappingProxyType({})
 
 
@@ -308,7 +308,7 @@ class LedgerLook:
         found = [fragment for _, fragment in self._with_entries()]
         if self._lists is not None and found:
             distrusted = await self._lists.lacking(found, self._available)
-        ends = questions(found, available=self._available, distrusted=())
+        ends = plan_reads(found, available=self._available, distrusted=())
         refused = (await self._reads.ask_runs(ends)).refused
         for position, fragment in self._with_entries():
             seen = _within(fragment, refused)
@@ -319,7 +319,7 @@ class LedgerLook:
             await self._go_through(position, fragment, frozenset(lacking), seen)
 
     async def _look_at_sample(
-        self, fragment: Fragment, lacking: Collection[BookieId], seen: dict[BookieId, Refused]
+        self, fragment: Fragment, lacking: Collection[BookieId], seen: dict[BookieId, ReadFailures]
     ) -> set[BookieId]:
         """Return the bookies that lack a sampled entry. Unanswered entries of other bookies are
         added to ``seen``."""
@@ -337,8 +337,8 @@ class LedgerLook:
                 if refused.has_bad:
                     found.add(bookie)
                 else:
-                    known = seen.get(bookie, Refused())
-                    seen[bookie] = Refused(unknown=merged(known.unknown, refused.unknown))
+                    known = seen.get(bookie, ReadFailures())
+                    seen[bookie] = ReadFailures(unknown=merged(known.unknown, refused.unknown))
         return found
 
     # --- All entries of some bookies ---------------------------------------------------------------
@@ -483,7 +483,7 @@ def _listed(fragment: Fragment, index: int, *, first: int, last: int) -> Sequenc
     return list(fragment.entries_of(index).between(first, last))
 
 
-def _within(fragment: Fragment, refused: Refusals) -> dict[BookieId, Refused]:
+def _within(fragment: Fragment, refused: Refusals) -> dict[BookieId, ReadFailures]:
     """Return what the fragment's members refused of its entries."""
     first, last = fragment.first_entry_id, _last(fragment)
     found = {b: refused[b].between(first, last) for b in fragment.ensemble if b in refused}

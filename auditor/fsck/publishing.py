@@ -1,7 +1,7 @@
 """Marks the ledgers that a run found damaged, so that the daemon repairs them.
 
-Damage that Java's workers can detect is marked in the shared queue, other damage in our own queue
-(``java_sight``). A mark names the bookies. A finding beside it says why, and makes workers check
+Damage that Java's workers can detect is marked in the shared queue, other damage in our private queue
+(``java_visibility``). A mark names the bookies. A finding beside it says why, and makes workers check
 all entries that these bookies should have.
 
 Not marked are: unknown copies; unregistered bookies, whose recovery delay the leader keeps; copies
@@ -18,7 +18,7 @@ from auditor.findings import Findings
 from auditor.fsck.results.advice import entries_text
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
 from auditor.marker import BothQueues
-from auditor.underreplication import Damage, Sight, java_sight
+from auditor.underreplication import Damage, Sight, java_visibility
 from ledgers.errors import CorruptionError, UnauthorizedError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, known_fragments
@@ -64,7 +64,7 @@ class Fault:
         """Return which damage Java's workers can detect. ``versioned``: the metadata that the
         verdict is based on."""
         found = known_fragments(self.ledger_id, versioned.metadata, lac=self.last_entry_id)
-        return java_sight(found, self.damage, registered=registered)
+        return java_visibility(found, self.damage, registered=registered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Published:
     ``new``: ledgers with a new mark, or a mark that names more bookies now. ``known``: ledgers that
     were marked so before. ``changed``: not marked, because the ledger is deleted or unreadable, or
     its metadata was written since and the damage may be repaired. ``own``: marked ledgers with a
-    mark in our own queue, which Java's workers do not read.
+    mark in our private queue, which Java's workers do not read.
     """
 
     new: int = 0
@@ -170,15 +170,17 @@ async def foresee(
     show: Show = lambda left: None,
 ) -> Foreseen:
     """Return what a ``Publisher`` would do. Writes nothing."""
-    standing: list[Fault] = []
+    source_health: list[Fault] = []
     own, left = 0, len(faults)
     for part in _parts(faults, PUBLISHED_AT_ONCE):
         sights = await asyncio.gather(*(sight_now(fault, manager, view) for fault in part))
-        standing += [fault for fault, sight in zip(part, sights, strict=True) if sight is not None]
+        source_health += [
+            fault for fault, sight in zip(part, sights, strict=True) if sight is not None
+        ]
         own += sum(sight is not None and sight.needs_own_mark for sight in sights)
         left -= len(part)
         show(left)
-    return Foreseen(faults=tuple(standing), changed=len(faults) - len(standing), own=own)
+    return Foreseen(faults=tuple(source_health), changed=len(faults) - len(source_health), own=own)
 
 
 class Publisher:

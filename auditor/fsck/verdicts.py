@@ -212,8 +212,10 @@ class EntryCopies:
     @property
     def is_legal(self) -> bool:
         """True if copies are missing, but only such as the ack quorum allows."""
-        standing = self.good + self.silent
-        return self.excused > 0 and not self.bad and not self.gone and standing >= self.ack_quorum
+        source_health = self.good + self.silent
+        return (
+            self.excused > 0 and not self.bad and not self.gone and source_health >= self.ack_quorum
+        )
 
     @property
     def grade(self) -> Grade:
@@ -226,10 +228,10 @@ class EntryCopies:
             return Grade.WHOLE
         if self.is_legal:
             return Grade.UNKNOWN if self.silent else Grade.DEGRADED
-        standing = self.good + self.silent
+        source_health = self.good + self.silent
         is_known_bad = self.bad + self.excused > 0
-        if standing + self.gone == 0:
+        if source_health + self.gone == 0:
             return Grade.AT_RISK if self.is_elsewhere else Grade.LOST
         if not is_known_bad and (self.gone == 0 or self.good == 0):
             return Grade.UNKNOWN
-        return Grade.AT_RISK if standing <= 1 else Grade.DEGRADED
+        return Grade.AT_RISK if source_health <= 1 else Grade.DEGRADED

@@ -91,7 +91,7 @@ async def settled_daemon(field: Field, contender: Contender) -> AsyncIterator[Ch
         deadline_s = time.monotonic() + START_TIMEOUT_S
         await _wait_votes(field, True, deadline_s, child)
         if contender.is_ours:
-            while not _events(child, "index.built"):
+            while not _events(child, "ledger_map.built"):
                 await _pause(child, deadline_s, "its first scan does not end")
         await _settle(field, child, deadline_s)
         yield child
@@ -131,7 +131,7 @@ async def _pause(child: Child | None, deadline_s: float, complaint: str) -> None
 
 
 def _ledgers_per_s(child: Child) -> float | None:
-    built = _events(child, "index.built")
+    built = _events(child, "ledger_map.built")
     return built[0]["ledgers_per_s"] if built else None
 
 

@@ -10,7 +10,7 @@ import os
 import random
 from multiprocessing.connection import Connection
 
-from auditor.ledger_map import LedgerIndex
+from auditor.ledger_map import LedgerMap
 from bench.audit.field import SEED, Victim, drawn_ledgers
 from bench.audit.records import Weight
 from bench.usage import rss_bytes
@@ -48,8 +48,8 @@ def _fill_and_tell(size: int, connection: Connection) -> None:
     assert len(index) == size
 
 
-def _filled(size: int) -> LedgerIndex:
-    index, nobody = LedgerIndex(), Victim(bookie=bookie(0), ledger_ids=())
+def _filled(size: int) -> LedgerMap:
+    index, nobody = LedgerMap(), Victim(bookie=bookie(0), ledger_ids=())
     for ledger_id, metadata in drawn_ledgers(random.Random(SEED), range(size), nobody):
         index.put(ledger_id, metadata, STAT)
     return index

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.bookies import BookieRow, bookie_rows, missed, with_losses
 from daemon.cli.decommission import decommission
 from daemon.cli.drain import drain
@@ -15,7 +16,6 @@ from daemon.cli.maintenance import maintenance
 from daemon.cli.orders import unreadable_texts
 from daemon.cli.progress import counted, tell
 from daemon.status.leader import losses_due_ms
-from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
 from replication.orders import OrderBook
 
@@ -50,7 +50,7 @@ def list_bookies(config: Path | None, output: str, room: bool) -> None:
     Exits 1 when an order cannot be read: it says which, and what to do.
     """
 
-    rows, unreadable = run_visit(
+    rows, unreadable = run_in_session(
         config, lambda cluster: gather_bookies(cluster, clock=SystemClock(), with_room=room)
     )
     if output == "json":
@@ -65,7 +65,7 @@ def list_bookies(config: Path | None, output: str, room: bool) -> None:
 
 
 async def gather_bookies(
-    cluster: Visit, *, clock: Clock, with_room: bool = False
+    cluster: AdminSession, *, clock: Clock, with_room: bool = False
 ) -> tuple[list[BookieRow], tuple[str, ...]]:
     """And the paths of orders that cannot be read. Raises UnavailableError."""
     orders = await OrderBook(cluster.store, cluster.ur).read()

@@ -18,12 +18,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from auditor.records import DrainProgress, last_drains, read_absences, read_identities
-from auditor.underreplication import reborn_bookies
+from auditor.underreplication import reformatted_bookies
+from daemon.admin_session import AdminSession, admin_session, log_errors_only
 from daemon.cli.orders import bookies_of
 from daemon.cli.progress import counted, duration_text, printable
 from daemon.settings import load_settings
-from daemon.visit import Visit, log_errors_only, visit
-from ledgers.bookies import Bookies, Room
+from ledgers.bookies import Bookies, DiskSpace
 from ledgers.client import open_bookies
 from ledgers.clock import Clock, SystemClock
 from ledgers.codec.registration import parse_bookie_id
@@ -64,13 +64,13 @@ def _completions(config: Path | None) -> Collection[BookieId]:
     log_errors_only(settings)  # elsewhere than among the completions
 
     async def look() -> Collection[BookieId]:
-        async with asyncio.timeout(COMPLETION_TIMEOUT_S), visit(settings) as cluster:
+        async with asyncio.timeout(COMPLETION_TIMEOUT_S), admin_session(settings) as cluster:
             return await known_bookies(cluster)
 
     return asyncio.run(look())
 
 
-async def known_bookies(cluster: Visit) -> frozenset[BookieId]:
+async def known_bookies(cluster: AdminSession) -> frozenset[BookieId]:
     """Registered now, ever set up, named by an order, or by a ledger, as a leader of ours has
     told."""
     orders = await OrderBook(cluster.store, cluster.ur).read()
@@ -87,7 +87,7 @@ async def known_bookies(cluster: Visit) -> frozenset[BookieId]:
     )
 
 
-async def registered_bookies(cluster: Visit) -> BookieView:
+async def registered_bookies(cluster: AdminSession) -> BookieView:
     """None at all where the daemon would not believe it (rule S8): a person may know better."""
     try:
         return await cluster.registration.read()
@@ -141,7 +141,7 @@ class BookieRow:
     progress: DrainProgress | None = None
     """None too before the leader's first scan for this order."""
     maintenance: MaintenanceWindow | None = None
-    room: Room | None = None
+    room: DiskSpace | None = None
     loss_due_ms: int | None = None
     """Wall clock: when one that is away will be lost; None too where nobody counts."""
 
@@ -229,7 +229,7 @@ def maintenance_text(window: MaintenanceWindow, *, now_ms: int) -> str:
 
 
 async def bookie_rows(
-    cluster: Visit, orders: Orders, *, clock: Clock, with_room: bool = False
+    cluster: AdminSession, orders: Orders, *, clock: Clock, with_room: bool = False
 ) -> list[BookieRow]:
     """Every bookie that the cluster knows, or a ledger, by id. ``orders``: as they were read."""
     view = await registered_bookies(cluster)
@@ -237,7 +237,7 @@ async def bookie_rows(
     orders = orders.at(clock.wall_ms())
     progress = await drain_progress(cluster, orders)
     rooms = await _rooms(view) if with_room else {}
-    reborn = reborn_bookies(
+    reformatted = reformatted_bookies(
         cookies,
         await read_identities(cluster.store, cluster.ur),
         trusted=orders.trusted_cookies,
@@ -251,7 +251,7 @@ async def bookie_rows(
             state=bookie_state(view, bookie),
             has_cookie=bookie in cookies,
             is_named=bookie in named,
-            is_wiped=bookie in reborn and reborn[bookie].was_known,
+            is_wiped=bookie in reformatted and reformatted[bookie].was_known,
             drain=orders.draining.get(bookie),
             progress=progress.get(bookie),
             maintenance=orders.maintenance.get(bookie),
@@ -295,7 +295,7 @@ def with_losses(
     ]
 
 
-async def drain_progress(cluster: Visit, orders: Orders) -> dict[BookieId, DrainProgress]:
+async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId, DrainProgress]:
     """What the leader last told of each drain that stands, and of no earlier one."""
     record = await last_drains(cluster.store, cluster.ur)
     if record is None:
@@ -307,13 +307,13 @@ async def drain_progress(cluster: Visit, orders: Orders) -> dict[BookieId, Drain
     }
 
 
-async def _rooms(view: BookieView) -> Mapping[BookieId, Room]:
+async def _rooms(view: BookieView) -> Mapping[BookieId, DiskSpace]:
     """Of those that answer."""
     async with open_bookies(view.locate, clock=SystemClock(), rng=random.Random()) as client:
         return await _ask_all(client, view.available)
 
 
-async def _ask_all(bookies: Bookies, asked: Iterable[BookieId]) -> dict[BookieId, Room]:
+async def _ask_all(bookies: Bookies, asked: Iterable[BookieId]) -> dict[BookieId, DiskSpace]:
     slots, rooms = asyncio.Semaphore(BOOKIES_AT_ONCE), {}
 
     async def ask(bookie: BookieId) -> None:

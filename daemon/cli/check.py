@@ -33,6 +33,7 @@ from auditor.checks.records import (
 from auditor.checks.runner import FORCED_MS, due_in_s
 from auditor.election import current_leader
 from auditor.records import last_audit
+from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
 from daemon.cli.progress import (
     ProgressLine,
@@ -42,7 +43,6 @@ from daemon.cli.progress import (
     saying_when_interrupted,
     tell,
 )
-from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import NodeExistsError, NoNodeError, SettingsError
 from ledgers.store import ANY_VERSION
@@ -180,7 +180,7 @@ ABOUT_OVERDUE = "looks for ledgers that have been marked for too long"
 # --- Looking -----------------------------------------------------------------------------------------
 
 
-async def read_checks(cluster: Visit, *, clock: Clock) -> Checks:
+async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
     orders = await OrderBook(cluster.store, cluster.ur).read()
     now_ms = clock.wall_ms()
     rows = [
@@ -197,7 +197,7 @@ async def read_checks(cluster: Visit, *, clock: Clock) -> Checks:
     )
 
 
-async def _row(cluster: Visit, kind: CheckKind, now_ms: int) -> CheckRow:
+async def _row(cluster: AdminSession, kind: CheckKind, now_ms: int) -> CheckRow:
     last_ms = await last_run_ms(cluster.store, cluster.ur, kind.name, kind.audit)
     record = await read_check(cluster.store, cluster.ur, kind.name)
     interval_s = kind.interval_of(cluster.settings.checks)
@@ -216,7 +216,7 @@ async def _row(cluster: Visit, kind: CheckKind, now_ms: int) -> CheckRow:
     )
 
 
-async def _bookies_row(cluster: Visit, now_ms: int) -> CheckRow:
+async def _bookies_row(cluster: AdminSession, now_ms: int) -> CheckRow:
     audit = await last_audit(cluster.store, cluster.ur)
     interval_s = cluster.settings.auditor.bookie_check_interval_s
     last = None
@@ -238,7 +238,7 @@ async def _bookies_row(cluster: Visit, now_ms: int) -> CheckRow:
     )
 
 
-async def _overdue_row(cluster: Visit) -> CheckRow:
+async def _overdue_row(cluster: AdminSession) -> CheckRow:
     last = (await read_check(cluster.store, cluster.ur, OVERDUE)).last
     after_s = cluster.settings.checks.overdue_after_s
     last_ms = last.finished_ms if last else None
@@ -253,7 +253,7 @@ async def _overdue_row(cluster: Visit) -> CheckRow:
     )
 
 
-async def _leader(cluster: Visit) -> tuple[str | None, list[str]]:
+async def _leader(cluster: AdminSession) -> tuple[str | None, list[str]]:
     """Who leads, and what is to be said of that."""
     leader = await current_leader(cluster.store, cluster.ur)
     if leader is None:
@@ -268,7 +268,7 @@ async def _leader(cluster: Visit) -> tuple[str | None, list[str]]:
     ]
 
 
-async def _waits(cluster: Visit, orders: Orders) -> list[str]:
+async def _waits(cluster: AdminSession, orders: Orders) -> list[str]:
     found = []
     if orders.paused_checks is not None:
         found.append("the checks are paused: bookmender check resume")
@@ -282,7 +282,7 @@ async def _waits(cluster: Visit, orders: Orders) -> list[str]:
 # --- Ordering ----------------------------------------------------------------------------------------
 
 
-async def force_check(cluster: Visit, name: str) -> None:
+async def force_check(cluster: AdminSession, name: str) -> None:
     """Ask for it. That it was asked for already, or runs now, is no error.
 
     Raises ConflictError: somebody has just changed the same thing.
@@ -304,7 +304,7 @@ async def force_check(cluster: Visit, name: str) -> None:
         await cluster.store.set(path, data, version=ANY_VERSION)
 
 
-async def _force_own(cluster: Visit, name: str) -> None:
+async def _force_own(cluster: AdminSession, name: str) -> None:
     """Of a check that Java does not know: the time stands in its record, which the leader writes
     too."""
     path = check_path(cluster.ur, name)
@@ -321,7 +321,7 @@ async def _force_own(cluster: Visit, name: str) -> None:
     await cluster.store.create(path, data)
 
 
-async def _trigger_audit(cluster: Visit) -> None:
+async def _trigger_audit(cluster: AdminSession) -> None:
     path = znodes.recovery_delay_path(cluster.ur)
     try:
         data, stat = await cluster.store.get(path)
@@ -332,20 +332,20 @@ async def _trigger_audit(cluster: Visit) -> None:
     await cluster.store.set(path, data, version=stat.version)
 
 
-async def pause_checks(cluster: Visit, *, clock: Clock) -> bool:
+async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
     """Whether they were not paused before. Raises ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), checks_place(cluster.ur)
-    standing = await book.standing(place)
+    standing = await book.stored(place)
     if standing is not None and standing.order is not None:
         return False
     await book.give(place, ChecksOrder(since_ms=clock.wall_ms()), over=standing)
     return True
 
 
-async def resume_checks(cluster: Visit) -> bool:
+async def resume_checks(cluster: AdminSession) -> bool:
     """Whether they were paused. Raises ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), checks_place(cluster.ur)
-    standing = await book.standing(place)
+    standing = await book.stored(place)
     if standing is None:
         return False
     await book.withdraw(place, over=standing)
@@ -353,7 +353,7 @@ async def resume_checks(cluster: Visit) -> bool:
 
 
 async def wait_checked(
-    cluster: Visit, name: str, *, after_ms: int | None, show: Show, clock: Clock
+    cluster: AdminSession, name: str, *, after_ms: int | None, show: Show, clock: Clock
 ) -> CheckRun:
     """Until a run of ours has ended that is not the one which ended at ``after_ms``; that run."""
     while True:
@@ -389,7 +389,7 @@ def list_checks(config: Path | None, output: str) -> None:
     The intervals are those of this host's settings; the leader's decide.
     """
     clock = SystemClock()
-    found = run_visit(config, lambda cluster: read_checks(cluster, clock=clock))
+    found = run_in_session(config, lambda cluster: read_checks(cluster, clock=clock))
     tell(found.concerns)
     if output == "json":
         click.echo(json.dumps(found.to_json(), indent=2))
@@ -412,7 +412,7 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
     """
     clock = SystemClock()
 
-    async def act(cluster: Visit) -> tuple[Checks, CheckRun | None]:
+    async def act(cluster: AdminSession) -> tuple[Checks, CheckRun | None]:
         before = (await read_checks(cluster, clock=clock)).row(name).last
         await force_check(cluster, name)
         checks = await read_checks(cluster, clock=clock)
@@ -430,7 +430,7 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
     with saying_when_interrupted(
         f"what was asked for stands: bookmender check list tells of {name}"
     ):
-        checks, run = run_visit(config, act)
+        checks, run = run_in_session(config, act)
     if output == "json":
         record = {"check": name, "leader": checks.leader, "run": run_record(run) if run else None}
         click.echo(json.dumps(record, indent=2))
@@ -454,7 +454,9 @@ def pause(config: Path | None, output: str) -> None:
     _report(
         output,
         is_paused=True,
-        has_changed=run_visit(config, lambda cluster: pause_checks(cluster, clock=SystemClock())),
+        has_changed=run_in_session(
+            config, lambda cluster: pause_checks(cluster, clock=SystemClock())
+        ),
     )
 
 
@@ -463,7 +465,7 @@ def pause(config: Path | None, output: str) -> None:
 @output_option
 def resume(config: Path | None, output: str) -> None:
     """Let the checks run again; one that waits goes on where it was."""
-    _report(output, is_paused=False, has_changed=run_visit(config, resume_checks))
+    _report(output, is_paused=False, has_changed=run_in_session(config, resume_checks))
 
 
 def _report(output: str, *, is_paused: bool, has_changed: bool) -> None:

@@ -18,12 +18,12 @@ from functools import partial
 from itertools import chain
 
 from auditor.checks.idle import Sighting, read_sightings, seen_again
+from daemon.admin_session import AdminSession, writing_session
 from daemon.cli.progress import duration_text, printable, tell
 from daemon.cli.stuck import try_now
 from daemon.placement import begin_placing
 from daemon.previews import Looking, open_looking
 from daemon.settings import Settings
-from daemon.visit import Visit, writing_visit
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -46,12 +46,12 @@ from replication.cluster import ClusterView, ViewSource
 from replication.inspection import first_damaged
 from replication.ledger_record import GivenUpEntries, record_given_up
 from replication.lock_by_hand import LockedError, Tell, locked
-from replication.marks import own_mark_operations, read_marks
+from replication.marks import private_mark_operations, read_marks
 from replication.open_ledgers import OpenLedgers, end_doubts, wanted_for_coverage
 from replication.orders import Orders
 from replication.reasons import give_up_hint
 from replication.recent_copies import record_by_hand
-from replication.targets import Receivers
+from replication.targets import TargetSelector
 from replication.znodes import own_path, read_found_bad
 
 DAMAGE_ENTRIES_MAX = 10_000
@@ -274,7 +274,7 @@ class LedgerCloser:
         is_forced: bool = False,
         accepts_loss: bool = False,
     ) -> Closing:
-        """Recover and close it, and mark it in our own queue, so that nodes check its copies at
+        """Recover and close it, and mark it in our private queue, so that nodes check its copies at
         once; one that is closed already stays as it is.
 
         ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but
@@ -363,7 +363,7 @@ class LedgerCloser:
                 before_close=before_close,
                 # The last entries may have fewer copies than the write quorum: nodes check them.
                 beside=partial(
-                    own_mark_operations, self._store, self._ur, found.ledger_id, self._clock
+                    private_mark_operations, self._store, self._ur, found.ledger_id, self._clock
                 ),
             )
         except ConflictError as error:
@@ -422,7 +422,7 @@ def _held_back(orders: Orders) -> str:
     return f"a hold stands{why}, and nothing is fenced before it has ended: bookmender hold"
 
 
-async def look_before_closing(cluster: Visit, ledger_id: int) -> Closing:
+async def look_before_closing(cluster: AdminSession, ledger_id: int) -> Closing:
     """Errors are those of ``LedgerCloser.look``."""
     async with _open_closer(cluster, cluster.manager) as closer:
         return await closer.look(ledger_id)
@@ -432,7 +432,10 @@ async def close_by_hand(
     settings: Settings, ledger_id: int, *, is_forced: bool, accepts_loss: bool
 ) -> Closing:
     """Errors are those of ``LedgerCloser.close``; SettingsError where nothing can be recorded."""
-    async with writing_visit(settings) as ours, _open_closer(ours.cluster, ours.manager) as closer:
+    async with (
+        writing_session(settings) as ours,
+        _open_closer(ours.cluster, ours.manager) as closer,
+    ):
         return await closer.close(
             ledger_id,
             session=ours.session,
@@ -443,7 +446,9 @@ async def close_by_hand(
 
 
 @asynccontextmanager
-async def _open_closer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[LedgerCloser]:
+async def _open_closer(
+    cluster: AdminSession, manager: LedgerManager
+) -> AsyncIterator[LedgerCloser]:
     async with open_looking(cluster) as looking:
         yield LedgerCloser(
             store=cluster.store,
@@ -458,7 +463,9 @@ async def _open_closer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[
         )
 
 
-async def _open_ledgers(cluster: Visit, manager: LedgerManager, looking: Looking) -> OpenLedgers:
+async def _open_ledgers(
+    cluster: AdminSession, manager: LedgerManager, looking: Looking
+) -> OpenLedgers:
     """What a worker recovers with. Who takes over from bookies that fail is chosen by the
     policy."""
     placing = await begin_placing(
@@ -475,7 +482,7 @@ async def _open_ledgers(cluster: Visit, manager: LedgerManager, looking: Looking
         bookies=looking.bookies,
         views=looking.views,
         fallback_digest=looking.fallback_digest,
-        receivers=Receivers(
+        target_selector=TargetSelector(
             placing.policy,
             clock=looking.clock,
             rack=placing.racks.rack,

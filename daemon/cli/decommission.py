@@ -18,6 +18,7 @@ import click
 
 from auditor.election import current_leader
 from auditor.scan import may_be_named, scan_ledgers
+from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.bookies import BookieArgument, known_bookies
 from daemon.cli.drain import cancel_drains
 from daemon.cli.hold import current_hold
@@ -39,7 +40,6 @@ from daemon.cli.stuck import (
     waiting_text,
     waits_among,
 )
-from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import (
     ConflictError,
@@ -82,7 +82,7 @@ class Decommissioned:
 
 
 async def decommission_bookie(
-    cluster: Visit,
+    cluster: AdminSession,
     bookie: BookieId,
     *,
     ignores_unreadable: bool = False,
@@ -139,7 +139,7 @@ class _Naming:
     doubtful: tuple[int, ...]
 
 
-async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool) -> _Naming:
+async def _naming(cluster: AdminSession, bookie: BookieId, *, ignores_unreadable: bool) -> _Naming:
     """By a walk over all. Raises UnavailableError when it cannot be told, and that is not to be
     ignored.
 
@@ -151,7 +151,7 @@ async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool)
     named = await may_be_named(cluster.store, cluster.manager, scan.unreadable, [bookie])
     marked = await _may_be_marked_for(cluster, bookie, scan.unreadable) if scan.unreadable else ()
     doubtful = tuple(sorted({*named.get(bookie, ()), *marked}))
-    ledger_ids = tuple(sorted(each.ledger_id for each in scan.endangered))
+    ledger_ids = tuple(sorted(each.ledger_id for each in scan.underreplicated))
     if doubtful and not ignores_unreadable:
         others = f", once the copies of {counted(len(ledger_ids), 'other ledger')} are elsewhere"
         raise UnavailableError(
@@ -163,7 +163,7 @@ async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool)
     return _Naming(ledger_ids=ledger_ids, doubtful=doubtful)
 
 
-async def _doubts(cluster: Visit, doubtful: Sequence[int]) -> str:
+async def _doubts(cluster: AdminSession, doubtful: Sequence[int]) -> str:
     """Which ledgers these are, some of very many, and what can be done. What ACLs shut away is to
     be opened: to put back what stood there before would help nobody.
     """
@@ -183,7 +183,7 @@ async def _doubts(cluster: Visit, doubtful: Sequence[int]) -> str:
     return text
 
 
-async def _refusal(cluster: Visit, ledger_id: int) -> str:
+async def _refusal(cluster: AdminSession, ledger_id: int) -> str:
     """What ZooKeeper says of metadata that ACLs shut away; else empty."""
     try:
         await cluster.store.get(cluster.manager.path(ledger_id))
@@ -194,7 +194,7 @@ async def _refusal(cluster: Visit, ledger_id: int) -> str:
     return ""
 
 
-async def ask_for_audit(cluster: Visit) -> None:
+async def ask_for_audit(cluster: AdminSession) -> None:
     """As Java's triggeraudit: the recovery delay, written once more, overrules itself for all who
     are away."""
     path = znodes.recovery_delay_path(cluster.ur)
@@ -209,7 +209,7 @@ async def ask_for_audit(cluster: Visit) -> None:
         pass  # somebody has just written it, which asks as well
 
 
-async def _check_state(cluster: Visit, bookie: BookieId, clock: Clock) -> bool:
+async def _check_state(cluster: AdminSession, bookie: BookieId, clock: Clock) -> bool:
     """Whether it is running, read-only and being drained. Raises RejectedError for what must be
     done first."""
     orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
@@ -228,7 +228,7 @@ async def _check_state(cluster: Visit, bookie: BookieId, clock: Clock) -> bool:
     return bookie in view.available
 
 
-async def _get_marked(cluster: Visit, tell: Callable[[str], None], clock: Clock) -> None:
+async def _get_marked(cluster: AdminSession, tell: Callable[[str], None], clock: Clock) -> None:
     if await cluster.store.exists(znodes.disable_path(cluster.ur)) is not None:
         raise RejectedError("auto-recovery is disabled, so nothing would move: bookmender enable")
     if await current_leader(cluster.store, cluster.ur) is None:
@@ -241,7 +241,7 @@ async def _get_marked(cluster: Visit, tell: Callable[[str], None], clock: Clock)
 
 
 async def _wait_moved(
-    cluster: Visit,
+    cluster: AdminSession,
     bookie: BookieId,
     named: Sequence[int],
     stuck: StuckLedgers,
@@ -275,25 +275,25 @@ async def _wait_moved(
         left = await still_naming(cluster, left, [bookie])
 
 
-async def _marked_for(cluster: Visit, bookie: BookieId) -> set[int]:
+async def _marked_for(cluster: AdminSession, bookie: BookieId) -> set[int]:
     """Ledgers whose mark, in either queue, names it."""
     marks = await marks_of(cluster, await listed(cluster))
     return {m.ledger_id for m in marks if m.mark is not None and bookie in m.mark.replicas}
 
 
 async def _may_be_marked_for(
-    cluster: Visit, bookie: BookieId, ledger_ids: Collection[int]
+    cluster: AdminSession, bookie: BookieId, ledger_ids: Collection[int]
 ) -> set[int]:
     """Those of the ledgers whose mark, in either queue, names it, or cannot be read (rule S8)."""
     marks = await marks_of(cluster, (await listed(cluster)).intersection(ledger_ids))
     return {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
 
 
-async def _cookie(cluster: Visit, bookie: BookieId) -> Stat | None:
+async def _cookie(cluster: AdminSession, bookie: BookieId) -> Stat | None:
     return await cluster.store.exists(_cookie_path(cluster, bookie))
 
 
-async def _delete_cookie(cluster: Visit, bookie: BookieId, cookie: Stat) -> None:
+async def _delete_cookie(cluster: AdminSession, bookie: BookieId, cookie: Stat) -> None:
     """The one that stood before the proof: a bookie that was set up anew meanwhile keeps its
     own."""
     now = await _cookie(cluster, bookie)
@@ -305,7 +305,7 @@ async def _delete_cookie(cluster: Visit, bookie: BookieId, cookie: Stat) -> None
         await cluster.store.delete(_cookie_path(cluster, bookie), version=now.version)
 
 
-def _cookie_path(cluster: Visit, bookie: BookieId) -> str:
+def _cookie_path(cluster: AdminSession, bookie: BookieId) -> str:
     return f"{cluster.settings.uri.root}/cookies/{bookie}"
 
 
@@ -342,7 +342,7 @@ def decommission(
     then.
     """
 
-    async def act(cluster: Visit) -> Decommissioned:
+    async def act(cluster: AdminSession) -> Decommissioned:
         if bookie not in await known_bookies(cluster):  # a ledger may name it still
             tell([unknown_text(bookie)])
         line = ProgressLine("ledger")
@@ -368,7 +368,7 @@ def decommission(
         "command is run to its end"
     )
     with saying_when_interrupted(stays):
-        done = run_visit(config, act)
+        done = run_in_session(config, act)
     if not (done.was_known or ignore_unknown):
         raise click.UsageError(
             "nothing names it: it is decommissioned already, or no bookie of this cluster"

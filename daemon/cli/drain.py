@@ -19,6 +19,7 @@ import click
 from auditor.absence import read_delay
 from auditor.election import current_leader
 from auditor.records import DrainProgress
+from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.bookies import (
     BookieArgument,
     drain_progress,
@@ -51,13 +52,12 @@ from daemon.cli.stuck import (
     waits_among,
 )
 from daemon.status.leader import losses_due_ms
-from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, RejectedError
 from ledgers.model import BookieId
 from replication import znodes
 from replication.ledger_record import WaitingNotes
-from replication.nodes import Half, LiveNode, live_nodes
+from replication.nodes import LiveNode, Role, live_nodes
 from replication.orders import DrainOrder, MaintenanceWindow, OrderBook, Orders, drain_place
 
 POLL_S = 1.0
@@ -124,7 +124,7 @@ class Drains:
         return "\n".join(lines) or "no bookie is being drained"
 
 
-async def read_drains(cluster: Visit) -> Drains:
+async def read_drains(cluster: AdminSession) -> Drains:
     """Of the orders those about drains."""
     every = await OrderBook(cluster.store, cluster.ur).read()
     orders = Orders(draining=every.draining, unreadable=unreadable_drains(every.unreadable))
@@ -132,7 +132,7 @@ async def read_drains(cluster: Visit) -> Drains:
 
 
 async def order_drains(
-    cluster: Visit, bookies: Sequence[BookieId], *, may_fence: bool | None, clock: Clock
+    cluster: AdminSession, bookies: Sequence[BookieId], *, may_fence: bool | None, clock: Clock
 ) -> None:
     """One that is being drained already goes on, under the new terms. ``may_fence``: None: as it
     stands.
@@ -142,7 +142,7 @@ async def order_drains(
     book = OrderBook(cluster.store, cluster.ur)
     for bookie in bookies:
         place = drain_place(cluster.ur, bookie)
-        standing = await book.standing(place)
+        standing = await book.stored(place)
         if standing is None:
             order = DrainOrder(since_ms=clock.wall_ms(), may_fence=bool(may_fence))
         elif standing.order is None:
@@ -158,13 +158,13 @@ async def order_drains(
             await book.give(place, order, over=standing)
 
 
-async def cancel_drains(cluster: Visit, bookies: Sequence[BookieId]) -> list[BookieId]:
+async def cancel_drains(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[BookieId]:
     """Take the orders back; returns those that there was one for. Raises ConflictError."""
     book = OrderBook(cluster.store, cluster.ur)
     cancelled = []
     for bookie in bookies:
         place = drain_place(cluster.ur, bookie)
-        standing = await book.standing(place)
+        standing = await book.stored(place)
         if standing is not None:
             await book.withdraw(place, over=standing)
             cancelled.append(bookie)
@@ -172,7 +172,7 @@ async def cancel_drains(cluster: Visit, bookies: Sequence[BookieId]) -> list[Boo
 
 
 async def wait_drained(
-    cluster: Visit,
+    cluster: AdminSession,
     bookies: Sequence[BookieId],
     *,
     tell: Callable[[str], None],
@@ -208,7 +208,7 @@ async def wait_drained(
 class _RollCall:
     """Whether nodes are at work on what is ordered."""
 
-    def __init__(self, cluster: Visit, tell: Callable[[str], None], clock: Clock) -> None:
+    def __init__(self, cluster: AdminSession, tell: Callable[[str], None], clock: Clock) -> None:
         self._cluster = cluster
         self._tell = tell
         self._clock = clock
@@ -231,7 +231,7 @@ class _RollCall:
 class _LeftLedgers:
     """What is left of drains, by the marks: whether any of it moves."""
 
-    def __init__(self, cluster: Visit, clock: Clock) -> None:
+    def __init__(self, cluster: AdminSession, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
         self._stuck = StuckLedgers(cluster, clock)
@@ -269,7 +269,7 @@ class _LeftLedgers:
         return marked - (noted - set(still))
 
 
-async def concerns(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:
+async def concerns(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[str]:
     """What keeps these from being drained, or from staying so: sentences that say what to do."""
     return [
         *await concerns_of_bookies(cluster, bookies),
@@ -278,7 +278,7 @@ async def concerns(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:
 
 
 async def nobody_at_work(
-    cluster: Visit, known: dict[str, LiveNode | None] | None = None
+    cluster: AdminSession, known: dict[str, LiveNode | None] | None = None
 ) -> list[str]:
     """What keeps our daemons from doing what is ordered. ``known``: as for ``live_nodes``."""
     store, ur = cluster.store, cluster.ur
@@ -293,7 +293,7 @@ async def nobody_at_work(
             f"the leader is Java's AutoRecovery ({leader.candidate}), which knows no drains: "
             "stop it, so that a node of ours leads"
         ]
-    if not any(node.info.half is Half.WORKER for node in nodes):
+    if not any(node.info.role is Role.WORKER for node in nodes):
         return [
             "no worker of bookmender is running, and those of Java's AutoRecovery do not look at what is drained, "
             "so nothing is copied: bookmender daemon"
@@ -301,7 +301,7 @@ async def nobody_at_work(
     return []
 
 
-async def concerns_of_bookies(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:
+async def concerns_of_bookies(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[str]:
     """Likewise, but for those about nodes, of which who waits is told anyway."""
     view = await registered_bookies(cluster)
     writable = sorted(set(bookies) & view.writable.keys())
@@ -322,7 +322,7 @@ async def concerns_of_bookies(cluster: Visit, bookies: Sequence[BookieId]) -> li
 
 
 async def away_concerns(
-    cluster: Visit, bookies: Sequence[BookieId], *, clock: Clock
+    cluster: AdminSession, bookies: Sequence[BookieId], *, clock: Clock
 ) -> dict[BookieId, str]:
     """A sentence for each of these that is away; none where no bookie is registered at all (rule
     S8)."""
@@ -419,7 +419,7 @@ def drain(
     if (cancel or wait or fence_open is not None or yes) and not bookies:
         raise click.UsageError("which bookie?")
 
-    async def act(cluster: Visit) -> Drains:
+    async def act(cluster: AdminSession) -> Drains:
         if not bookies:
             return await read_drains(cluster)
         require_known(bookies, await known_bookies(cluster))
@@ -452,14 +452,14 @@ def drain(
             line.close()
 
     with saying_when_interrupted(_what_stays(bookies, is_ordered=wait)):
-        drains = run_visit(config, act)
+        drains = run_in_session(config, act)
     tell(unreadable_texts(drains.orders.unreadable))
     click.echo(json.dumps(drains.to_json(), indent=2) if output == "json" else drains.to_text())
     if wait or not bookies:
         sys.exit(_exit_code(drains, bookies or tuple(drains.orders.draining)))
 
 
-async def _away(cluster: Visit, bookies: Sequence[BookieId], *, is_sure: bool) -> list[str]:
+async def _away(cluster: AdminSession, bookies: Sequence[BookieId], *, is_sure: bool) -> list[str]:
     """What comes of draining those that are away. Raises RejectedError unless each drain stands
     already, or the operator ``is_sure``."""
     told = await away_concerns(cluster, bookies, clock=SystemClock())

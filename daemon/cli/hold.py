@@ -14,12 +14,12 @@ from typing import Any
 import click
 
 from auditor.records import read_absences
+from daemon.admin_session import AdminSession, run_in_session, shared_clock
 from daemon.cli.bookies import registered_bookies
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts
 from daemon.cli.progress import counted, duration_text, printable, tell
-from daemon.visit import Visit, run_visit, shared_clock
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId
 from replication.orders import HoldOrder, OrderBook, Orders, hold_place
@@ -112,14 +112,14 @@ def _end_text(hold: HoldOrder, *, now_ms: int, are_back: bool) -> str:
     return left + (", or until soon after its bookies are back" if ends_itself else "")
 
 
-async def current_hold(cluster: Visit, *, clock: Clock) -> HoldOrder | None:
+async def current_hold(cluster: AdminSession, *, clock: Clock) -> HoldOrder | None:
     """The one that stands now. Raises UnavailableError."""
-    standing = await OrderBook(cluster.store, cluster.ur).standing(hold_place(cluster.ur))
+    standing = await OrderBook(cluster.store, cluster.ur).stored(hold_place(cluster.ur))
     orders = Orders(hold=None if standing is None else standing.order).at(clock.wall_ms())
     return orders.hold if orders.is_held else None
 
 
-async def read_hold(cluster: Visit, *, clock: Clock) -> HoldState:
+async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
     """It, and who is away. Raises UnavailableError."""
     orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
     place = hold_place(cluster.ur)
@@ -137,7 +137,7 @@ async def read_hold(cluster: Visit, *, clock: Clock) -> HoldState:
 
 
 async def begin_hold(
-    cluster: Visit, *, duration_s: int | None, reason: str, clock: Clock
+    cluster: AdminSession, *, duration_s: int | None, reason: str, clock: Clock
 ) -> HoldOrder:
     """From now on, in place of one that stands, the leader's too. Raises ConflictError.
 
@@ -151,15 +151,15 @@ async def begin_hold(
         reason=reason,
         is_by_operator=True,
     )
-    await book.give(place, hold, over=await book.standing(place))
+    await book.give(place, hold, over=await book.stored(place))
     return hold
 
 
-async def end_hold(cluster: Visit, away: Collection[BookieId], *, clock: Clock) -> bool:
+async def end_hold(cluster: AdminSession, away: Collection[BookieId], *, clock: Clock) -> bool:
     """These bookies are lost: it binds for them. False when nothing was held. Raises
     ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
-    standing = await book.standing(place)
+    standing = await book.stored(place)
     if standing is None or standing.order is None:
         return False
     order = standing.order
@@ -221,7 +221,7 @@ def hold() -> None:
 def show(config: Path | None, output: str) -> None:
     """Whether a hold stands, since when and why. Exits 1 if so, 0 if not. One that cannot be read
     stands."""
-    state = run_visit(config, lambda cluster: _read(cluster, SystemClock()))
+    state = run_in_session(config, lambda cluster: _read(cluster, SystemClock()))
     _print(state, output)
     sys.exit(0 if state.hold is None else EXIT_FAILED)
 
@@ -238,12 +238,12 @@ def begin(config: Path | None, output: str, duration_s: int | None, reason: str)
     then, unless they are so many that the leader holds on their account.
     """
 
-    async def act(cluster: Visit) -> HoldState:
+    async def act(cluster: AdminSession) -> HoldState:
         clock = await shared_clock(cluster)
         await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=clock)
         return await _read(cluster, clock)
 
-    _print(run_visit(config, act), output)
+    _print(run_in_session(config, act), output)
 
 
 @hold.command()
@@ -262,7 +262,7 @@ def end(config: Path | None, output: str, yes: bool) -> None:
     Exits 1 when bookies are away and --yes was not given: nothing was changed then.
     """
 
-    async def act(cluster: Visit) -> tuple[HoldState, bool]:
+    async def act(cluster: AdminSession) -> tuple[HoldState, bool]:
         clock = await shared_clock(cluster)
         before = await read_hold(cluster, clock=clock)
         if before.hold is None or (before.away and not yes):
@@ -270,7 +270,7 @@ def end(config: Path | None, output: str, yes: bool) -> None:
         has_ended = await end_hold(cluster, before.away, clock=clock)
         return await read_hold(cluster, clock=clock), has_ended
 
-    state, has_ended = run_visit(config, act)
+    state, has_ended = run_in_session(config, act)
     _print(state, output)
     if state.hold is not None and not has_ended:
         click.echo(
@@ -281,7 +281,7 @@ def end(config: Path | None, output: str, yes: bool) -> None:
         sys.exit(EXIT_FAILED)
 
 
-async def _read(cluster: Visit, clock: Clock) -> HoldState:
+async def _read(cluster: AdminSession, clock: Clock) -> HoldState:
     """And tell who does not keep to one that stands."""
     state = await read_hold(cluster, clock=clock)
     if state.hold is not None:

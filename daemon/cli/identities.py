@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from daemon.admin_session import AdminSession, run_in_session, shared_clock
 from daemon.cli.bookies import BookieArgument, known_bookies, require_known
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.progress import counted
-from daemon.visit import Visit, run_visit, shared_clock
 from ledgers.model import BookieId
 from ledgers.registration import UNTOLD_CZXID
 from replication.orders import IdentitiesOrder, OrderBook, identities_place
@@ -81,7 +81,7 @@ def trust_identities(
     if yes and not (bookies or are_all or withdraw):
         raise click.UsageError("which bookies? Name them, or give --all")
 
-    async def act(cluster: Visit) -> Identities:
+    async def act(cluster: AdminSession) -> Identities:
         require_known(bookies, await known_bookies(cluster))
         if withdraw and yes:
             await withdraw_trust(cluster)
@@ -89,14 +89,14 @@ def trust_identities(
             await give_trust(cluster, None if are_all else bookies)
         return await read_identities(cluster, has_changed=yes)
 
-    found = run_visit(config, act)
+    found = run_in_session(config, act)
     click.echo(json.dumps(found.to_json(), indent=2) if output == "json" else found.to_text())
     if (bookies or are_all or withdraw) and not yes:
         click.echo("nothing was changed: with --yes it is done", err=True)
         sys.exit(EXIT_FAILED)
 
 
-async def read_identities(cluster: Visit, *, has_changed: bool = False) -> Identities:
+async def read_identities(cluster: AdminSession, *, has_changed: bool = False) -> Identities:
     """Every cookie, and what the order says. Raises UnavailableError."""
     orders = await OrderBook(cluster.store, cluster.ur).read()
     return Identities(
@@ -104,14 +104,14 @@ async def read_identities(cluster: Visit, *, has_changed: bool = False) -> Ident
     )
 
 
-async def give_trust(cluster: Visit, bookies: Sequence[BookieId] | None) -> None:
+async def give_trust(cluster: AdminSession, bookies: Sequence[BookieId] | None) -> None:
     """Trust the present cookies of these bookies, None: of all, beside those of an order that
     stands.
 
     Raises ConflictError.
     """
     book, place = OrderBook(cluster.store, cluster.ur), identities_place(cluster.ur)
-    standing = await book.standing(place)
+    standing = await book.stored(place)
     before = {} if standing is None or standing.order is None else standing.order.cookies
     cookies = await _cookies(cluster)
     added = cookies if bookies is None else {b: cookies[b] for b in bookies if b in cookies}
@@ -120,15 +120,15 @@ async def give_trust(cluster: Visit, bookies: Sequence[BookieId] | None) -> None
     await book.give(place, order, over=standing)
 
 
-async def withdraw_trust(cluster: Visit) -> None:
+async def withdraw_trust(cluster: AdminSession) -> None:
     """Raises ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), identities_place(cluster.ur)
-    standing = await book.standing(place)
+    standing = await book.stored(place)
     if standing is not None:
         await book.withdraw(place, over=standing)
 
 
-async def _cookies(cluster: Visit) -> dict[BookieId, int]:
+async def _cookies(cluster: AdminSession) -> dict[BookieId, int]:
     """Without those that ACLs hide: nothing is known of their age."""
     cookies = await cluster.registration.cookies()
     return {b: stat.czxid for b, stat in cookies.items() if stat.czxid != UNTOLD_CZXID}

@@ -17,6 +17,7 @@ import click
 
 from auditor.checks.idle import Sighting, read_sightings
 from auditor.checks.records import IDLE_OPEN, read_check
+from daemon.admin_session import AdminSession, admin_session, log_errors_only, run_in_session
 from daemon.cli.close_ledger import Closing, close_by_hand, look_before_closing
 from daemon.cli.main import (
     EXIT_FAILED,
@@ -29,7 +30,6 @@ from daemon.cli.main import (
 from daemon.cli.option_types import Duration
 from daemon.cli.progress import counted, duration_text
 from daemon.settings import Settings, load_settings
-from daemon.visit import Visit, log_errors_only, run_visit, visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.model import BookieId, LedgerState
@@ -59,7 +59,7 @@ class IdleLedgers:
     checked_ms: int | None
 
 
-async def find_idle(cluster: Visit, *, after_s: float, clock: Clock) -> IdleLedgers:
+async def find_idle(cluster: AdminSession, *, after_s: float, clock: Clock) -> IdleLedgers:
     """Those that have got no entry for so long, and whose metadata still is as it was."""
     now_ms = clock.wall_ms()
     sightings = await read_sightings(cluster.store, cluster.ur)
@@ -74,7 +74,7 @@ async def find_idle(cluster: Visit, *, after_s: float, clock: Clock) -> IdleLedg
 
 
 async def _still_idle(
-    cluster: Visit, sighted: tuple[int, Sighting], *, now_ms: int
+    cluster: AdminSession, sighted: tuple[int, Sighting], *, now_ms: int
 ) -> IdleLedger | None:
     """None where it was closed, written or deleted since it was seen, or cannot be read."""
     ledger_id, sighting = sighted
@@ -117,11 +117,11 @@ def idle(idle_s: int | None, config: Path | None, output: str) -> None:
     check has run (as JSON checked_ms is null then).
     """
 
-    async def look(cluster: Visit) -> IdleLedgers:
+    async def look(cluster: AdminSession) -> IdleLedgers:
         after_s = cluster.settings.checks.counts_as_idle_after_s if idle_s is None else idle_s
         return await find_idle(cluster, after_s=after_s, clock=SystemClock())
 
-    found = run_visit(config, look)
+    found = run_in_session(config, look)
     click.echo(json.dumps(_record(found), indent=2) if output == "json" else _text(found))
     sys.exit(exit_code(found))
 
@@ -221,7 +221,7 @@ def close(
 
 
 async def _look(settings: Settings, ledger_id: int) -> Closing:
-    async with visit(settings) as cluster:
+    async with admin_session(settings) as cluster:
         return await look_before_closing(cluster, ledger_id)
 
 

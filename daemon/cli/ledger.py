@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.bookies import registered_bookies
 from daemon.cli.idle import close, idle
 from daemon.cli.main import LedgerId, config_option, output_option
 from daemon.cli.progress import printable
 from daemon.cli.restore import earlier_metadata_hint, restore
-from daemon.visit import Visit, run_visit
 from ledgers.errors import CorruptionError
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId
@@ -47,7 +47,7 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
     Exits 1 when there is no such ledger, or its metadata cannot be read.
     """
 
-    async def look(cluster: Visit) -> dict[str, Any]:
+    async def look(cluster: AdminSession) -> dict[str, Any]:
         found = await _read(cluster, ledger_id)
         view = ClusterView(
             bookies=await registered_bookies(cluster),
@@ -59,7 +59,7 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
         told = None if given_up is None else asdict(given_up)
         return _record(found, view, tried) | {"given_up": told}
 
-    record = run_visit(config, look)
+    record = run_in_session(config, look)
     click.echo(json.dumps(record, indent=2) if output == "json" else _text(record))
 
 
@@ -76,7 +76,7 @@ def _given_up_text(given_up: dict[str, Any]) -> str:
     )
 
 
-async def _read(cluster: Visit, ledger_id: int) -> VersionedMetadata:
+async def _read(cluster: AdminSession, ledger_id: int) -> VersionedMetadata:
     try:
         return await cluster.manager.read(ledger_id)
     except CorruptionError as error:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
+from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Limit
 from daemon.cli.orders import unreadable_texts
 from daemon.cli.progress import tell
 from daemon.limits import given, limits_in_force
 from daemon.settings import Settings
-from daemon.visit import Visit, run_visit
 from ledgers.errors import CorruptionError
 from replication.orders import LimitsOrder, OrderBook, limits_place
 
@@ -72,7 +72,7 @@ def limits(
         requests_per_s=requests_per_s,
         yields_to_writers=gentle if full_speed or gentle else None,
     )
-    found, is_unreadable = run_visit(
+    found, is_unreadable = run_in_session(
         config, lambda cluster: _change_or_read(cluster, wanted, reset=reset)
     )
     tell(concerns(found))
@@ -86,7 +86,7 @@ def limits(
 
 
 async def _change_or_read(
-    cluster: Visit, wanted: LimitsOrder, *, reset: bool
+    cluster: AdminSession, wanted: LimitsOrder, *, reset: bool
 ) -> tuple[list["EffectiveLimit"], bool]:
     """What is in force then, and whether an order stands that cannot be read."""
     if reset or wanted != LimitsOrder():
@@ -117,10 +117,10 @@ class EffectiveLimit:
         return f"{self.key:<27} {value:<12} {by:<24} {EXPLAINED[self.key]}"
 
 
-async def change_limits(cluster: Visit, wanted: LimitsOrder, *, reset: bool) -> LimitsOrder:
+async def change_limits(cluster: AdminSession, wanted: LimitsOrder, *, reset: bool) -> LimitsOrder:
     """Give the order, over what stands or in its place. Raises ConflictError, CorruptionError."""
     book, place = OrderBook(cluster.store, cluster.ur), limits_place(cluster.ur)
-    standing = await book.standing(place)
+    standing = await book.stored(place)
     if standing is not None and standing.order is None and not reset:
         raise CorruptionError("the order that stands cannot be read; --reset takes it back")
     before = LimitsOrder() if reset or standing is None else standing.order or LimitsOrder()

@@ -18,7 +18,8 @@ import click
 from auditor.absence import read_delay
 from auditor.records import read_absences
 from auditor.scan import read_indexed
-from auditor.underreplication import has_copyless
+from auditor.underreplication import has_unavailable_entry
+from daemon.admin_session import AdminSession, run_in_session, shared_clock
 from daemon.cli.bookies import (
     BookieArgument,
     known_bookies,
@@ -33,7 +34,6 @@ from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts, unreadable_windows
 from daemon.cli.progress import counted, duration_text, tell
 from daemon.status.leader import is_named_by_none
-from daemon.visit import Visit, run_visit, shared_clock
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
@@ -88,7 +88,9 @@ class LeftWithout:
         )
 
 
-async def left_without(cluster: Visit, bookie: BookieId, *, clock: Clock) -> LeftWithout | None:
+async def left_without(
+    cluster: AdminSession, bookie: BookieId, *, clock: Clock
+) -> LeftWithout | None:
     """None where no other bookie is away, or under maintenance and so may be. Raises
     UnavailableError."""
     others = await _others(cluster, bookie, clock=clock)
@@ -113,7 +115,7 @@ async def left_without(cluster: Visit, bookie: BookieId, *, clock: Clock) -> Lef
     )
 
 
-async def _others(cluster: Visit, bookie: BookieId, *, clock: Clock) -> tuple[BookieId, ...]:
+async def _others(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> tuple[BookieId, ...]:
     """Without those that are known to be named by no ledger: nobody may have come to decommission
     them."""
     windows = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms()).maintenance
@@ -133,12 +135,12 @@ class _Look:
         self._bookie, self._away = bookie, away
         self.count = self.looked_at = self.unreadable_count = 0
 
-    async def at(self, cluster: Visit, ledger_ids: Sequence[int]) -> None:
+    async def at(self, cluster: AdminSession, ledger_ids: Sequence[int]) -> None:
         ledgers, unreadable = await read_indexed(cluster.manager, ledger_ids)
         self.looked_at += len(ledgers)
         self.unreadable_count += len(unreadable)
         self.count += sum(
-            self._bookie in ledger.bookies and has_copyless(ledger, self._away)
+            self._bookie in ledger.bookies and has_unavailable_entry(ledger, self._away)
             for ledger in ledgers
         )
 
@@ -188,7 +190,9 @@ def maintenance(
 
     refusal = ""
 
-    async def act(cluster: Visit) -> tuple[dict[BookieId, MaintenanceWindow], tuple[str, ...]]:
+    async def act(
+        cluster: AdminSession,
+    ) -> tuple[dict[BookieId, MaintenanceWindow], tuple[str, ...]]:
         nonlocal refusal
         clock = await shared_clock(cluster)
         if bookie is not None:
@@ -206,7 +210,7 @@ def maintenance(
         tell(unreadable_texts(unreadable))
         return {b: window for b, window in windows.items() if bookie in (None, b)}, unreadable
 
-    windows, unreadable = run_visit(config, act)
+    windows, unreadable = run_in_session(config, act)
     if output == "json":
         record = {b: maintenance_record(window) for b, window in sorted(windows.items())}
         told = {"bookies": record, "unreadable_orders": [*unreadable]}
@@ -223,14 +227,14 @@ def maintenance(
     sys.exit(EXIT_FAILED if unreadable or refusal else 0)
 
 
-async def _refusal(cluster: Visit, bookie: BookieId) -> str:
+async def _refusal(cluster: AdminSession, bookie: BookieId) -> str:
     """Why it had better not be away now; empty where nothing speaks against it."""
     left = await left_without(cluster, bookie, clock=SystemClock())
     return "" if left is None or left.is_harmless else left.to_text()
 
 
 async def _change(
-    cluster: Visit,
+    cluster: AdminSession,
     bookie: BookieId,
     *,
     duration_s: int | None,
@@ -250,40 +254,42 @@ async def _change(
 
 
 async def open_window(
-    cluster: Visit, bookie: BookieId, *, duration_s: int, reason: str, clock: Clock
+    cluster: AdminSession, bookie: BookieId, *, duration_s: int, reason: str, clock: Clock
 ) -> MaintenanceWindow:
     """From now on, in place of one that stands. Raises ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), maintenance_place(cluster.ur, bookie)
     now_ms = clock.wall_ms()
     window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + duration_s * 1000, reason=reason)
-    await book.give(place, window, over=await book.standing(place))
+    await book.give(place, window, over=await book.stored(place))
     return window
 
 
-async def end_window(cluster: Visit, bookie: BookieId) -> bool:
+async def end_window(cluster: AdminSession, bookie: BookieId) -> bool:
     """False when there was none. Raises ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), maintenance_place(cluster.ur, bookie)
-    standing = await book.standing(place)
+    standing = await book.stored(place)
     if standing is None:
         return False
     await book.withdraw(place, over=standing)
     return True
 
 
-async def read_unreadable_windows(cluster: Visit, bookie: BookieId | None) -> tuple[str, ...]:
+async def read_unreadable_windows(
+    cluster: AdminSession, bookie: BookieId | None
+) -> tuple[str, ...]:
     """The paths of those that cannot be read; of this bookie alone, if given."""
     orders = await OrderBook(cluster.store, cluster.ur).read()
     return unreadable_windows(orders.unreadable, None if bookie is None else [bookie])
 
 
-async def read_windows(cluster: Visit, clock: Clock) -> dict[BookieId, MaintenanceWindow]:
+async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, MaintenanceWindow]:
     """Those that stand. Such as are over, which nobody needs any more, are deleted by the way."""
     book = OrderBook(cluster.store, cluster.ur)
     orders = await book.read()
     current = dict(orders.at(clock.wall_ms()).maintenance)
     for bookie in orders.maintenance.keys() - current.keys():
         place = maintenance_place(cluster.ur, bookie)
-        standing = await book.standing(place)
+        standing = await book.stored(place)
         if standing is not None and standing.order == orders.maintenance[bookie]:
             # Somebody gives a new one just now; or it stays, which does no harm.
             with suppress(ConflictError, UnauthorizedError, UnavailableError):
@@ -291,7 +297,7 @@ async def read_windows(cluster: Visit, clock: Clock) -> dict[BookieId, Maintenan
     return current
 
 
-async def concerns(cluster: Visit, bookie: BookieId, *, clock: Clock) -> list[str]:
+async def concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> list[str]:
     """What the window comes too late for, or that nobody needs it."""
     if bookie in (await registered_bookies(cluster)).available:
         return []
@@ -317,7 +323,7 @@ async def concerns(cluster: Visit, bookie: BookieId, *, clock: Clock) -> list[st
     return found
 
 
-async def end_concerns(cluster: Visit, bookie: BookieId, *, clock: Clock) -> list[str]:
+async def end_concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> list[str]:
     """What comes of it that the window of a bookie which is away is ended now.
 
     Nothing is said where no bookie is registered at all, as then nobody is lost (rule S8).

@@ -10,8 +10,8 @@ there were none.
 from collections.abc import Collection, Sequence
 
 from auditor.election import current_leader
+from daemon.admin_session import AdminSession
 from daemon.cli.progress import printable
-from daemon.visit import Visit
 from ledgers.model import BookieId
 from replication import znodes
 from replication.nodes import live_nodes
@@ -106,7 +106,7 @@ def _what(path: str) -> str:
 UNREADABLE_VOTE = "its vote cannot be read"
 
 
-async def java_leader(cluster: Visit) -> str | None:
+async def java_leader(cluster: AdminSession) -> str | None:
     """What the leader calls itself where it is none of our nodes; None where nobody leads, or one
     of ours does."""
     leader = await current_leader(cluster.store, cluster.ur)
@@ -125,7 +125,7 @@ def disregards(leader: str, orders: str) -> str:
     )
 
 
-async def leader_concerns(cluster: Visit, orders: str) -> list[str]:
+async def leader_concerns(cluster: AdminSession, orders: str) -> list[str]:
     """Likewise; empty where no such leader is there, or auto-recovery is disabled."""
     if await cluster.store.exists(znodes.disable_path(cluster.ur)) is not None:
         return []

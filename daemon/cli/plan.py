@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.bookies import BookieArgument
 from daemon.cli.main import (
     EXIT_FAILED,
@@ -20,7 +21,6 @@ from daemon.cli.main import (
 from daemon.cli.progress import counted, printable
 from daemon.cli.restore import earlier_metadata_hint
 from daemon.previews import Previews, plan_for
-from daemon.visit import Visit, run_visit
 from ledgers.model import BookieId
 from ledgers.sizes import size_text
 from replication.ledger_record import UnprovenEnd
@@ -80,10 +80,10 @@ def plan(
     if ledger_ids and bookie is not None:
         raise click.UsageError("either ledgers or --bookie")
 
-    async def look(cluster: Visit) -> Previews:
+    async def look(cluster: AdminSession) -> Previews:
         return await plan_for(cluster, ledger_ids, bookie, limit=limit)
 
-    found = run_visit(config, look)
+    found = run_in_session(config, look)
     click.echo(json.dumps(to_json(found), indent=2) if output == "json" else to_text(found))
     sys.exit(_exit_code(found, are_named=bool(ledger_ids)))
 

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from auditor.findings import MarkReasons
+from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import config_option, output_option
 from daemon.cli.progress import counted, printable
 from daemon.cli.stuck import current_notes, shut_text
 from daemon.status.command import age_s, seconds_until
 from daemon.status.records import lock_record, note_record
-from daemon.visit import Visit, run_visit
 from replication.ledger_record import WaitingNotes
 from replication.marks import LockedLedger, MarkedLedger, marked_ledger_ids, read_locks, read_marks
 from replication.nodes import live_nodes
@@ -40,7 +40,7 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
     Exits 0 when none is marked, 1 when some are, 3 when it could not tell.
     """
 
-    async def look(cluster: Visit) -> tuple[int, list[dict[str, Any]]]:
+    async def look(cluster: AdminSession) -> tuple[int, list[dict[str, Any]]]:
         shared, own = (
             await _marked(cluster, cluster.ur),
             await _marked(cluster, own_path(cluster.ur)),
@@ -49,7 +49,7 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
         chosen = [marked[ledger_id] for ledger_id in sorted(marked)[:limit]]
         return len(marked), await queue_rows(cluster, chosen, own=own.keys() - shared.keys())
 
-    total, rows = run_visit(config, look)
+    total, rows = run_in_session(config, look)
     if output == "json":
         click.echo(json.dumps({"marked": total, "ledgers": rows}, indent=2))
     else:
@@ -61,14 +61,14 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
     sys.exit(1 if total else 0)
 
 
-async def _marked(cluster: Visit, ur: str) -> dict[int, MarkedLedger]:
+async def _marked(cluster: AdminSession, ur: str) -> dict[int, MarkedLedger]:
     """Return the marked ledgers of one of the two queues, by id."""
     marks = await read_marks(cluster.store, ur, await marked_ledger_ids(cluster.store, ur))
     return {marked.ledger_id: marked for marked in marks}
 
 
 async def queue_rows(
-    cluster: Visit, marked: Sequence[MarkedLedger], *, own: Collection[int]
+    cluster: AdminSession, marked: Sequence[MarkedLedger], *, own: Collection[int]
 ) -> list[dict[str, Any]]:
     """Return the rows of the output. ``own``: ledgers that are only in bookmender's private
     queue."""
@@ -168,7 +168,7 @@ def _reason(reason: dict[str, Any], *, now_ms: int) -> str:
             return ""
         case "lost":
             told = f"lost for {age}" if not detail else f"lost {age} ago, {detail}"
-        case "reborn":
+        case "reformatted":
             told = f"set up anew {age} ago"
         case "drained":
             told = f"draining for {age}"

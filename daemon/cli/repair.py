@@ -3,7 +3,7 @@
 Repairing ledgers from a command: in this process, with the locks and the engine that daemons
 have.
 
-The ledgers are marked in our own queue first. So nodes that run help, a crash or Ctrl-C leaves the
+The ledgers are marked in our private queue first. So nodes that run help, a crash or Ctrl-C leaves the
 rest to them, and the lock keeps bookies' garbage collectors and Java's workers off (G16: Java's own
 tool takes none).
 """
@@ -22,7 +22,8 @@ import click
 
 from auditor.marker import Marker
 from auditor.scan import scan_ledgers
-from auditor.underreplication import Endangered, most_endangered_first
+from auditor.underreplication import UnderreplicatedLedger, fewest_copies_first
+from daemon.admin_session import AdminSession, admin_session, log_errors_only
 from daemon.cli.bookies import BookieArgument, known_bookies, require_known
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.cli.progress import (
@@ -41,7 +42,6 @@ from daemon.settings import Settings, load_settings
 from daemon.state import open_journal
 from daemon.status.records import help_text, note_record
 from daemon.threads import own_cause
-from daemon.visit import Visit, log_errors_only, visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager
@@ -50,7 +50,7 @@ from ledgers.store import MetadataStore
 from replication.journal import MetadataJournal
 from replication.ledger_record import UnprovenEnd, WaitingNote, WaitingNotes, unproven_among
 from replication.marks import marked_ledger_ids, read_marks
-from replication.nodes import Half
+from replication.nodes import Role
 from replication.reasons import Reason
 from replication.transactions import Batcher
 from replication.work_queue import GivenLedgers
@@ -81,16 +81,16 @@ class RepairedByHand:
 class Found:
     """``ledgers``: as they are to be marked. ``failed``: as in ``RepairedByHand``."""
 
-    ledgers: tuple[Endangered, ...]
+    ledgers: tuple[UnderreplicatedLedger, ...]
     failed: Mapping[int, str] = field(default_factory=dict)
 
 
 async def find_ledgers(
-    cluster: Visit, ledger_ids: Collection[int], bookie: BookieId | None
+    cluster: AdminSession, ledger_ids: Collection[int], bookie: BookieId | None
 ) -> Found:
     """These, and then all that name the bookie, the most endangered first. Raises
     UnavailableError."""
-    named: dict[int, Endangered] = {}
+    named: dict[int, UnderreplicatedLedger] = {}
     failed: dict[int, str] = {}
     for ledger_id in ledger_ids:
         try:
@@ -101,13 +101,17 @@ async def find_ledgers(
         return Found(ledgers=tuple(named.values()), failed=failed)
     await cluster.store.sync(cluster.settings.uri.root)
     scan = await scan_ledgers(cluster.manager, lost=[bookie])
-    others = [ledger for ledger in scan.endangered if ledger.ledger_id not in named]
-    ledgers = (*named.values(), *most_endangered_first(others, {}))
+    others = [ledger for ledger in scan.underreplicated if ledger.ledger_id not in named]
+    ledgers = (*named.values(), *fewest_copies_first(others, {}))
     return Found(ledgers=ledgers, failed=failed)
 
 
 async def repair_by_hand(
-    settings: Settings, journal: MetadataJournal, ledgers: Sequence[Endangered], *, show: Show
+    settings: Settings,
+    journal: MetadataJournal,
+    ledgers: Sequence[UnderreplicatedLedger],
+    *,
+    show: Show,
 ) -> RepairedByHand:
     """Mark them, and work on them until no mark is left or each that is left waits, as
     ``RepairedByHand`` says."""
@@ -123,10 +127,10 @@ async def repair_by_hand(
             ledger_ids=ledger_ids,
         )
 
-    async with open_worker(settings, journal, half=Half.HAND, make_queue=queue) as opened:
+    async with open_worker(settings, journal, role=Role.HAND, make_queue=queue) as opened:
         session = opened.session
         await mark_for_repair(session, opened.batcher, ledgers)
-        failed = await shut_away(session.store, session.ur, ledger_ids)
+        failed = await access_denied(session.store, session.ur, ledger_ids)
         takable = set(ledger_ids) - failed.keys()
         async with asyncio.TaskGroup() as tasks:
             worker = tasks.create_task(opened.worker.run())
@@ -142,24 +146,24 @@ async def repair_by_hand(
 
 
 async def mark_by_hand(
-    settings: Settings, journal: MetadataJournal, ledgers: Sequence[Endangered]
+    settings: Settings, journal: MetadataJournal, ledgers: Sequence[UnderreplicatedLedger]
 ) -> RepairedByHand:
     """Mark them, and leave the work to the nodes."""
-    async with open_session(settings, Half.HAND, journal) as session:
+    async with open_session(settings, Role.HAND, journal) as session:
         batcher = Batcher(session.store, [session.membership.guard])
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(batcher.run())
             await mark_for_repair(session, batcher, ledgers)
             sender.cancel()
         ledger_ids = [ledger.ledger_id for ledger in ledgers]
-        failed = await shut_away(session.store, session.ur, ledger_ids)
+        failed = await access_denied(session.store, session.ur, ledger_ids)
     return RepairedByHand(ledger_count=len(ledgers) - len(failed), failed=failed)
 
 
 async def mark_for_repair(
-    session: Session, batcher: Batcher, ledgers: Sequence[Endangered]
+    session: Session, batcher: Batcher, ledgers: Sequence[UnderreplicatedLedger]
 ) -> None:
-    """In our own queue. What some node noted of a ledger's next try is not waited for any more."""
+    """In our private queue. What some node noted of a ledger's next try is not waited for any more."""
     marker = Marker(session.store, batcher, own_path(session.ur), session.clock)
     await marker.mark_all(ledgers)
     notes = WaitingNotes(session.store, session.ur)
@@ -171,7 +175,7 @@ async def mark_for_repair(
         await order_tries(waiting, session.store, session.ur, session.clock)
 
 
-async def shut_away(store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> dict[int, str]:
+async def access_denied(store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> dict[int, str]:
     """Why, of those whose marks in our queue ACLs keep from us: they stand, and no worker takes
     them."""
     return {
@@ -181,13 +185,15 @@ async def shut_away(store: MetadataStore, ur: str, ledger_ids: Sequence[int]) ->
     }
 
 
-async def _named(manager: LedgerManager, ledger_id: int) -> Endangered:
+async def _named(manager: LedgerManager, ledger_id: int) -> UnderreplicatedLedger:
     try:
         versioned = await manager.read(ledger_id)
     except NoSuchLedgerError:
         await manager.sync(ledger_id)
         versioned = await manager.read(ledger_id)
-    return Endangered(ledger_id=ledger_id, lost=(), copies_left=0, length=versioned.metadata.length)
+    return UnderreplicatedLedger(
+        ledger_id=ledger_id, lost=(), copies_left=0, length=versioned.metadata.length
+    )
 
 
 async def wait_done(
@@ -301,7 +307,7 @@ def repair(
 async def _run(
     settings: Settings, ledger_ids: tuple[int, ...], bookie: BookieId | None, mark_only: bool
 ) -> RepairedByHand:
-    async with visit(settings) as cluster:
+    async with admin_session(settings) as cluster:
         if bookie is not None:
             require_known([bookie], await known_bookies(cluster))
         found = await find_ledgers(cluster, ledger_ids, bookie)
@@ -312,7 +318,7 @@ async def _run(
 
 
 async def _repair(
-    settings: Settings, ledgers: Sequence[Endangered], mark_only: bool
+    settings: Settings, ledgers: Sequence[UnderreplicatedLedger], mark_only: bool
 ) -> RepairedByHand:
     journal = open_journal(settings)
     line = ProgressLine("ledger")

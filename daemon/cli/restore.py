@@ -12,13 +12,13 @@ from typing import Any
 
 import click
 
+from daemon.admin_session import AdminSession, admin_session, log_errors_only, writing_session
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.cli.progress import counted, printable, tell
 from daemon.cli.stuck import order_tries
 from daemon.previews import open_looking
 from daemon.settings import Settings, load_settings
 from daemon.state import state_dir
-from daemon.visit import Visit, log_errors_only, visit, writing_visit
 from ledgers.clock import SystemClock
 from ledgers.errors import (
     LockLostError,
@@ -119,7 +119,7 @@ def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
 
 
 async def _look(settings: Settings, record: JournalRecord) -> Restoring:
-    async with visit(settings) as cluster:
+    async with admin_session(settings) as cluster:
         cluster_id = await read_instance_id(cluster.store, settings.uri.root)
         async with _open_restorer(cluster, cluster.manager, cluster_id) as restorer:
             return await restorer.plan(record)
@@ -127,7 +127,7 @@ async def _look(settings: Settings, record: JournalRecord) -> Restoring:
 
 async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool) -> Restoring:
     async with (
-        writing_visit(settings) as ours,
+        writing_session(settings) as ours,
         _open_restorer(ours.cluster, ours.manager, ours.cluster_id) as restorer,
     ):
         done = await restorer.restore(
@@ -143,13 +143,13 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
 
 @asynccontextmanager
 async def _open_restorer(
-    cluster: Visit, manager: LedgerManager, cluster_id: str | None
+    cluster: AdminSession, manager: LedgerManager, cluster_id: str | None
 ) -> AsyncIterator[Restorer]:
     async with open_looking(cluster) as looking:
         yield Restorer(
             store=cluster.store,
             manager=manager,
-            surveyor=looking.surveyor,
+            inspector=looking.inspector,
             view=looking.view,
             ur=cluster.ur,
             cluster=cluster_id,

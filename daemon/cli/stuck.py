@@ -19,9 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from auditor.scan import READS_AT_ONCE
+from daemon.admin_session import AdminSession
 from daemon.cli.progress import duration_text, printable
 from daemon.status.records import help_text
-from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.errors import ConflictError, CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.model import BookieId
@@ -35,19 +35,19 @@ from replication.marks import (
     read_locks,
     read_marks,
 )
-from replication.nodes import Half, live_nodes
+from replication.nodes import Role, live_nodes
 from replication.orders import OrderBook, TriesOrder, tries_place
 from replication.reasons import Reason
 from replication.znodes import own_path
 
 
-async def listed(cluster: Visit) -> set[int]:
+async def listed(cluster: AdminSession) -> set[int]:
     """Ledgers in either queue."""
     store, ur = cluster.store, cluster.ur
     return {*await marked_ledger_ids(store, ur), *await marked_ledger_ids(store, own_path(ur))}
 
 
-async def marks_of(cluster: Visit, ledger_ids: Collection[int]) -> list[MarkedLedger]:
+async def marks_of(cluster: AdminSession, ledger_ids: Collection[int]) -> list[MarkedLedger]:
     """Theirs, in either queue: two of a ledger that is in both."""
     ordered = sorted(ledger_ids)
     return [
@@ -56,7 +56,7 @@ async def marks_of(cluster: Visit, ledger_ids: Collection[int]) -> list[MarkedLe
     ]
 
 
-async def marked_since(cluster: Visit, ledger_ids: Collection[int]) -> dict[int, int]:
+async def marked_since(cluster: AdminSession, ledger_ids: Collection[int]) -> dict[int, int]:
     """When the mark of each was made (czxid), of those that are marked: of both as in
     ``QueuedLedger.czxid``."""
     czxids: dict[int, int] = {}
@@ -65,7 +65,7 @@ async def marked_since(cluster: Visit, ledger_ids: Collection[int]) -> dict[int,
     return czxids
 
 
-async def current_notes(cluster: Visit, notes: Sequence[WaitingNote]) -> list[WaitingNote]:
+async def current_notes(cluster: AdminSession, notes: Sequence[WaitingNote]) -> list[WaitingNote]:
     """Without those of marks that are gone, which tell nothing of the ones that stand there now;
     and without the graces that nobody waits out any more: with the ledger's lock they go, and who
     takes it next waits anew."""
@@ -106,7 +106,7 @@ be read."""
 class StuckLedgers:
     """What is known of them from the command's beginning to its end. Times are the ``clock``'s."""
 
-    def __init__(self, cluster: Visit, clock: Clock) -> None:
+    def __init__(self, cluster: AdminSession, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
         self._notes = WaitingNotes(cluster.store, cluster.ur)
@@ -149,7 +149,7 @@ class StuckLedgers:
     async def _has_workers(self) -> bool:
         """Whether any of ours runs: what it cannot repair gets a note."""
         nodes = await live_nodes(self._cluster.store, self._cluster.ur)
-        return any(node.info.half is not Half.AUDITOR for node in nodes)
+        return any(node.info.role is not Role.AUDITOR for node in nodes)
 
     async def _told(self, ledger_ids: Sequence[int]) -> dict[int, str]:
         """Of each, where all of them are stuck; else of some, or none."""
@@ -229,7 +229,7 @@ NOBODY_WAITS = Waits(count=0)
 
 
 async def still_naming(
-    cluster: Visit, ledger_ids: Sequence[int], bookies: Collection[BookieId]
+    cluster: AdminSession, ledger_ids: Sequence[int], bookies: Collection[BookieId]
 ) -> list[int]:
     """Those of the ledgers that name any of these still, or may. One that is gone does not.
 
@@ -250,7 +250,7 @@ async def still_naming(
     return [i for i, is_left in zip(ledger_ids, are_left, strict=True) if is_left]
 
 
-async def waits_among(cluster: Visit, ledger_ids: Collection[int]) -> Waits:
+async def waits_among(cluster: AdminSession, ledger_ids: Collection[int]) -> Waits:
     """Of these ledgers; of very many, why some do."""
     notes = WaitingNotes(cluster.store, cluster.ur)
     noted = sorted((await notes.ledger_ids()).intersection(ledger_ids))
@@ -350,7 +350,7 @@ async def order_tries(
     ledger_ids = list(ledger_ids)
     book, place = OrderBook(store, ur), tries_place(ur)
     for _ in range(GIVES_MAX):
-        standing = await book.standing(place)
+        standing = await book.stored(place)
         before = TriesOrder() if standing is None or standing.order is None else standing.order
         order = before
         for ledger_id in ledger_ids:

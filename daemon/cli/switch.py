@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import config_option, output_option
-from daemon.visit import Visit, run_visit
 from ledgers.errors import NodeExistsError, NoNodeError
 from replication import znodes
 
@@ -21,7 +21,7 @@ def disable(config: Path | None, output: str) -> None:
     Nothing more is marked, and no ledger is taken; what is being repaired is seen to its end. Until
     bookmender enable. That it was off already is no error.
     """
-    _report(output, is_enabled=False, has_changed=run_visit(config, switch_off))
+    _report(output, is_enabled=False, has_changed=run_in_session(config, switch_off))
 
 
 @click.command()
@@ -29,10 +29,10 @@ def disable(config: Path | None, output: str) -> None:
 @output_option
 def enable(config: Path | None, output: str) -> None:
     """Switch auto-recovery on again: what was lost meanwhile is marked and repaired now."""
-    _report(output, is_enabled=True, has_changed=run_visit(config, switch_on))
+    _report(output, is_enabled=True, has_changed=run_in_session(config, switch_on))
 
 
-async def switch_off(cluster: Visit) -> bool:
+async def switch_off(cluster: AdminSession) -> bool:
     """Whether it was on. The znode is shared with Java, which keeps nothing in it."""
     with suppress(NodeExistsError):
         await cluster.store.create(znodes.disable_path(cluster.ur), with_parents=True)
@@ -40,7 +40,7 @@ async def switch_off(cluster: Visit) -> bool:
     return False
 
 
-async def switch_on(cluster: Visit) -> bool:
+async def switch_on(cluster: AdminSession) -> bool:
     with suppress(NoNodeError):
         await cluster.store.delete(znodes.disable_path(cluster.ur))
         return True

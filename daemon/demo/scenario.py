@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.scan import scan_ledgers
+from daemon.admin_session import AdminSession, admin_session
 from daemon.cli.progress import counted
 from daemon.demo.nodes import Node, Nodes
 from daemon.demo.proof import LedgerProof, Prover
@@ -26,7 +27,6 @@ from daemon.local.cluster import LocalCluster
 from daemon.settings import Settings
 from daemon.status.gathering import gather_status
 from daemon.status.state import Status
-from daemon.visit import Visit, visit
 from ledgers.errors import (
     NotEnoughBookiesError,
     SessionLostError,
@@ -174,7 +174,7 @@ async def _run_on(plan: Plan, cluster: LocalCluster, say: Say) -> Run:
     )
     try:
         settings = Settings(metadata_service_uri=cluster.metadata_service_uri)
-        async with visit(settings) as seen, open_workload(seen, rng) as workload:
+        async with admin_session(settings) as seen, open_workload(seen, rng) as workload:
             return await _run_with(plan, cluster, nodes, seen, workload, rng, say)
     finally:
         await asyncio.to_thread(nodes.stop)
@@ -197,7 +197,7 @@ async def _run_with(
     plan: Plan,
     cluster: LocalCluster,
     nodes: Nodes,
-    seen: Visit,
+    seen: AdminSession,
     workload: Workload,
     rng: random.Random,
     say: Say,
@@ -235,7 +235,7 @@ async def _run_with(
     )
 
 
-async def _wait_for_nodes(plan: Plan, seen: Visit) -> None:
+async def _wait_for_nodes(plan: Plan, seen: AdminSession) -> None:
     try:
         async with asyncio.timeout(NODES_TIMEOUT_S):
             while not _are_ready(await gather_status(seen), plan):  # noqa: ASYNC110 - other processes
@@ -251,7 +251,7 @@ def _are_ready(status: Status, plan: Plan) -> bool:
 
 
 async def _watch_until_settled(
-    plan: Plan, nodes: Nodes, seen: Visit, killed: BookieId, say: Say
+    plan: Plan, nodes: Nodes, seen: AdminSession, killed: BookieId, say: Say
 ) -> Timeline:
     timeline, began_s = Timeline(), time.monotonic()
     said_s, is_whole, is_leader_to_die = 0.0, False, plan.kill_leader
@@ -276,7 +276,7 @@ async def _watch_until_settled(
     return timeline
 
 
-async def _is_whole(status: Status, seen: Visit, killed: BookieId) -> bool:
+async def _is_whole(status: Status, seen: AdminSession, killed: BookieId) -> bool:
     """Whether nothing names the killed bookie any more but ledgers that only it can help.
 
     An empty queue alone would prove nothing: the marks may not have been made yet.
@@ -285,7 +285,7 @@ async def _is_whole(status: Status, seen: Visit, killed: BookieId) -> bool:
     if stuck is None:
         return False
     scan = await scan_ledgers(seen.manager, lost=[killed])
-    return {ledger.ledger_id for ledger in scan.endangered} == stuck
+    return {ledger.ledger_id for ledger in scan.underreplicated} == stuck
 
 
 def _kill_leader(status: Status, nodes: Nodes, say: Say) -> bool:
@@ -321,7 +321,7 @@ def write_ledgers(
 
     async def write() -> None:
         settings, rng = Settings(metadata_service_uri=uri), random.Random()
-        async with visit(settings) as seen, open_workload(seen, rng) as workload:
+        async with admin_session(settings) as seen, open_workload(seen, rng) as workload:
             workload.written = written
             bookie_count = len((await seen.registration.read()).writable)
             wanted = shapes_to_try(ledger_count, open_count=open_count, bookie_count=bookie_count)

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from daemon.visit import Visit
+from daemon.admin_session import AdminSession
 from ledgers.appending import BookiePool
 from ledgers.bookies import Bookies
 from ledgers.client import open_bookies
@@ -180,7 +180,7 @@ class Written:
 
 
 @asynccontextmanager
-async def open_workload(seen: Visit, rng: random.Random) -> AsyncIterator["Workload"]:
+async def open_workload(seen: AdminSession, rng: random.Random) -> AsyncIterator["Workload"]:
     """A client of the bookies of our own, as a writing application has one."""
     clock = SystemClock()
     async with open_bookies(clock=clock, rng=rng) as bookies:

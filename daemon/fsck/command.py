@@ -19,6 +19,7 @@ import click
 from auditor.fsck.levels import FsckOptions, Level, SessionTimeouts
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
+from daemon.admin_session import log_errors_only
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, note_output
 from daemon.cli.option_types import Duration, Limit
 from daemon.cli.progress import ProgressLine, tell
@@ -39,7 +40,6 @@ from daemon.fsck.running import (
     what_stays,
 )
 from daemon.settings import Settings, load_settings
-from daemon.visit import log_errors_only
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import (
     BookmenderError,

@@ -51,13 +51,13 @@ from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster
 from auditor.fsck.results.files import replace_file
 from auditor.fsck.results.summary import Summary, note_marked, write_last
 from auditor.marker import BothQueues
+from daemon.admin_session import AdminSession, admin_session, by_hand
 from daemon.cli.main import EXIT_UNKNOWN
 from daemon.cli.progress import printable, tell
 from daemon.fsck.forking import started_ahead
 from daemon.local.java import OPTION_VARIABLES, Java
 from daemon.placement import begin_placing, rule_of
 from daemon.settings import Settings
-from daemon.visit import Visit, by_hand, visit
 from ledgers.clock import SystemClock
 from ledgers.errors import (
     BookmenderError,
@@ -74,7 +74,7 @@ from ledgers.tasks import task_scope
 from replication import znodes
 from replication.cluster import ViewSource
 from replication.marks import prepare_tree
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.transactions import Batcher
 from replication.znodes import parse_record, text
 
@@ -431,7 +431,7 @@ class Places:
     racks: Mapping[BookieId, str]
 
 
-async def find_places(cluster: Visit) -> Places:
+async def find_places(cluster: AdminSession) -> Places:
     clock = SystemClock()
     views = ViewSource(cluster.registration, clock)
     await views.refresh()
@@ -444,11 +444,11 @@ async def find_places(cluster: Visit) -> Places:
         clock=clock,
         rng=random.Random(),
     )
-    rule = None if placing.keeper is None else rule_of(cluster.settings.placement)
+    rule = None if placing.rack_keeper is None else rule_of(cluster.settings.placement)
     return Places(cluster=await which_cluster(cluster), rule=rule, racks=dict(placing.racks.known))
 
 
-async def which_cluster(cluster: Visit) -> Cluster:
+async def which_cluster(cluster: AdminSession) -> Cluster:
     settings = cluster.settings
     return Cluster(
         instance_id=await read_instance_id(cluster.store, settings.uri.root) or "",
@@ -462,7 +462,7 @@ async def which_cluster(cluster: Visit) -> Cluster:
 async def look_up_places(settings: Settings) -> Places:
     """Whether the cluster is there shows as well, before Spark starts. Raises UnavailableError,
     SettingsError."""
-    async with visit(settings) as cluster:
+    async with admin_session(settings) as cluster:
         return await find_places(cluster)
 
 
@@ -543,7 +543,7 @@ def job_of(wanted: Wanted, *, now_s: float) -> FsckJob:
 async def tell_daemon(settings: Settings, summary: Summary) -> None:
     """For status and metrics. The results stand whether or not that can be written."""
     try:
-        async with visit(settings) as cluster:
+        async with admin_session(settings) as cluster:
             await write_last(cluster.store, cluster.ur, summary)
     except BookmenderError as error:
         log.error("fsck_run.not_told", error=str(error))
@@ -552,7 +552,7 @@ async def tell_daemon(settings: Settings, summary: Summary) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marked:
     """``has_worker``: whether a bookmender daemon with a worker was there, which alone mends what
-    is in our own queue."""
+    is in our private queue."""
 
     published: Published
     has_worker: bool
@@ -567,12 +567,12 @@ async def preview(
     settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
 ) -> Foreseen:
     """What ``publish`` would do, but for the switch. Raises SettingsError, UnavailableError."""
-    async with visit(settings) as cluster:
+    async with admin_session(settings) as cluster:
         check_cluster(folder, await which_cluster(cluster))
         return await preview_here(cluster, faults, show)
 
 
-async def preview_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> Foreseen:
+async def preview_here(cluster: AdminSession, faults: Sequence[Fault], show: Show) -> Foreseen:
     view = await ViewSource(cluster.registration, SystemClock()).refresh()
     return await foresee(faults, cluster.manager, view, show)
 
@@ -583,7 +583,7 @@ async def publish(
     """What stands in the results in ``folder``, of ``run``, for which it is noted. Raises
     SettingsError where they are another cluster's, RejectedError while auto-recovery is switched
     off, SessionLostError, UnavailableError."""
-    async with visit(settings) as cluster:
+    async with admin_session(settings) as cluster:
         check_cluster(folder, await which_cluster(cluster))
         marked = await publish_here(cluster, faults, show)
         try:
@@ -593,7 +593,7 @@ async def publish(
         return marked
 
 
-async def publish_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> Marked:
+async def publish_here(cluster: AdminSession, faults: Sequence[Fault], show: Show) -> Marked:
     store, ur, clock = cluster.store, cluster.ur, SystemClock()
     if await store.exists(znodes.disable_path(ur)) is not None:
         raise RejectedError(
@@ -617,7 +617,7 @@ async def publish_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> M
 
 
 async def _has_worker(membership: Membership) -> bool:
-    return any(node.info.half is Half.WORKER for node in await membership.everybody())
+    return any(node.info.role is Role.WORKER for node in await membership.everybody())
 
 
 def write_racks(folder: Path, racks: Mapping[BookieId, str]) -> None:

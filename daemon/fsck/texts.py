@@ -190,7 +190,7 @@ def _own_lines(count: int, *, has_worker: bool = True) -> list[str]:
     if not count:
         return []
     told = (
-        f"{counted(count, 'ledger')} of these in bookmender's own queue: Java's workers would find "
+        f"{counted(count, 'ledger')} of these in bookmender's private queue: Java's workers would find "
         "them whole, and only a bookmender daemon mends them"
     )
     return [told if has_worker else f"{told}; none is running: {HOW_TO_START}"]

@@ -83,7 +83,7 @@ class LocalCluster:
         jars.spark_jars_folder()
         data = data.resolve()
         with ExitStack() as undoing:  # Ctrl-C too: nothing half-started stays behind
-            lock = folder.take(data)
+            lock = folder.lease(data)
             undoing.callback(lock.close)
             spec = settle(
                 ClusterSpec.load(data),

@@ -42,7 +42,7 @@ class TakenError(SettingsError):
     """Somebody else owns the folder."""
 
 
-def take(data: Path) -> IO[str]:
+def lease(data: Path) -> IO[str]:
     """Make the folder if need be and own it, until what is returned is closed or this process ends.
 
     Raises TakenError when somebody else owns it. A lock needs no cleaning up after a crash.
@@ -102,7 +102,7 @@ def make(path: Path) -> None:
 
 def wipe(data: Path, *, bookie_port: int) -> None:
     """Delete what a bookie of a cluster that is not running stored. Raises TakenError."""
-    with take(data):
+    with lease(data):
         shutil.rmtree(data / "bookies" / str(bookie_port), ignore_errors=True)
 
 
@@ -112,7 +112,7 @@ def delete(data: Path, *, bookie_ports: Iterable[int]) -> tuple[str, ...]:
     The caller has seen that it is a cluster's folder. Returns the names of what is left in it,
     which is not ours; where nothing is, the folder goes, too. Raises TakenError.
     """
-    with take(data):
+    with lease(data):
         ours = [*FOLDERS, *(f"bookies/{port}" for port in bookie_ports)]
         for folder in map(data.joinpath, ours):
             if folder.is_dir() and not folder.is_symlink():

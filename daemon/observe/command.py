@@ -10,14 +10,14 @@ from pathlib import Path
 
 import click
 
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map_updater import LedgerMapUpdater
+from daemon.admin_session import log_errors_only
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, json_option, output_option
 from daemon.cli.progress import CountLine
 from daemon.observe.observing import PLANNED_MAX, Sight, open_observing
 from daemon.observe.report import to_record, to_text
 from daemon.settings import Settings, load_settings
 from daemon.threads import own_cause
-from daemon.visit import log_errors_only
 
 
 @click.command()
@@ -51,11 +51,11 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
     leader of ours noted since when.
 
     As JSON (with --watch one object a line): index; bookies, with those missing (state: lost,
-    waiting for left_s, reborn: set up anew); hold, is_disabled: what keeps from marking;
+    waiting for left_s, reformatted: set up anew); hold, is_disabled: what keeps from marking;
     endangered: the ledgers that miss copies, most endangered first; would_mark: how many of them
     would be marked now; marks: total, those standing in the queue shared with Java, agreed,
     unmarked (we would make them, and nobody has), partly_marked (they stand, for fewer bookies than
-    are lost), surplus (we would not make them), own_marked (in our own queue, where Java does not
+    are lost), surplus (we would not make them), own_marked (in our private queue, where Java does not
     look), own_damaged (of these, with damage that Java does not see); would_repair: as bookmender
     plan --json.
 
@@ -80,7 +80,7 @@ async def _observe(
 ) -> Sight:
     """Returns at the first look, unless it is to go on."""
     async with open_observing(settings) as observing:
-        await built(observing.keeper)
+        await built(observing.updater)
         if not is_watching:
             sight = await observing.look(planned_max=planned_max)
             _print(sight, output, is_one=True)
@@ -95,19 +95,19 @@ async def _observe(
     raise AssertionError("it looks until the session ends")
 
 
-async def built(keeper: IndexKeeper) -> None:
+async def built(updater: LedgerMapUpdater) -> None:
     """Wait until every ledger is known, and show how far that is.
 
     Raises UnauthorizedError where ACLs shut a directory away: that may stay so for ever.
     """
     line = CountLine("ledgers read")
     try:
-        while not keeper.is_complete:
-            if keeper.refusal is not None:
-                raise keeper.refusal
-            seen = keeper.change_count
-            line.show(len(keeper.index))
-            await keeper.wait_change(seen)
+        while not updater.is_complete:
+            if updater.refusal is not None:
+                raise updater.refusal
+            seen = updater.change_count
+            line.show(len(updater.ledger_map))
+            await updater.wait_change(seen)
     finally:
         line.close()
 
@@ -125,6 +125,6 @@ def _print(sight: Sight, output: str, *, is_one: bool) -> None:
 def exit_code(sight: Sight) -> int:
     seen = sight.observation
     is_something_away = any(row.ledger_count for row in seen.missing)
-    if seen.endangered or seen.marked_count or seen.own.damaged or is_something_away:
+    if seen.underreplicated or seen.marked_count or seen.own.damaged or is_something_away:
         return EXIT_FAILED
     return EXIT_UNKNOWN if seen.unreadable or not seen.is_index_complete else 0

@@ -25,18 +25,18 @@ WOULD_MARK = Gauge(
 )
 UNMARKED = Gauge(
     "bookmender_observe_unmarked_ledgers",
-    "Endangered ledgers that whoever leads has not marked at all.",
+    "UnderreplicatedLedger ledgers that whoever leads has not marked at all.",
 )
 PARTLY_MARKED = Gauge(
     "bookmender_observe_partly_marked_ledgers",
-    "Endangered ledgers that are marked, for fewer bookies than are lost.",
+    "UnderreplicatedLedger ledgers that are marked, for fewer bookies than are lost.",
 )
 SURPLUS = Gauge(
     "bookmender_observe_surplus_marks", "Marks that stand and that a leader of ours would not make."
 )
 OWN_DAMAGED = Gauge(
     "bookmender_observe_own_damaged_ledgers",
-    "Ledgers marked in our own queue with damage that Java's workers do not see.",
+    "Ledgers marked in our private queue with damage that Java's workers do not see.",
 )
 LOST_BOOKIES = Gauge(
     "bookmender_observe_lost_bookies", "Bookies that are lost, as a leader of ours sees it."
@@ -97,7 +97,7 @@ async def run_observer_session(settings: Settings, report: ReportFile) -> None:
     """Look until the session ends."""
     teller = Teller(report)
     async with open_observing(settings) as observing:
-        log.info("session.opened", half="observer")
+        log.info("session.opened", role="observer")
         async with aclosing(observing.looks(planned_max=PLANNED_MAX)) as sights:
             async for sight in sights:
                 teller.tell(sight)
@@ -121,14 +121,14 @@ def _set_metrics(seen: Observation) -> None:
 def _mark_fields(seen: Observation) -> dict[str, object]:
     return {
         "ledger_count": len(seen.would_mark),
-        "endangered_count": len(seen.endangered),
+        "endangered_count": len(seen.underreplicated),
         "by_copies_left": seen.by_copies_left,
         "bookies": {row.bookie: row.absence.value for row in seen.missing[:SHOWN_MAX]},
         "unmarked_count": len(seen.difference.unmarked),
         "partly_marked_count": len(seen.difference.partly_marked),
         "surplus_count": len(seen.difference.surplus),
         "own_damaged_count": len(seen.own.damaged),
-        "first_ledger_ids": [each.ledger_id for each in seen.endangered[:SHOWN_MAX]],
+        "first_ledger_ids": [each.ledger_id for each in seen.underreplicated[:SHOWN_MAX]],
         "lost_bytes": seen.lost_bytes,
         "is_held": seen.hold is not None,
         "is_disabled": seen.is_disabled,

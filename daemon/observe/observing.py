@@ -13,17 +13,17 @@ from functools import partial
 
 import structlog
 
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.observation import Observation
 from auditor.observer import Observer
-from auditor.safety_hold import HoldJudge
+from auditor.safety_hold import SafetyHoldPolicy
+from daemon.admin_session import AdminSession
 from daemon.limits import keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
 from daemon.placement import Placing, begin_placing
 from daemon.previews import Previews, preview_all
 from daemon.session import end_with_session, open_store
 from daemon.settings import Settings
-from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.placement.topology import Racks
@@ -62,14 +62,14 @@ class Observing:
         self,
         *,
         observer: Observer,
-        keeper: IndexKeeper,
+        updater: LedgerMapUpdater,
         views: ViewSource,
         preview: PreviewAll,
         clock: Clock,
     ) -> None:
-        """``keeper`` and ``views`` are run by somebody else."""
+        """``updater`` and ``views`` are run by somebody else."""
         self._observer = observer
-        self.keeper = keeper
+        self.updater = updater
         self._views = views
         self._preview = preview
         self._clock = clock
@@ -89,7 +89,7 @@ class Observing:
         """One after the other, whenever something may have changed. One that fails is tried
         again."""
         while True:
-            seen, was_complete = self._views.change_count, self.keeper.is_complete
+            seen, was_complete = self._views.change_count, self.updater.is_complete
             try:
                 yield await self.look(planned_max=planned_max)
             except (UnavailableError, UnauthorizedError) as error:
@@ -102,12 +102,12 @@ class Observing:
 
 def ledgers_to_repair(seen: Observation) -> list[int]:
     """In the order in which workers would take them: what would be marked, or was before a hold
-    began, then what else is marked, in our own queue the damaged ones first. What Java would not
+    began, then what else is marked, in our private queue the damaged ones first. What Java would not
     repair, a node of ours would. None while auto-recovery is disabled."""
     if seen.is_disabled:
         return []
     held = frozenset(seen.difference.unmarked if seen.is_kept_from_marking else ())
-    at_risk = (each.ledger_id for each in seen.endangered if each.ledger_id not in held)
+    at_risk = (each.ledger_id for each in seen.underreplicated if each.ledger_id not in held)
     own = (*seen.own.damaged, *seen.own.others)
     return list(dict.fromkeys([*at_risk, *seen.difference.surplus, *own]))
 
@@ -122,7 +122,7 @@ async def open_observing(settings: Settings) -> AsyncIterator[Observing]:
     zookeeper, clock = await open_store(settings), SystemClock()
     store = ReadOnlyStore(zookeeper)
     try:
-        cluster = await Visit.on(store, settings)
+        cluster = await AdminSession.on(store, settings)
         views = ViewSource(cluster.registration, clock, OrderBook(store, cluster.ur))
         await views.refresh()
         placing = await _racks(cluster, views, clock)
@@ -142,7 +142,7 @@ async def open_observing(settings: Settings) -> AsyncIterator[Observing]:
         await store.close()
 
 
-async def _racks(cluster: Visit, views: ViewSource, clock: Clock) -> Placing:
+async def _racks(cluster: AdminSession, views: ViewSource, clock: Clock) -> Placing:
     """For what a hold goes by; a plan draws its targets by its own."""
     settings = cluster.settings
     return await begin_placing(
@@ -158,7 +158,7 @@ async def _racks(cluster: Visit, views: ViewSource, clock: Clock) -> Placing:
 
 @asynccontextmanager
 async def observe(
-    cluster: Visit,
+    cluster: AdminSession,
     views: ViewSource,
     racks: Racks,
     clock: Clock,
@@ -166,7 +166,7 @@ async def observe(
 ) -> AsyncIterator[Observing]:
     """On a session that somebody else keeps. ``preview``: where not as ``bookmender plan`` does."""
     settings = cluster.settings
-    keeper = IndexKeeper(
+    updater = LedgerMapUpdater(
         store=cluster.store,
         manager=cluster.manager,
         clock=clock,
@@ -175,18 +175,18 @@ async def observe(
     observer = Observer(
         store=cluster.store,
         ur=cluster.ur,
-        keeper=keeper,
+        updater=updater,
         views=views,
         settings=settings.auditor,
-        judge=HoldJudge(settings.hold, clock, rack_of=racks.rack),
+        judge=SafetyHoldPolicy(settings.hold, clock, rack_of=racks.rack),
         clock=clock,
     )
     await observer.prepare()
     async with task_scope() as beside:
-        beside.start(keeper.run())
+        beside.start(updater.run())
         yield Observing(
             observer=observer,
-            keeper=keeper,
+            updater=updater,
             views=views,
             preview=preview or partial(preview_all, cluster),
             clock=clock,

@@ -37,10 +37,10 @@ def to_record(sight: Sight) -> dict[str, Any]:
         "is_disabled": seen.is_disabled,
         "hold": _hold_record(seen),
         "endangered": {
-            "ledgers": len(seen.endangered),
+            "ledgers": len(seen.underreplicated),
             "by_copies_left": {str(left): count for left, count in seen.by_copies_left.items()},
             "lost_bytes": seen.lost_bytes,
-            "first_ledgers": [each.ledger_id for each in seen.endangered[:SHOWN_MAX]],
+            "first_ledgers": [each.ledger_id for each in seen.underreplicated[:SHOWN_MAX]],
         },
         "would_mark": len(seen.would_mark),
         "marks": {
@@ -135,9 +135,9 @@ def _state(row: MissingBookie, seen: Observation) -> str:
 
 
 def _would_mark(seen: Observation) -> list[str]:
-    if not seen.endangered:
+    if not seen.underreplicated:
         return ["no ledger"]
-    ledgers = counted(len(seen.endangered), "ledger")
+    ledgers = counted(len(seen.underreplicated), "ledger")
     weight = f"about {size_text(seen.lost_bytes)} of copies lost"
     first = (
         f"no ledger now; otherwise {ledgers}, {weight}"
@@ -147,7 +147,7 @@ def _would_mark(seen: Observation) -> list[str]:
     return [
         first,
         *(f"  {count:,} with {_copies(left)} left" for left, count in seen.by_copies_left.items()),
-        f"  ledger {_ids([each.ledger_id for each in seen.endangered])}",
+        f"  ledger {_ids([each.ledger_id for each in seen.underreplicated])}",
     ]
 
 
@@ -178,7 +178,7 @@ def _marks(seen: Observation) -> list[str]:
     ):
         if ledger_ids:
             count = len(ledger_ids)
-            lines.append(f"  {count:,} in our own queue, {what}: ledger {_ids(ledger_ids)}")
+            lines.append(f"  {count:,} in our private queue, {what}: ledger {_ids(ledger_ids)}")
     return lines
 
 

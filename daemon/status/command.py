@@ -13,6 +13,7 @@ from auditor.fsck.levels import Level
 from auditor.fsck.results.advice import counts_text
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
+from daemon.admin_session import run_in_session
 from daemon.cli.hold import hold_text
 from daemon.cli.main import config_option, output_option
 from daemon.cli.orders import disregards, unreadable_texts
@@ -28,11 +29,10 @@ from daemon.status.leader import (
 from daemon.status.pace import pace_text
 from daemon.status.state import VERDICTS, Status
 from daemon.status.verdict import verdict_text
-from daemon.visit import run_visit
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
-from replication.nodes import Half
+from replication.nodes import Role
 from replication.orders import HoldOrder
 from replication.reasons import Reason, gravity
 
@@ -46,7 +46,7 @@ NEITHER = "none is registered either"
 @config_option
 @output_option
 def status(config: Path | None, output: str) -> None:
-    found = run_visit(config, gather_status)
+    found = run_in_session(config, gather_status)
     if output == "json":
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
@@ -68,7 +68,7 @@ status.help = "\n".join(
         "and until_ms, when the last of their windows is over); queue: total of the ledgers that are marked, in the",
         "queue shared with Java (marked) or in our own alone (own_marked; own_damaged: of these, with damage that Java",
         "does not see), those marked by_missing_bookies, by_lost_bookie (for_windows_by_lost_bookie: of these, those",
-        "that wait for a maintenance window to end), by_cause (lost, reborn: set up anew, the name",
+        "that wait for a maintenance window to end), by_cause (lost, reformatted: set up anew, the name",
         "of a check, unknown: another auditor's);",
         "auditing, of a leader of ours: index (is_complete; ledgers and unreadable as of written_ms, when it was",
         "built, or so far; read of expected while it is built), recovery_delay_s (recovery_delay_error: why it is",
@@ -142,7 +142,7 @@ def render(found: Status, *, now_ms: int) -> str:
 
 
 def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> list[str]:
-    has_worker = any(node.half is Half.WORKER for node in found.nodes)
+    has_worker = any(node.role is Role.WORKER for node in found.nodes)
     is_worked_on = has_worker and not found.is_disabled
     marked_count = found.marked_count if is_worked_on else 0
     are_back = (
@@ -158,20 +158,20 @@ def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> list[str]:
 
 
 def _own_queue(found: Status) -> list[str]:
-    """Which part of it all stands in our own queue alone."""
+    """Which part of it all stands in our private queue alone."""
     damaged_count = found.own_damaged_count
     others_count = found.own_marked_count - damaged_count
     lines = []
     if damaged_count:
-        text = (
-            f"{damaged_count} of them in our own queue, with damage that Java's workers do not see"
-        )
+        text = f"{damaged_count} of them in our private queue, with damage that Java's workers do not see"
         alone = (
             "" if found.has_worker else "; only a bookmender daemon mends it, and none is running"
         )
         lines.append(text + alone)
     if others_count:
-        lines.append(f"{others_count} of them in our own queue, to be drained or repaired by hand")
+        lines.append(
+            f"{others_count} of them in our private queue, to be drained or repaired by hand"
+        )
     return lines
 
 
@@ -333,10 +333,10 @@ def _nodes(found: Status) -> str:
     well."""
     processes: dict[tuple[str, int], dict[str, None]] = {}
     for node in found.nodes:
-        processes.setdefault((node.host, node.pid), {})[node.half.value] = None
+        processes.setdefault((node.host, node.pid), {})[node.role.value] = None
     shown = ", ".join(
-        f"{printable(host)} (pid {pid}: {' and '.join(halves)})"
-        for (host, pid), halves in processes.items()
+        f"{printable(host)} (pid {pid}: {' and '.join(roles)})"
+        for (host, pid), roles in processes.items()
     )
     if not shown and not found.has_bookies:
         return NEITHER

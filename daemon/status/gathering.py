@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from auditor.election import current_leader
 from auditor.fsck.results.summary import read_closer, read_last
-from auditor.marker import read_own_queue
+from auditor.marker import read_private_queue
 from auditor.records import AuditRecord, last_audit
+from daemon.admin_session import AdminSession
 from daemon.cli.bookies import BookieState, bookie_rows, missed, registered_bookies, with_losses
 from daemon.cli.hold import current_hold
 from daemon.cli.stuck import current_notes
@@ -16,13 +17,17 @@ from daemon.limits import limits_in_force
 from daemon.status.leader import gather_leader
 from daemon.status.pace import copying_pace
 from daemon.status.state import LOCKS_READ_MAX, UNREADABLE_VOTE, Status
-from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from replication import znodes
 from replication.client_activity import read_activity
 from replication.cluster import ClusterView
-from replication.ledger_record import WaitingNote, WaitingNotes, World, unproven_ledger_ids
+from replication.ledger_record import (
+    ClusterFingerprint,
+    WaitingNote,
+    WaitingNotes,
+    unproven_ledger_ids,
+)
 from replication.marks import (
     LockedLedger,
     MarkedLedger,
@@ -36,7 +41,7 @@ from replication.orders import OrderBook, Orders
 from replication.reasons import Reason
 
 
-async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status:
+async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) -> Status:
     """Raises UnavailableError when something could not be read whole. ``clock``: the real one, if
     None."""
     clock = clock or SystemClock()
@@ -45,7 +50,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
     leader = await current_leader(store, ur)
     marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
     marked_ids = {ledger.ledger_id for ledger in marked}
-    own = await read_own_queue(store, ur, shared=marked_ids)
+    own = await read_private_queue(store, ur, shared=marked_ids)
     queued_ids = marked_ids.union(own.ledger_ids)
     locked_ids = await locked_ledger_ids(store, ur)
     notes = WaitingNotes(store, ur)
@@ -70,7 +75,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
     return Status(
         leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
         leader_node=leader_node,
-        nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.half.value))),
+        nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.role.value))),
         writable=tuple(row.bookie for row in bookies if row.state is BookieState.WRITABLE),
         read_only=tuple(row.bookie for row in bookies if row.state is BookieState.READ_ONLY),
         lost=tuple(bookie for bookie in away if bookie not in not_lost),
@@ -113,19 +118,21 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
 
 
 async def _overtaken(
-    cluster: Visit, waiting: Sequence[WaitingNote], orders: Orders, *, now_ms: int
+    cluster: AdminSession, waiting: Sequence[WaitingNote], orders: Orders, *, now_ms: int
 ) -> frozenset[int]:
     """Of these, as workers will see it. Where no bookie is registered nothing got better (rule
     S8)."""
     if not waiting:
         return frozenset()
     view = ClusterView(bookies=await registered_bookies(cluster), orders=orders.at(now_ms))
-    world = World.of(view)
-    overtaken = (note for note in waiting if note.is_overtaken(now_ms=now_ms, world=world))
+    fingerprint = ClusterFingerprint.of(view)
+    overtaken = (
+        note for note in waiting if note.is_overtaken(now_ms=now_ms, fingerprint=fingerprint)
+    )
     return frozenset(note.ledger_id for note in overtaken if view.available)
 
 
-async def _audit_as_it_is_now(cluster: Visit) -> AuditRecord | None:
+async def _audit_as_it_is_now(cluster: AdminSession) -> AuditRecord | None:
     """The last audit, without those that it could not read and that can be read by now, or are
     gone.
 
@@ -140,7 +147,7 @@ async def _audit_as_it_is_now(cluster: Visit) -> AuditRecord | None:
     return replace(audit, unreadable=still, unreadable_count=audit.unreadable_count - mended_count)
 
 
-async def _is_unreadable(cluster: Visit, ledger_id: int) -> bool:
+async def _is_unreadable(cluster: AdminSession, ledger_id: int) -> bool:
     try:
         await cluster.manager.read(ledger_id)
     except (CorruptionError, UnauthorizedError):
@@ -150,7 +157,9 @@ async def _is_unreadable(cluster: Visit, ledger_id: int) -> bool:
     return False
 
 
-async def foreign_locks(cluster: Visit, locked_ids: Sequence[int]) -> tuple[LockedLedger, ...]:
+async def foreign_locks(
+    cluster: AdminSession, locked_ids: Sequence[int]
+) -> tuple[LockedLedger, ...]:
     """Of the first ``LOCKS_READ_MAX`` locks, those known to be of no node of ours; the oldest
     first."""
     locks = await read_locks(cluster.store, cluster.ur, locked_ids[:LOCKS_READ_MAX])

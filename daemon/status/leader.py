@@ -6,15 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from auditor.absence import Copyless, StoredAbsences, read_delay
+from auditor.absence import StoredAbsences, UnavailableLedgers, read_delay
 from auditor.election import current_leader
 from auditor.findings import MarkReasons
-from auditor.ledger_map_updater import IndexNote, read_index_note
+from auditor.ledger_map_updater import LedgerMapRecord, read_ledger_map_record
 from auditor.records import read_absences
+from daemon.admin_session import AdminSession
 from daemon.cli.bookies import loss_due_text
 from daemon.cli.check import CheckRow, read_checks, run_record, run_text
 from daemon.cli.progress import counted, duration_text, printable
-from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.model import BookieId
 from replication.marks import MarkedLedger
@@ -57,7 +57,7 @@ class LeaderState:
     ``checks``: those under way.
     """
 
-    index: IndexNote | None = None
+    index: LedgerMapRecord | None = None
     recovery_delay_s: int = 0
     recovery_delay_refusal: str = ""
     """Why ``lostBookieRecoveryDelay`` cannot be read; empty where it can, or is missing."""
@@ -74,14 +74,14 @@ class LeaderState:
     """How long ago the leader counted that: ledgers may have been repaired since."""
     are_all_named: bool = False
     """Whether every ledger was counted for that."""
-    copyless: Copyless | None = None
+    unavailable: UnavailableLedgers | None = None
     """The ledgers that have entries whose every copy is on a bookie that is away; None where nobody
     has counted them since the last of these went or came."""
 
     @property
-    def copyless_count(self) -> int:
+    def unavailable_count(self) -> int:
         """As far as anybody has counted."""
-        return 0 if self.copyless is None else self.copyless.count
+        return 0 if self.unavailable is None else self.unavailable.count
 
     @property
     def loss_due_ms(self) -> Mapping[BookieId, int | None]:
@@ -110,13 +110,13 @@ class LeaderState:
                 "is_complete": self.are_all_named,
                 "counted_age_s": round(self.counted_age_s, 1),
             },
-            "copyless_ledgers": None if self.copyless is None else self.copyless.count,
-            "copyless_first": list(self.copyless.first) if self.copyless else [],
-            "copyless_enough_for": dict(self.copyless.enough_for) if self.copyless else {},
+            "copyless_ledgers": None if self.unavailable is None else self.unavailable.count,
+            "copyless_first": list(self.unavailable.first) if self.unavailable else [],
+            "copyless_enough_for": dict(self.unavailable.enough_for) if self.unavailable else {},
         }
 
 
-def _index_record(note: IndexNote) -> dict[str, Any]:
+def _index_record(note: LedgerMapRecord) -> dict[str, Any]:
     """``ledgers``, ``unreadable``: as of ``written_ms``, when it was built, or so far; not told
     anew later."""
     return {
@@ -129,7 +129,7 @@ def _index_record(note: IndexNote) -> dict[str, Any]:
     }
 
 
-def index_text(note: IndexNote) -> str:
+def index_text(note: LedgerMapRecord) -> str:
     if note.is_complete:
         return f"complete, {counted(note.ledger_count, 'ledger')} when it was built"
     read = counted(note.read_count, "ledger")
@@ -205,7 +205,7 @@ def check_texts(checks: Sequence[CheckRow]) -> list[str]:
 
 
 async def gather_leader(
-    cluster: Visit,
+    cluster: AdminSession,
     *,
     leader_session_id: int | None,
     away: Collection[BookieId],
@@ -227,7 +227,7 @@ async def gather_leader(
             uncounted=_uncounted({}, away, delay_s=delay.delay_s),
             by_cause=by_cause,
         )
-    index = await read_index_note(store, ur)
+    index = await read_ledger_map_record(store, ur)
     is_its_own = index is not None and index.session_id == leader_session_id
     checks = await read_checks(cluster, clock=clock)
     absences, now_ms = await read_absences(store, ur), clock.wall_ms()
@@ -240,9 +240,9 @@ async def gather_leader(
         and index.is_complete
     )
     is_counted = is_fresh and absences.naming.keys() == {*away, *on_purpose}
-    copyless = absences.copyless
+    unavailable = absences.unavailable
     # None so far says nothing.
-    is_told = copyless is not None and (copyless.count > 0 or are_all_named)
+    is_told = unavailable is not None and (unavailable.count > 0 or are_all_named)
     return LeaderState(
         index=index if is_its_own else None,
         recovery_delay_s=delay.delay_s,
@@ -256,12 +256,12 @@ async def gather_leader(
         else {},
         counted_age_s=max(0, now_ms - absences.seen_ms) / 1000 if is_fresh else 0.0,
         are_all_named=are_all_named,
-        copyless=copyless if is_counted and is_told else None,
+        unavailable=unavailable if is_counted and is_told else None,
     )
 
 
 async def losses_due_ms(
-    cluster: Visit, away: Collection[BookieId], *, clock: Clock
+    cluster: AdminSession, away: Collection[BookieId], *, clock: Clock
 ) -> Mapping[BookieId, int | None]:
     """When those that have time left will be lost, as a leader of ours counts; None where none
     does."""
@@ -278,7 +278,7 @@ async def losses_due_ms(
     return LeaderState(pending=pending, uncounted=uncounted).loss_due_ms
 
 
-async def is_named_by_none(cluster: Visit, bookie: BookieId, *, clock: Clock) -> bool:
+async def is_named_by_none(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> bool:
     """Whether a leader of ours knows for certain that no ledger names this bookie, which is
     away."""
     leader = await current_leader(cluster.store, cluster.ur)
@@ -331,7 +331,7 @@ def _untold(
     return _uncounted(absences.since_ms, away, delay_s=delay_s)
 
 
-async def _cause_counts(cluster: Visit, marked: Sequence[MarkedLedger]) -> Counter[str]:
+async def _cause_counts(cluster: AdminSession, marked: Sequence[MarkedLedger]) -> Counter[str]:
     ledger_ids = [ledger.ledger_id for ledger in marked]
     if not ledger_ids:
         return Counter()

@@ -14,7 +14,7 @@ def node_record(node: NodeInfo) -> dict[str, Any]:
     return {
         "host": node.host,
         "pid": node.pid,
-        "half": node.half.value,
+        "role": node.role.value,
         "bookie_id": node.bookie_id,
         "started_ms": node.started_ms,
     }

@@ -13,7 +13,7 @@ from daemon.status.records import audit_record, lock_record, node_record, note_r
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
-from replication.nodes import Half, NodeInfo
+from replication.nodes import NodeInfo, Role
 from replication.orders import HoldOrder
 from replication.reasons import Reason
 
@@ -78,10 +78,10 @@ class Status:
     audit: AuditRecord | None = None
     """The last one that was completed."""
     own_marked_count: int = 0
-    """Ledgers in our own queue alone: of draining bookies, of repairs by hand, that may well be
+    """Ledgers in our private queue alone: of draining bookies, of repairs by hand, that may well be
     whole; and damaged."""
     own_damaged_count: int = 0
-    """Those in our own queue alone of which a check or fsck found copies missing or bad where
+    """Those in our private queue alone of which a check or fsck found copies missing or bad where
     Java's workers do not look."""
     ordered: tuple[BookieRow, ...] = ()
     """The bookies that drain, or are under maintenance."""
@@ -126,7 +126,7 @@ class Status:
             return "bookies-lost"
         if self.wiped:
             return "bookies-wiped"
-        if self.auditing.copyless_count:
+        if self.auditing.unavailable_count:
             return "copies-away"
         if not self.writable:
             return "none-writable"
@@ -181,7 +181,7 @@ class Status:
         """Whether so many bookies are away on purpose that ledgers may have entries without any
         copy that is there, and nobody has counted these."""
         named = [row for row in self.on_purpose if not self.auditing.is_named_by_none(row.bookie)]
-        return len(named) > 1 and self.auditing.copyless is None
+        return len(named) > 1 and self.auditing.unavailable is None
 
     @property
     def windows_waited_for(self) -> tuple[WaitingNote, ...]:
@@ -197,7 +197,7 @@ class Status:
     @property
     def has_worker(self) -> bool:
         """Of ours."""
-        return any(node.half is Half.WORKER for node in self.nodes)
+        return any(node.role is Role.WORKER for node in self.nodes)
 
     @property
     def is_indexing(self) -> bool:
@@ -209,7 +209,7 @@ class Status:
     @property
     def _is_unattended(self) -> bool:
         """Java's workers are seen by nothing but their locks, and mostly one of their auditors
-        leads. In our own queue they do not look."""
+        leads. In our private queue they do not look."""
         if not self.marked_count:
             return not self.has_worker
         return not self.nodes and self.leader is None and not self.under_repair

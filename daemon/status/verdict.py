@@ -3,12 +3,12 @@ Pure."""
 
 from collections.abc import Sequence
 
-from auditor.absence import Copyless
+from auditor.absence import UnavailableLedgers
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.cli.progress import counted, duration_text
 from daemon.status.state import VERDICTS, Status
-from replication.nodes import Half
+from replication.nodes import Role
 
 LEDGERS_SHOWN_MAX = 5
 BOOKIES_SHOWN_MAX = 5
@@ -17,7 +17,7 @@ BOOKIES_SHOWN_MAX = 5
 def verdict_text(found: Status, *, now_ms: int) -> str:
     whys = [
         _why(found, now_ms=now_ms),
-        _copyless(found) if found.verdict != "copies-away" else "",
+        _unavailable(found) if found.verdict != "copies-away" else "",
         _no_auditor(found) if found.leader is None and found.has_bookies else "",
         "auto-recovery is disabled" if found.is_disabled else "",
         *([_drains(found), *_fsck_doubts(found)] if found.exit_code == 0 else []),
@@ -38,7 +38,7 @@ def _why(found: Status, *, now_ms: int) -> str:
             return _waiting_for_windows(found, now_ms=now_ms)
         case "copies-away":
             on_purpose = _on_purpose(found, now_ms=now_ms) if found.on_purpose else ""
-            return "; ".join(filter(None, (_copyless(found), on_purpose)))
+            return "; ".join(filter(None, (_unavailable(found), on_purpose)))
         case "maintenance":
             return _maintenance(found, now_ms=now_ms)
         case "bookies-away":
@@ -54,7 +54,7 @@ def _why(found: Status, *, now_ms: int) -> str:
 
 
 def _no_auditor(found: Status) -> str:
-    if any(node.half is Half.AUDITOR for node in found.nodes):
+    if any(node.role is Role.AUDITOR for node in found.nodes):
         return "no auditor leads yet, though a node stands for it: look again in some seconds"
     text = "no auditor is running, ours or Java's: what is lost is not noticed"
     if found.nodes:
@@ -70,34 +70,34 @@ def _away(found: Status, *, now_ms: int) -> str:
     return f"{away} away, the next one {pending[0].to_text(now_ms=now_ms)}"
 
 
-def _copyless(found: Status) -> str:
+def _unavailable(found: Status) -> str:
     """Empty where there are none; else with some of them, and whom to start."""
-    copyless = found.auditing.copyless
-    if copyless is None or not copyless.count:
+    unavailable = found.auditing.unavailable
+    if unavailable is None or not unavailable.count:
         return ""
     least = "" if found.auditing.are_all_named else "at least "
-    has = "has" if copyless.count == 1 else "have"
+    has = "has" if unavailable.count == 1 else "have"
     text = (
-        f"{least}{counted(copyless.count, 'ledger')} {has} entries whose every copy is on a bookie that is away: "
+        f"{least}{counted(unavailable.count, 'ledger')} {has} entries whose every copy is on a bookie that is away: "
         "nobody can read these until one of their bookies is back"
     )
-    return "".join((text, _which(copyless), _whom_to_start(copyless)))
+    return "".join((text, _which(unavailable), _whom_to_start(unavailable)))
 
 
-def _which(copyless: Copyless) -> str:
+def _which(unavailable: UnavailableLedgers) -> str:
     """Empty where an earlier release counts them."""
-    if not copyless.first:
+    if not unavailable.first:
         return ""
-    shown = copyless.first[:LEDGERS_SHOWN_MAX]
-    more = copyless.count - len(shown)
+    shown = unavailable.first[:LEDGERS_SHOWN_MAX]
+    more = unavailable.count - len(shown)
     return f": ledger {', '.join(map(str, shown))}{f' and {more:,} more' if more > 0 else ''}"
 
 
-def _whom_to_start(copyless: Copyless) -> str:
+def _whom_to_start(unavailable: UnavailableLedgers) -> str:
     """The bookies that are enough for most of them first; of bookies each of which is enough for
     all, any."""
-    ordered = sorted(copyless.enough_for.items(), key=lambda each: (-each[1], each[0]))
-    enough = [bookie for bookie, count in ordered if count == copyless.count]
+    ordered = sorted(unavailable.enough_for.items(), key=lambda each: (-each[1], each[0]))
+    enough = [bookie for bookie, count in ordered if count == unavailable.count]
     some = [f"{bookie} (enough for {count:,})" for bookie, count in ordered if count]
     if enough:
         return f"; start {_any_of(enough)}"

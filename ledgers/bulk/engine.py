@@ -9,7 +9,7 @@ Connections speak V2 only, for reads or for adds, never both. Nothing is retried
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from ledgers.bookies import Standing, Transfer, TransferResult
+from ledgers.bookies import SourceHealth, Transfer, TransferResult
 from ledgers.bulk.connection import Common, Lane
 from ledgers.bulk.flow_control import BookieFlow, FlowControl
 from ledgers.bulk.limiters import Budgets, Pace, ReadBudget, Way, Window, WindowGate
@@ -89,10 +89,10 @@ class BulkTransfers:
         finally:
             job.abandon()
 
-    def standing(self, bookie: BookieId) -> Standing:
+    def source_health(self, bookie: BookieId) -> SourceHealth:
         """How the bookie does as a source."""
         source = self._sources.get(bookie)
-        return Standing() if source is None else source.standing
+        return SourceHealth() if source is None else source.source_health
 
     def pause(self) -> None:
         """Issue no new reads; what was asked before is still taken in and passed on."""
@@ -208,11 +208,11 @@ class Source:
         self.batches = BatchReads(bookie, common, budget, flow, self.singles)
 
     @property
-    def standing(self) -> Standing:
+    def source_health(self) -> SourceHealth:
         """On both connections. The budget's bytes are what is asked of it, on whatever
         connection."""
         singles, batches = self.singles, self.batches
-        return Standing(
+        return SourceHealth(
             is_ailing=singles.is_ailing or batches.is_ailing,
             waiting_bytes=singles.waiting_bytes + batches.waiting_bytes + self._budget.entry_bytes,
             reply_s=max(singles.reply_s, batches.reply_s),

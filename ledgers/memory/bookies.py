@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from ledgers.bookies import LAST_ENTRY, Answer, LacAnswer, Room, Standing, Transfer, TransferResult
+from ledgers.bookies import (
+    LAST_ENTRY,
+    Answer,
+    DiskSpace,
+    LacAnswer,
+    SourceHealth,
+    Transfer,
+    TransferResult,
+)
 from ledgers.clock import Clock
 from ledgers.digest import EntryHeader, Fingerprints
 from ledgers.errors import (
@@ -67,7 +75,7 @@ class MemoryBookie:
         """False: as before 4.17."""
         self.lists_entries = True
         """False: never answers that request, as with DbLedgerStorage."""
-        self.room = Room(free_bytes=900 * _GIB, total_bytes=1000 * _GIB)
+        self.room = DiskSpace(free_bytes=900 * _GIB, total_bytes=1000 * _GIB)
         """What it says of its disks; entries take nothing of it."""
         self._ledgers: dict[int, _Ledger] = {}
         self._collected: set[int] = set()
@@ -284,8 +292,8 @@ class MemoryBookies:
         self.faults: Faults = no_faults
         self._bookies = {bookie: MemoryBookie() for bookie in bookies}
         self._failing: dict[tuple[BookieId, Op], Fault] = {}
-        self.standings: dict[BookieId, Standing] = {}
-        """What ``standing`` says, where it is not the usual."""
+        self.standings: dict[BookieId, SourceHealth] = {}
+        """What ``source_health`` says, where it is not the usual."""
         self._is_closed = False
 
     # --- What a test does ----------------------------------------------------------------------
@@ -388,7 +396,7 @@ class MemoryBookies:
             raise UnavailableError("no answer in time", bookie=bookie)
         return runs
 
-    async def room(self, bookie: BookieId) -> Room:
+    async def room(self, bookie: BookieId) -> DiskSpace:
         return await self._serve(bookie, Op.ROOM, NO_LEDGER, lambda: self._find(bookie).room)
 
     async def close(self) -> None:
@@ -421,8 +429,8 @@ class MemoryBookies:
 
     # --- Transfers -----------------------------------------------------------------------------
 
-    def standing(self, bookie: BookieId) -> Standing:
-        return self.standings.get(bookie, Standing())
+    def source_health(self, bookie: BookieId) -> SourceHealth:
+        return self.standings.get(bookie, SourceHealth())
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         """One entry after the other."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Protocol
 
-from ledgers.bookies import LAST_ENTRY, LacAnswer, Room
+from ledgers.bookies import LAST_ENTRY, DiskSpace, LacAnswer
 from ledgers.digest import HEADER_BYTES, EntryHeader
 from ledgers.errors import (
     BookmenderError,
@@ -203,11 +203,11 @@ class ListEntries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRoom:
+class ReadDiskSpace:
     """The size of the bookie's disks, and what is free of it. V3 only."""
 
 
-Request = Read | ReadBatch | Add | ReadLac | WriteLac | ListEntries | ReadRoom
+Request = Read | ReadBatch | Add | ReadLac | WriteLac | ListEntries | ReadDiskSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ class Reply:
     """Of READ_LAC; may hold one of the two although the status says EIO for the other."""
     availability: bytes = b""
     """Of a list of entries."""
-    room: Room | None = None
+    room: DiskSpace | None = None
 
     def check(self, **context: object) -> "Reply":
         """This reply if its status is EOK; else raises the one error that the status means."""

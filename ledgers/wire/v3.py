@@ -7,7 +7,7 @@ fields is relied on: BookKeeper 4.18 writes ``flag`` first, older versions last.
 
 from google.protobuf.message import DecodeError
 
-from ledgers.bookies import LacAnswer, Room
+from ledgers.bookies import DiskSpace, LacAnswer
 from ledgers.errors import CorruptionError
 from ledgers.wire import bookkeeper_wire_pb2 as wire
 from ledgers.wire.messages import (
@@ -16,8 +16,8 @@ from ledgers.wire.messages import (
     ListEntries,
     Read,
     ReadBatch,
+    ReadDiskSpace,
     ReadLac,
-    ReadRoom,
     Reply,
     Request,
     Status,
@@ -87,7 +87,7 @@ def _fill(message: wire.Request, request: Request) -> int:
         case ListEntries():
             message.getListOfEntriesOfLedgerRequest.ledgerId = request.ledger_id
             return wire.GET_LIST_OF_ENTRIES_OF_LEDGER
-        case ReadRoom():
+        case ReadDiskSpace():
             message.getBookieInfoRequest.requested = _ROOM_FLAGS
             return wire.GET_BOOKIE_INFO
         case ReadBatch():
@@ -167,11 +167,11 @@ def _availability(response: wire.Response) -> bytes:
     return inner.availabilityOfEntriesOfLedger
 
 
-def _room(response: wire.Response) -> Room | None:
+def _room(response: wire.Response) -> DiskSpace | None:
     """None also for disks that cannot be."""
     if response.header.operation != wire.GET_BOOKIE_INFO:
         return None
     inner = response.getBookieInfoResponse
     if not 0 <= inner.freeDiskSpace <= inner.totalDiskCapacity or not inner.totalDiskCapacity:
         return None  # no reason to break a connection that others' requests are on
-    return Room(free_bytes=inner.freeDiskSpace, total_bytes=inner.totalDiskCapacity)
+    return DiskSpace(free_bytes=inner.freeDiskSpace, total_bytes=inner.totalDiskCapacity)

@@ -9,7 +9,7 @@ from auditor.absence import Outages
 from auditor.auditor import Auditor
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.marker import Marker
 from auditor.records import Records
 from auditor.safety_hold import Holds
@@ -19,7 +19,7 @@ from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.orders import OrderBook
 from replication.transactions import Batcher
 from replication.znodes import own_path
@@ -38,7 +38,7 @@ class Leader:
     marker: Marker
     views: ViewSource
     records: Records
-    keeper: IndexKeeper
+    updater: LedgerMapUpdater
     auditor: Auditor
     drainer: Drainer
     task: "asyncio.Task[None] | None" = None
@@ -58,7 +58,7 @@ async def leading(
     try:
         views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
         await views.refresh()
-        membership = await Membership.join(store, UR, node_info(name, Half.AUDITOR))
+        membership = await Membership.join(store, UR, node_info(name, Role.AUDITOR))
         leadership = await Election(
             store, UR, membership, candidate=name, clock=cluster.clock
         ).win()
@@ -67,13 +67,13 @@ async def leading(
         manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
         records = Records(store, batcher, UR)
         settings = settings or AuditorSettings()
-        keeper = IndexKeeper(
+        updater = LedgerMapUpdater(
             store=store,
             manager=manager,
             clock=cluster.clock,
             rescan_interval_s=settings.rescan_interval_s,
         )
-        beside += [asyncio.create_task(each.run()) for each in (batcher, views, keeper)]
+        beside += [asyncio.create_task(each.run()) for each in (batcher, views, updater)]
         if outages is not None:
             beside.append(asyncio.create_task(outages.follow(store)))
         yield Leader(
@@ -84,11 +84,11 @@ async def leading(
             marker=marker,
             views=views,
             records=records,
-            keeper=keeper,
+            updater=updater,
             auditor=Auditor(
                 store=store,
                 ur=UR,
-                keeper=keeper,
+                updater=updater,
                 views=views,
                 marker=marker,
                 records=records,
@@ -107,7 +107,7 @@ async def leading(
                 store=store,
                 ur=UR,
                 manager=manager,
-                keeper=keeper,
+                updater=updater,
                 views=views,
                 marker=Marker(store, batcher, own_path(UR), cluster.clock),
                 records=records,

@@ -23,7 +23,7 @@ from auditor.checks.records import (
 from auditor.checks.runner import CheckRunner
 from auditor.election import Election
 from auditor.findings import Findings
-from auditor.ledger_map import LedgerIndex
+from auditor.ledger_map import LedgerMap
 from auditor.marker import BothQueues
 from auditor.settings import ChecksSettings
 from ledgers.bookies import Bookies
@@ -37,7 +37,7 @@ from ledgers.registration import Registration
 from replication import znodes
 from replication.cluster import ViewSource
 from replication.marks import MarkTree
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.orders import OrderBook
 from replication.transactions import Batcher
 from replication.znodes import Audit
@@ -109,7 +109,7 @@ class Checker:
 
     store: MemoryStore
     views: ViewSource
-    index: LedgerIndex
+    ledger_map: LedgerMap
     runner: CheckRunner
     all_ledgers: AllLedgersCheck
     replicas: ReplicasCheck
@@ -135,7 +135,7 @@ async def checker(
     try:
         views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
         await views.refresh()
-        membership = await Membership.join(store, UR, node_info(name, Half.AUDITOR))
+        membership = await Membership.join(store, UR, node_info(name, Role.AUDITOR))
         leadership = await Election(
             store, UR, membership, candidate=name, clock=cluster.clock
         ).win()
@@ -158,7 +158,7 @@ async def checker(
         made = Checker(
             store=store,
             views=views,
-            index=await indexed(manager),
+            ledger_map=await indexed(manager),
             runner=None,  # type: ignore[arg-type]  # it asks the Checker
             all_ledgers=AllLedgersCheck(reader, reports, share=settings.all_ledgers_share),
             replicas=ReplicasCheck(reader, reports, MarkTree(store, UR)),
@@ -168,7 +168,7 @@ async def checker(
             checks,
             store=store,
             ur=UR,
-            index=made.index,
+            ledger_map=made.ledger_map,
             is_index_ready=lambda: made.is_index_ready,
             views=views,
             records=CheckRecords(store, batcher, UR),
@@ -197,19 +197,19 @@ async def running(made: Checker) -> AsyncIterator[None]:
         raise error
 
 
-async def indexed(manager: LedgerManager) -> LedgerIndex:
+async def indexed(manager: LedgerManager) -> LedgerMap:
     """As the leader's index is once it is built."""
-    index = LedgerIndex()
+    ledger_map = LedgerMap()
     async for ledger_ids in manager.ledger_ids():
         for ledger_id in ledger_ids:
             try:
                 found = await manager.read(ledger_id)
-                index.put(ledger_id, found.metadata, found.stat)
+                ledger_map.put(ledger_id, found.metadata, found.stat)
             except CorruptionError:
                 stat = await manager._store.exists(manager.path(ledger_id))
                 assert stat is not None
-                index.put_unreadable(ledger_id, stat)
-    return index
+                ledger_map.put_unreadable(ledger_id, stat)
+    return ledger_map
 
 
 async def checked_at_ms(cluster: Cluster, kind: CheckKind = HOURLY) -> int | None:

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from auditor.ledger_map import IndexedLedger
-from auditor.ledger_map_updater import IndexKeeper, OwnWrites
+from auditor.ledger_map import MappedLedger
+from auditor.ledger_map_updater import LedgerMapUpdater, RecentWrites
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore, MemoryTree
@@ -78,48 +78,48 @@ async def with_ledgers(count: int, layout: Layout = Layout.HIERARCHICAL) -> Ledg
 
 @asynccontextmanager
 async def keeping(
-    ledgers: Ledgers, *, is_built: bool = True, own_writes: OwnWrites | None = None
-) -> AsyncIterator[IndexKeeper]:
+    ledgers: Ledgers, *, is_built: bool = True, recent_writes: RecentWrites | None = None
+) -> AsyncIterator[LedgerMapUpdater]:
     """Somebody's index, with a session of its own; complete unless ``is_built`` is False."""
     store = MemoryStore(ledgers.tree)
-    keeper = IndexKeeper(
+    updater = LedgerMapUpdater(
         store=store,
         manager=LedgerManager(store, ROOT, ledgers.manager.layout),
         clock=ledgers.clock,
         rescan_interval_s=RESCAN_S,
-        own_writes=own_writes,
+        recent_writes=recent_writes,
     )
-    task = asyncio.create_task(keeper.run())
+    task = asyncio.create_task(updater.run())
     try:
-        while is_built and not keeper.is_complete:
-            await keeper.wait_change(keeper.change_count)
-        yield keeper
+        while is_built and not updater.is_complete:
+            await updater.wait_change(updater.change_count)
+        yield updater
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await store.close()
 
 
-def store_of(keeper: IndexKeeper) -> MemoryStore:
-    assert isinstance(keeper._store, MemoryStore)
-    return keeper._store
+def store_of(updater: LedgerMapUpdater) -> MemoryStore:
+    assert isinstance(updater._store, MemoryStore)
+    return updater._store
 
 
-async def read_all(manager: LedgerManager) -> dict[int, IndexedLedger]:
+async def read_all(manager: LedgerManager) -> dict[int, MappedLedger]:
     """Every ledger that can be read, from scratch."""
     found = {}
     async for ledger_ids in manager.ledger_ids():
         for read in await asyncio.gather(*map(manager.read, ledger_ids)):
-            found[read.ledger_id] = IndexedLedger.of(read.ledger_id, read.metadata, read.stat)
+            found[read.ledger_id] = MappedLedger.of(read.ledger_id, read.metadata, read.stat)
     return found
 
 
-def contents(keeper: IndexKeeper) -> dict[int, IndexedLedger | None]:
+def contents(updater: LedgerMapUpdater) -> dict[int, MappedLedger | None]:
     """All that the index knows; None for an unreadable one."""
-    return {i: keeper.index.get(i) for i in keeper.index.ledger_ids(count_max=10**6)}
+    return {i: updater.ledger_map.get(i) for i in updater.ledger_map.ledger_ids(count_max=10**6)}
 
 
-async def soon(keeper: IndexKeeper) -> Sequence[int]:
+async def soon(updater: LedgerMapUpdater) -> Sequence[int]:
     """Known ledgers, once all that was told has been read."""
     await asyncio.sleep(SOON_S)
-    return keeper.index.ledger_ids(count_max=10**6)
+    return updater.ledger_map.ledger_ids(count_max=10**6)

@@ -1,13 +1,13 @@
 """The index as it would be if memory were free: what the real one is compared with."""
 
-from auditor.ledger_map import IndexedLedger
+from auditor.ledger_map import MappedLedger
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
 from ledgers.store import Stat
 
 
 class SimpleIndex:
     def __init__(self) -> None:
-        self.ledgers: dict[int, IndexedLedger] = {}
+        self.ledgers: dict[int, MappedLedger] = {}
         self.unreadable: dict[int, int] = {}
 
     def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> bool:
@@ -15,7 +15,7 @@ class SimpleIndex:
         if self._mzxid(ledger_id) > stat.mzxid or is_as_known:
             return False
         self.remove(ledger_id)
-        self.ledgers[ledger_id] = IndexedLedger.of(ledger_id, metadata, stat)
+        self.ledgers[ledger_id] = MappedLedger.of(ledger_id, metadata, stat)
         return True
 
     def put_unreadable(self, ledger_id: int, stat: Stat) -> bool:

@@ -14,7 +14,7 @@ from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId, LedgerState
 from replication.client_activity import STALE_AFTER_S, read_activity
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.znodes import lock_path
 from tests.auditor.auditing import leading
 from tests.replication.cluster import ENTRY_BYTES, Cluster, in_virtual_time
@@ -51,7 +51,7 @@ async def watching(cluster: Cluster) -> AsyncIterator[Writer]:
         watch = ActivityWatch(
             store=leader.store,
             ur=UR,
-            keeper=leader.keeper,
+            updater=leader.updater,
             views=leader.views,
             bookies=cluster.bookies,
             records=leader.records,
@@ -180,7 +180,7 @@ async def test_it_goes_on_as_long_as_ledgers_are_under_lock() -> None:
     cluster = await Cluster.start()
     async with watching(cluster):
         for number in range(3):
-            await Membership.join(cluster.store, UR, node_info(f"worker-{number}", Half.WORKER))
+            await Membership.join(cluster.store, UR, node_info(f"worker-{number}", Role.WORKER))
         await asyncio.sleep(2 * GO_ON_S)
         for ledger_id in (1, 2):
             await cluster.store.create(lock_path(UR, ledger_id), with_parents=True)

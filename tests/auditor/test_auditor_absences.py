@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.absence import UNSEEN_MAX_MS, Copyless, StoredAbsences
+from auditor.absence import UNSEEN_MAX_MS, StoredAbsences, UnavailableLedgers
 from auditor.absence_tracker import COUNTS_WRITE_S, RETRY_S, WRITE_S
 from auditor.marker import MarkSource
 from auditor.records import read_absences
@@ -164,10 +164,10 @@ async def test_of_an_earlier_release_the_number_of_ledgers_without_any_copy_ther
     None
 ):
     cluster = await Cluster.start()
-    earlier = b'{"version": 1, "seen_ms": 7, "bookies": {}, "naming": {}, "are_all_named": true, "copyless": 3}'
+    earlier = b'{"version": 1, "seen_ms": 7, "bookies": {}, "naming": {}, "are_all_named": true, "unavailable": 3}'
     await cluster.store.create(ABSENCES, earlier, with_parents=True)
 
-    assert (await stored(cluster)).copyless == Copyless(count=3)
+    assert (await stored(cluster)).unavailable == UnavailableLedgers(count=3)
 
 
 @in_virtual_time

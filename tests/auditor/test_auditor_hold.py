@@ -46,7 +46,7 @@ async def order(cluster: Cluster, *, for_s: float | None = None) -> None:
     until_ms = None if for_s is None else now_ms + int(for_s * 1000)
     book, place = OrderBook(cluster.store, UR), hold_place(UR)
     hold = HoldOrder(since_ms=now_ms, until_ms=until_ms, is_by_operator=True)
-    await book.give(place, hold, over=await book.standing(place))
+    await book.give(place, hold, over=await book.stored(place))
 
 
 async def scene() -> Cluster:

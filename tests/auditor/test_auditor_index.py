@@ -58,14 +58,14 @@ async def test_the_first_marks_come_long_before_all_ledgers_are_looked_up() -> N
     looked_up = 0
     looked_up_at_first_mark: list[int] = []
     async with leading(cluster) as leader:
-        get = leader.keeper.index.get
+        get = leader.updater.ledger_map.get
 
         def counted(ledger_id: int) -> object:
             nonlocal looked_up
             looked_up += 1
             return get(ledger_id)
 
-        leader.keeper.index.get = counted  # type: ignore[method-assign, assignment]
+        leader.updater.ledger_map.get = counted  # type: ignore[method-assign, assignment]
 
         def note(store: MemoryStore, operations: Sequence[Operation]) -> None:
             marks = znodes.marks_path(UR)
@@ -86,13 +86,13 @@ async def test_the_first_marks_come_long_before_all_ledgers_are_looked_up() -> N
 def hold_back(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """The keeper's reads of metadata wait until the event is set."""
     is_released = asyncio.Event()
-    read = leader.keeper._reader.read
+    read = leader.updater._reader.read
 
     async def slowly(ledger_ids: Sequence[int]) -> Collection[int]:
         await is_released.wait()
         return await read(ledger_ids)
 
-    monkeypatch.setattr(leader.keeper._reader, "read", slowly)
+    monkeypatch.setattr(leader.updater._reader, "read", slowly)
     return is_released
 
 
@@ -105,7 +105,7 @@ async def test_a_loss_while_the_index_is_read_again_is_answered_at_once_and_comp
         await asyncio.sleep(SOON_S)
         is_released = hold_back(leader, monkeypatch)
         await cluster.write_ledger((B1, B4), ledger_id=3)
-        leader.keeper.rescan()
+        leader.updater.rescan()
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0, 1]
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from auditor.absence import Copyless
+from auditor.absence import UnavailableLedgers
 from auditor.absence_tracker import COUNTS_WRITE_S, WRITE_S
 from auditor.records import read_absences
 from ledgers.model import BookieId
@@ -20,12 +20,12 @@ async def maintain(cluster: Cluster, bookie: BookieId, *, for_s: float) -> None:
     book, place = OrderBook(cluster.store, UR), maintenance_place(UR, bookie)
     now_ms = cluster.clock.wall_ms()
     window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + int(for_s * 1000))
-    await book.give(place, window, over=await book.standing(place))
+    await book.give(place, window, over=await book.stored(place))
 
 
 async def end_maintenance(cluster: Cluster, bookie: BookieId) -> None:
     book, place = OrderBook(cluster.store, UR), maintenance_place(UR, bookie)
-    standing = await book.standing(place)
+    standing = await book.stored(place)
     assert standing is not None
     await book.withdraw(place, over=standing)
 
@@ -146,23 +146,23 @@ async def test_how_many_ledgers_name_who_is_away_on_purpose_is_noted_but_no_abse
 @in_virtual_time
 async def test_how_many_ledgers_have_all_copies_on_who_is_away_is_noted_soon() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B2), (B2, B3), (B3, B4))
-    noted: list[Copyless | None] = []
+    noted: list[UnavailableLedgers | None] = []
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
         for bookie in (B1, B2, B3):
             await maintain(cluster, bookie, for_s=3600)
             await cluster.kill(bookie)
             await asyncio.sleep(SOON_S)
-            noted.append((await read_absences(cluster.store, UR)).copyless)
+            noted.append((await read_absences(cluster.store, UR)).unavailable)
         await cluster.revive(B2)
         await asyncio.sleep(SOON_S)
-        noted.append((await read_absences(cluster.store, UR)).copyless)
+        noted.append((await read_absences(cluster.store, UR)).unavailable)
 
     assert noted == [
-        Copyless(count=0),
-        Copyless(count=2, first=(0, 1), enough_for={B1: 2, B2: 2}),
-        Copyless(count=3, first=(0, 1, 2), enough_for={B1: 2, B2: 3, B3: 1}),
-        Copyless(count=0),
+        UnavailableLedgers(count=0),
+        UnavailableLedgers(count=2, first=(0, 1), enough_for={B1: 2, B2: 2}),
+        UnavailableLedgers(count=3, first=(0, 1, 2), enough_for={B1: 2, B2: 3, B3: 1}),
+        UnavailableLedgers(count=0),
     ]
 
 
@@ -195,7 +195,7 @@ async def test_a_new_leader_notes_no_count_of_an_index_that_was_empty_as_one_of_
             await asyncio.sleep(0.1)
             stored = await read_absences(cluster.store, UR)
             if stored.are_all_named:
-                noted.add(None if stored.copyless is None else stored.copyless.count)
+                noted.add(None if stored.unavailable is None else stored.unavailable.count)
 
     assert noted - {None} == {1}
-    assert stored.copyless == Copyless(count=1, first=(0,), enough_for={B1: 1, B2: 1})
+    assert stored.unavailable == UnavailableLedgers(count=1, first=(0,), enough_for={B1: 1, B2: 1})

@@ -132,7 +132,7 @@ async def test_it_is_marked_also_where_all_ledgers_are_to_be_looked_at_just_then
         await leader.auditor.run_once()
 
         await move(cluster, 0, B3)
-        leader.keeper.rescan()
+        leader.updater.rescan()
         await asyncio.sleep(SOON_S)
         await leader.auditor.run_once()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.ledger_map_updater import IndexNote, index_note_path
+from auditor.ledger_map_updater import LedgerMapRecord, ledger_map_path
 from ledgers.errors import UnauthorizedError
 from ledgers.store import Create, MetadataStore, MultiFailed, Operation, OperationResult, SetData
 from replication import znodes
@@ -17,7 +17,7 @@ from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import UR
 
-NOTE = IndexNote(session_id=1, written_ms=1, is_complete=True, ledger_count=1)
+NOTE = LedgerMapRecord(session_id=1, written_ms=1, is_complete=True, ledger_count=1)
 AIDS = [f"{own_path(UR)}/{name}" for name in ("identities", "absences", "causes")]
 
 
@@ -55,7 +55,7 @@ async def test_what_a_leader_leaves_for_the_next_may_be_shut_away(
             await cluster.kill(B3)
             assert await marked_soon(cluster) == [0, 1]
 
-        told = [line for line in logs if line["event"] == "record.shut_away"]
+        told = [line for line in logs if line["event"] == "record.access_denied"]
         assert {line["path"] for line in told} == {path}
         auditor.cancel()
         await asyncio.gather(auditor, return_exceptions=True)
@@ -65,12 +65,12 @@ async def test_what_a_leader_leaves_for_the_next_may_be_shut_away(
 async def test_how_far_the_index_is_may_be_shut_away() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
-        refuse_writes(leader.store, index_note_path(UR))
+        refuse_writes(leader.store, ledger_map_path(UR))
 
         with capture_logs() as logs:
             await leader.records.write_index(NOTE)
 
-    assert [line["path"] for line in logs] == [index_note_path(UR)]
+    assert [line["path"] for line in logs] == [ledger_map_path(UR)]
 
 
 @in_virtual_time

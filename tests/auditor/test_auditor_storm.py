@@ -213,7 +213,7 @@ class World:
     async def window(self) -> None:
         bookie = self.rng.choice(BOOKIES)
         book, place = OrderBook(self.cluster.store, UR), maintenance_place(UR, bookie)
-        standing = await book.standing(place)
+        standing = await book.stored(place)
         if standing is None or self.rng.random() < 0.5:
             now_ms = self.cluster.clock.wall_ms()
             window = MaintenanceWindow(

@@ -80,7 +80,7 @@ async def test_a_directory_that_acls_shut_away_keeps_no_other_ledger_from_being_
 
         assert await marked_soon(cluster) == [10_000]
 
-        assert not leader.keeper.is_complete
+        assert not leader.updater.is_complete
 
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["empty", "missing"])

@@ -148,7 +148,11 @@ KNOWN = MarkReasons(
             id="lost, and back",
         ),
         pytest.param(
-            1, [B3], False, [{"cause": "reborn", "bookie": B3, "since_ms": 7}], id="reborn"
+            1,
+            [B3],
+            False,
+            [{"cause": "reformatted", "bookie": B3, "since_ms": 7}],
+            id="reformatted",
         ),
         pytest.param(
             1,

@@ -71,7 +71,7 @@ async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
     )
     await views.refresh()
     yield IdleOpenCheck(
-        index=await indexed(cluster.manager),
+        ledger_map=await indexed(cluster.manager),
         manager=cluster.manager,
         bookies=cluster.bookies,
         views=views,

@@ -56,10 +56,10 @@ async def check(
         Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
     )
     await views.refresh()
-    index = await indexed(cluster.manager)
+    ledger_map = await indexed(cluster.manager)
     async with reports(cluster) as made:
         checking = PlacementCheck(
-            index=index,
+            ledger_map=ledger_map,
             views=views,
             policy=RuledPlacement(rule or RackRule(), random.Random(0), locate=racks.get),
             rack_of=lambda bookie: racks.get(bookie, DEFAULT_RACK),
@@ -68,7 +68,7 @@ async def check(
         )
         run = CheckRun(started_ms=0)
         await checking.begin(run)
-        counts = await checking.look_at(index.ledger_ids(count_max=1_000))
+        counts = await checking.look_at(ledger_map.ledger_ids(count_max=1_000))
         await checking.finish(CheckRun(started_ms=0, counts=dict(counts)))
     assert await cluster.marked() == [], "Java's workers would find them whole"
     marked = await read_marks(cluster.store, OWN, await marked_ledger_ids(cluster.store, OWN))

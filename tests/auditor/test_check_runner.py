@@ -120,7 +120,7 @@ async def test_a_check_whose_own_znodes_acls_shut_away_waits_until_they_are_open
 
     assert before == (1, 2)
     assert shut_check.finished_count == 2
-    told = [each for each in logs if each["event"] == "check.shut_away"]
+    told = [each for each in logs if each["event"] == "check.access_denied"]
     assert [(each["check"], each["log_level"]) for each in told] == [("all-ledgers", "warning")]
 
 

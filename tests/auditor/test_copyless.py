@@ -6,9 +6,14 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from auditor.absence import Copyless
-from auditor.ledger_map import IndexedLedger, LedgerIndex
-from auditor.underreplication import IDS_KEPT_MAX, PAUSE_S, CopylessCounter, has_copyless
+from auditor.absence import UnavailableLedgers
+from auditor.ledger_map import LedgerMap, MappedLedger
+from auditor.underreplication import (
+    IDS_KEPT_MAX,
+    PAUSE_S,
+    UnavailableLedgerCounter,
+    has_unavailable_entry,
+)
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Stat
 from tests.auditor.indexing import SOON_S, closed, keeping, with_ledgers
@@ -90,12 +95,12 @@ def ledger(
 def test_a_ledger_is_so_if_all_of_a_write_set_that_has_entries_is_away(
     metadata: LedgerMetadata, away: Collection[BookieId], is_so: bool
 ) -> None:
-    index, stat = LedgerIndex(), Stat(version=0, czxid=1, mzxid=1)
+    index, stat = LedgerMap(), Stat(version=0, czxid=1, mzxid=1)
     index.put(7, metadata, stat)
     indexed = index.get(7)
 
-    assert indexed == IndexedLedger.of(7, metadata, stat)
-    assert has_copyless(indexed, frozenset(away)) is is_so
+    assert indexed == MappedLedger.of(7, metadata, stat)
+    assert has_unavailable_entry(indexed, frozenset(away)) is is_so
 
 
 @in_virtual_time
@@ -105,9 +110,9 @@ async def test_they_are_counted_at_once_when_another_bookie_goes() -> None:
         await ledgers.write(ledger_id, *bookies)
     told: list[int | None] = []
 
-    async with keeping(ledgers) as keeper:
-        counter = CopylessCounter(
-            keeper, ledgers.clock, on_count=lambda: told.append(count_of(counter, counter.away))
+    async with keeping(ledgers) as updater:
+        counter = UnavailableLedgerCounter(
+            updater, ledgers.clock, on_count=lambda: told.append(count_of(counter, counter.away))
         )
         counting = asyncio.create_task(counter.run())
         for away in ([A], [A, B], [A, B, C], [D, C], []):
@@ -125,8 +130,8 @@ async def test_ledgers_that_change_are_counted_after_a_while() -> None:
     ledgers = await with_ledgers(0)
     away = frozenset([A, B])
 
-    async with keeping(ledgers) as keeper:
-        counter = CopylessCounter(keeper, ledgers.clock, on_count=lambda: None)
+    async with keeping(ledgers) as updater:
+        counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
         counting = asyncio.create_task(counter.run())
         counter.see(away)
         await asyncio.sleep(SOON_S)
@@ -143,8 +148,8 @@ async def test_a_bookie_that_goes_while_they_are_counted_is_counted_with() -> No
     for ledger_id in range(3):
         await ledgers.write(ledger_id, A, B)
 
-    async with keeping(ledgers) as keeper:
-        counter = CopylessCounter(keeper, ledgers.clock, on_count=lambda: None)
+    async with keeping(ledgers) as updater:
+        counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
         counter.see(frozenset([A]))
         counting = asyncio.create_task(counter.run_once())
         await asyncio.sleep(0)
@@ -155,7 +160,7 @@ async def test_a_bookie_that_goes_while_they_are_counted_is_counted_with() -> No
     assert count_of(counter, frozenset([A, B])) == 3
 
 
-def count_of(counter: CopylessCounter, away: Collection[BookieId]) -> int | None:
+def count_of(counter: UnavailableLedgerCounter, away: Collection[BookieId]) -> int | None:
     found = counter.of(away)
     return None if found is None else found.count
 
@@ -168,17 +173,17 @@ async def test_some_of_them_are_named_and_whose_return_is_enough_for_how_many() 
         await ledgers.write(ledger_id, *bookies)
     await ledgers.manager.create(3, of_two_segments)
 
-    async with keeping(ledgers) as keeper:
-        counter = CopylessCounter(keeper, ledgers.clock, on_count=lambda: None)
-        found: list[Copyless | None] = []
+    async with keeping(ledgers) as updater:
+        counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
+        found: list[UnavailableLedgers | None] = []
         for away in (frozenset([A, B, C]), frozenset([A, B, C, D])):
             counter.see(away)
             await counter.run_once()
             found.append(counter.of(away))
 
     assert found == [
-        Copyless(count=3, first=(1, 2, 3), enough_for={A: 3, B: 2, C: 1}),
-        Copyless(count=4, first=(1, 2, 3, 4), enough_for={A: 3, B: 1, C: 1, D: 1}),
+        UnavailableLedgers(count=3, first=(1, 2, 3), enough_for={A: 3, B: 2, C: 1}),
+        UnavailableLedgers(count=4, first=(1, 2, 3, 4), enough_for={A: 3, B: 1, C: 1, D: 1}),
     ]
 
 
@@ -188,8 +193,8 @@ async def test_of_very_many_the_first_are_named() -> None:
     for ledger_id in range(IDS_KEPT_MAX + 5):
         await ledgers.write(ledger_id, A, B)
 
-    async with keeping(ledgers) as keeper:
-        counter = CopylessCounter(keeper, ledgers.clock, on_count=lambda: None)
+    async with keeping(ledgers) as updater:
+        counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
         counter.see(frozenset([A, B]))
         await counter.run_once()
 
@@ -199,7 +204,7 @@ async def test_of_very_many_the_first_are_named() -> None:
 
 
 def test_whoever_names_several_is_found_a_block_at_a_time() -> None:
-    index = LedgerIndex()
+    index = LedgerMap()
     for ledger_id in range(5_000):
         bookies = (A, B) if ledger_id % 3 == 0 else (A, C) if ledger_id % 3 == 1 else (C, D)
         index.put(ledger_id, closed(*bookies), Stat(version=0, czxid=1, mzxid=1))

@@ -47,7 +47,7 @@ async def restarting(session: Callable[[], Awaitable[None]]) -> None:
     [
         pytest.param(znodes.locks_path(UR), id="locks"),
         pytest.param(znodes.marks_path(UR), id="the shared queue"),
-        pytest.param(znodes.marks_path(own_path(UR)), id="our own queue"),
+        pytest.param(znodes.marks_path(own_path(UR)), id="our private queue"),
         pytest.param(znodes.election_path(UR), id="election"),
         pytest.param(waiting_path(UR), id="waiting"),
         pytest.param(findings_path(UR), id="findings"),
@@ -76,7 +76,7 @@ async def test_ledgers_are_repaired_after_a_directory_was_deleted(path: str) -> 
             assert leader.task is not None
             await asyncio.wait([leader.task])
 
-    halves = [asyncio.create_task(restarting(half)) for half in (work, audit)]
+    halves = [asyncio.create_task(restarting(role)) for role in (work, audit)]
     await asyncio.sleep(5)
     if await cluster.store.exists(path) is not None:
         await delete_all(cluster, path)
@@ -84,8 +84,8 @@ async def test_ledgers_are_repaired_after_a_directory_was_deleted(path: str) -> 
     await cluster.kill(B2)
     await asyncio.sleep(3_600)
 
-    for half in halves:
-        half.cancel()
+    for role in halves:
+        role.cancel()
     await asyncio.gather(*halves, return_exceptions=True)
     assert await cluster.store.exists(f"{ROOT}/available") is not None
     await cluster.assert_whole(*range(LEDGERS))

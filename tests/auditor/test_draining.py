@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from auditor.draining import LOOK_S, RELIST_S
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.records import last_drains
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId, LedgerState
@@ -207,7 +207,7 @@ async def test_rule_s8_while_the_index_is_incomplete_nothing_is_said_to_be_drain
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B1, B2))
-    monkeypatch.setattr(IndexKeeper, "is_complete", False)
+    monkeypatch.setattr(LedgerMapUpdater, "is_complete", False)
     async with drained_soon(cluster, B3):
         await asyncio.sleep(60)
         assert await last_drains(cluster.store, UR) is None

@@ -9,7 +9,7 @@ from ledgers.errors import LeadershipLostError, SessionLostError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import SetData
 from replication import znodes
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.nodes import UR, node_info
 from tests.replication.overload import overload
@@ -31,7 +31,7 @@ class Candidate:
     @classmethod
     async def stand(cls, cluster: Cluster, name: str) -> "Candidate":
         store = MemoryStore(cluster.tree)
-        membership = await Membership.join(store, UR, node_info(name, Half.AUDITOR))
+        membership = await Membership.join(store, UR, node_info(name, Role.AUDITOR))
         candidate = cls(store, membership, name)
         await settle()
         return candidate
@@ -84,7 +84,7 @@ async def test_rule_s9_nobody_is_announced_as_leader_who_does_not_lead(
 ) -> None:
     cluster = await Cluster.start()
     store = MemoryStore(cluster.tree)
-    membership = await Membership.join(store, UR, node_info("node-1", Half.AUDITOR))
+    membership = await Membership.join(store, UR, node_info("node-1", Role.AUDITOR))
     election = Election(store, UR, membership, candidate="node-1", clock=cluster.clock)
 
     async def go_meanwhile(vote_path: str) -> None:
@@ -281,7 +281,7 @@ async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits_and_does_not
     one = await Candidate.stand(cluster, "node-1")
     store = MemoryStore(cluster.tree)
     throttled = overload(store, path)
-    membership = await Membership.join(store, UR, node_info("node-2", Half.AUDITOR))
+    membership = await Membership.join(store, UR, node_info("node-2", Role.AUDITOR))
     two = Candidate(store, membership, "node-2")
     await asyncio.sleep(60)
     assert not two.has_won
@@ -299,7 +299,7 @@ async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits_and_does_not
 async def test_rule_s9_an_announcement_that_was_lost_is_made_again_by_who_still_leads() -> None:
     cluster = await Cluster.start()
     store = MemoryStore(cluster.tree)
-    membership = await Membership.join(store, UR, node_info("node-1", Half.AUDITOR))
+    membership = await Membership.join(store, UR, node_info("node-1", Role.AUDITOR))
     fault_once(cluster, store, SetData, Fault.LOST_REPLY)
     ours = Candidate(store, membership, "node-1")
 

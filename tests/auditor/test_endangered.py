@@ -1,7 +1,12 @@
 import pytest
 
-from auditor.ledger_map import IndexedLedger
-from auditor.underreplication import DangerQueue, Endangered, endangered, most_endangered_first
+from auditor.ledger_map import MappedLedger
+from auditor.underreplication import (
+    MarkQueue,
+    UnderreplicatedLedger,
+    fewest_copies_first,
+    underreplicated,
+)
 from ledgers.model import BookieId, LedgerState
 
 BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(1, 7))
@@ -9,8 +14,8 @@ BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(1, 7))
 
 def ledger(
     *ensembles: tuple[int, ...], ledger_id: int = 7, write_quorum: int = 2, length: int = 0
-) -> IndexedLedger:
-    return IndexedLedger(
+) -> MappedLedger:
+    return MappedLedger(
         ledger_id=ledger_id,
         state=LedgerState.CLOSED,
         write_quorum=write_quorum,
@@ -41,18 +46,18 @@ def lost(*numbers: int) -> list[BookieId]:
 def test_the_copies_left_of_the_worst_entry(
     ensembles: list[tuple[int, ...]], write_quorum: int, gone: tuple[int, ...], copies_left: int
 ) -> None:
-    found = endangered(ledger(*ensembles, write_quorum=write_quorum), lost(*gone))
+    found = underreplicated(ledger(*ensembles, write_quorum=write_quorum), lost(*gone))
 
     assert found is not None
     assert found.copies_left == copies_left
 
 
 def test_a_ledger_that_names_no_lost_bookie_is_not_endangered() -> None:
-    assert endangered(ledger((1, 2, 3)), lost(4)) is None
+    assert underreplicated(ledger((1, 2, 3)), lost(4)) is None
 
 
 def test_the_mark_names_every_lost_bookie_of_every_segment_once() -> None:
-    found = endangered(ledger((1, 2, 3), (1, 4, 5)), lost(4, 1, 6))
+    found = underreplicated(ledger((1, 2, 3), (1, 4, 5)), lost(4, 1, 6))
 
     assert found is not None
     assert found.lost == tuple(lost(1, 4))
@@ -60,13 +65,13 @@ def test_the_mark_names_every_lost_bookie_of_every_segment_once() -> None:
 
 def test_fewest_copies_first_then_the_oldest_loss_then_most_bytes() -> None:
     since_s = dict(zip(lost(1, 2), (100.0, 50.0), strict=True))
-    one_copy = endangered(ledger((1, 3), ledger_id=1, write_quorum=2), since_s)
-    old_loss = endangered(ledger((2, 3, 4), ledger_id=2, write_quorum=3), since_s)
-    big = endangered(ledger((1, 3, 4), ledger_id=3, write_quorum=3, length=1000), since_s)
-    small = endangered(ledger((1, 3, 4), ledger_id=4, write_quorum=3, length=10), since_s)
+    one_copy = underreplicated(ledger((1, 3), ledger_id=1, write_quorum=2), since_s)
+    old_loss = underreplicated(ledger((2, 3, 4), ledger_id=2, write_quorum=3), since_s)
+    big = underreplicated(ledger((1, 3, 4), ledger_id=3, write_quorum=3, length=1000), since_s)
+    small = underreplicated(ledger((1, 3, 4), ledger_id=4, write_quorum=3, length=10), since_s)
     found = [x for x in (small, big, old_loss, one_copy) if x is not None]
 
-    assert [x.ledger_id for x in most_endangered_first(found, since_s)] == [1, 2, 3, 4]
+    assert [x.ledger_id for x in fewest_copies_first(found, since_s)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -80,9 +85,13 @@ def test_fewest_copies_first_then_the_oldest_loss_then_most_bytes() -> None:
     ],
 )
 def test_what_is_urgent(copies_left: list[int], urgent: list[int]) -> None:
-    queue = DangerQueue({})
+    queue = MarkQueue({})
     for ledger_id, left in enumerate(copies_left):
-        queue.add(Endangered(ledger_id=ledger_id, lost=(BOOKIES[0],), copies_left=left, length=0))
+        queue.add(
+            UnderreplicatedLedger(
+                ledger_id=ledger_id, lost=(BOOKIES[0],), copies_left=left, length=0
+            )
+        )
     while queue:
         queue.take()
 
@@ -90,11 +99,15 @@ def test_what_is_urgent(copies_left: list[int], urgent: list[int]) -> None:
 
 
 def test_what_comes_late_and_is_more_endangered_overtakes() -> None:
-    queue = DangerQueue({})
+    queue = MarkQueue({})
     for ledger_id, left in ((1, 2), (2, 1), (3, 2)):
-        queue.add(Endangered(ledger_id=ledger_id, lost=(BOOKIES[0],), copies_left=left, length=0))
+        queue.add(
+            UnderreplicatedLedger(
+                ledger_id=ledger_id, lost=(BOOKIES[0],), copies_left=left, length=0
+            )
+        )
 
     first = queue.take().ledger_id
-    queue.add(Endangered(ledger_id=4, lost=(BOOKIES[0],), copies_left=0, length=0))
+    queue.add(UnderreplicatedLedger(ledger_id=4, lost=(BOOKIES[0],), copies_left=0, length=0))
 
     assert [first, *(queue.take().ledger_id for _ in range(3))] == [2, 4, 1, 3]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.safety_hold import Muster, is_warranted, wanted_hold
+from auditor.safety_hold import BookieCensus, is_warranted, wanted_hold
 from auditor.settings import HoldSettings
 from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK
@@ -20,15 +20,15 @@ SETTINGS = HoldSettings(share=0.3, bookies_min=3, window_s=120, lasts_s=3_600)
 NOW_S, NOW_MS = 10_000.0, 1_700_000_000_000
 
 
-def muster(
+def census(
     bookies: Sequence[BookieId],
     gone_ago_s: Mapping[BookieId, float],
     *,
     settled: Sequence[BookieId] = (),
     racks: Mapping[BookieId, str] | None = None,
-) -> Muster:
+) -> BookieCensus:
     """``gone_ago_s``: how long ago each of the absent ones went."""
-    return Muster(
+    return BookieCensus(
         present=frozenset(bookies) - gone_ago_s.keys(),
         absent_since_s={bookie: NOW_S - ago_s for bookie, ago_s in gone_ago_s.items()},
         settled=frozenset(settled),
@@ -37,7 +37,7 @@ def muster(
 
 
 def wanted(
-    found: Muster,
+    found: BookieCensus,
     standing: HoldOrder | None = None,
     *,
     settings: HoldSettings = SETTINGS,
@@ -93,7 +93,7 @@ def all_gone(*bookies: BookieId, ago_s: float = 1) -> dict[BookieId, float]:
 def test_a_hold_begins_when_more_than_a_share_and_at_least_so_many_went_at_once(
     bookies: Sequence[BookieId], gone_ago_s: Mapping[BookieId, float], is_held: bool
 ) -> None:
-    hold = wanted(muster(bookies, gone_ago_s))
+    hold = wanted(census(bookies, gone_ago_s))
 
     assert (hold is not None) is is_held
     if hold is not None:
@@ -113,7 +113,7 @@ def test_a_hold_begins_when_more_than_a_share_and_at_least_so_many_went_at_once(
 def test_at_its_ends_the_share_leaves_it_to_the_number_or_to_operators(
     share: float, gone: Sequence[BookieId], is_held: bool
 ) -> None:
-    hold = wanted(muster(TEN, all_gone(*gone)), settings=replace(SETTINGS, share=share))
+    hold = wanted(census(TEN, all_gone(*gone)), settings=replace(SETTINGS, share=share))
 
     assert (hold is not None) is is_held
 
@@ -144,7 +144,7 @@ def test_a_whole_rack_is_enough_where_the_share_is_exceeded_as_well(
     racks: Mapping[BookieId, str],
     is_held: bool,
 ) -> None:
-    hold = wanted(muster(bookies, all_gone(*gone), racks=racks))
+    hold = wanted(census(bookies, all_gone(*gone), racks=racks))
 
     assert (hold is not None) is is_held
     if hold is not None:
@@ -169,11 +169,11 @@ def test_a_whole_rack_is_enough_where_the_share_is_exceeded_as_well(
 def test_bookies_whose_ledgers_are_marked_count_only_while_the_wave_may_still_come(
     gone_ago_s: Mapping[BookieId, float], settled: Sequence[BookieId], is_held: bool
 ) -> None:
-    assert (wanted(muster(TEN, gone_ago_s, settled=settled)) is not None) is is_held
+    assert (wanted(census(TEN, gone_ago_s, settled=settled)) is not None) is is_held
 
 
 def test_a_hold_says_why_and_until_when() -> None:
-    hold = wanted(muster(TEN, all_gone(A, B, C, D)))
+    hold = wanted(census(TEN, all_gone(A, B, C, D)))
 
     assert hold is not None
     assert hold.reason == "4 of 10 bookies went within 120 s"
@@ -181,7 +181,7 @@ def test_a_hold_says_why_and_until_when() -> None:
 
 
 def test_a_hold_that_is_set_to_last_has_no_end_of_its_own() -> None:
-    hold = wanted(muster(TEN, all_gone(A, B, C, D)), settings=replace(SETTINGS, lasts_s=0))
+    hold = wanted(census(TEN, all_gone(A, B, C, D)), settings=replace(SETTINGS, lasts_s=0))
 
     assert hold is not None
     assert hold.until_ms is None
@@ -190,7 +190,7 @@ def test_a_hold_that_is_set_to_last_has_no_end_of_its_own() -> None:
 def test_none_begins_where_it_is_switched_off_but_an_operators_stands() -> None:
     off = replace(SETTINGS, enabled=False)
     by_operator = HoldOrder(since_ms=1, is_by_operator=True)
-    found = muster(TEN, all_gone(A, B, C, D))
+    found = census(TEN, all_gone(A, B, C, D))
 
     assert wanted(found, settings=off) is None
     assert wanted(found, by_operator, settings=off) == by_operator
@@ -203,18 +203,18 @@ HELD = HoldOrder(since_ms=NOW_MS - 1_000, until_ms=NOW_MS + 1_000, bookies=(A, B
 
 
 def test_one_that_stands_is_left_as_it_is() -> None:
-    assert wanted(muster(TEN, all_gone(A, B, C, D)), HELD) == HELD
-    assert wanted(muster(TEN, all_gone(A, B, C)), HELD) == HELD, "not yet for long enough"
+    assert wanted(census(TEN, all_gone(A, B, C, D)), HELD) == HELD
+    assert wanted(census(TEN, all_gone(A, B, C)), HELD) == HELD, "not yet for long enough"
 
 
 def test_whoever_goes_while_it_stands_is_named_as_well() -> None:
-    hold = wanted(muster(TEN, {**all_gone(A, B, C, D, ago_s=900), E: 0}), HELD)
+    hold = wanted(census(TEN, {**all_gone(A, B, C, D, ago_s=900), E: 0}), HELD)
 
     assert hold == replace(HELD, bookies=(A, B, C, D, E))
 
 
 def test_one_that_is_not_warranted_for_long_enough_is_taken_back() -> None:
-    assert wanted(muster(TEN, all_gone(A)), HELD, is_calm=True) is None
+    assert wanted(census(TEN, all_gone(A)), HELD, is_calm=True) is None
 
 
 @pytest.mark.parametrize(
@@ -231,13 +231,13 @@ def test_a_hold_is_warranted_by_its_own_bookies_whenever_they_went(
 ) -> None:
     gone_ago_s = {bookie: 1_000.0 * number for number, bookie in enumerate(gone)}
 
-    assert is_warranted(HELD, muster(TEN, gone_ago_s), SETTINGS) is is_still
+    assert is_warranted(HELD, census(TEN, gone_ago_s), SETTINGS) is is_still
 
 
 def test_an_operators_stands_whatever_the_bookies_do() -> None:
     by_operator = HoldOrder(since_ms=1, is_by_operator=True)
 
-    for found in (muster(TEN, {}), muster(TEN, all_gone(*TEN))):
+    for found in (census(TEN, {}), census(TEN, all_gone(*TEN))):
         assert wanted(found, by_operator, is_calm=True) == by_operator
 
 
@@ -249,7 +249,7 @@ OVER = replace(HELD, until_ms=NOW_MS)
 
 @pytest.mark.parametrize("over", [RELEASED, OVER], ids=["by an operator", "by its own end"])
 def test_nothing_holds_again_on_account_of_the_bookies_it_was_about(over: HoldOrder) -> None:
-    found = muster(TEN, all_gone(A, B, C, D))
+    found = census(TEN, all_gone(A, B, C, D))
 
     hold = wanted(found, over)
 
@@ -260,7 +260,7 @@ def test_nothing_holds_again_on_account_of_the_bookies_it_was_about(over: HoldOr
 
 @pytest.mark.parametrize("over", [RELEASED, OVER], ids=["by an operator", "by its own end"])
 def test_a_further_wave_is_held_for(over: HoldOrder) -> None:
-    hold = wanted(muster(TEN, {**all_gone(A, B, C, D, ago_s=50), **all_gone(E, F, G)}), over)
+    hold = wanted(census(TEN, {**all_gone(A, B, C, D, ago_s=50), **all_gone(E, F, G)}), over)
 
     assert hold is not None
     assert not hold.is_released
@@ -269,17 +269,17 @@ def test_a_further_wave_is_held_for(over: HoldOrder) -> None:
 
 
 def test_a_further_loss_that_is_no_wave_is_not() -> None:
-    hold = wanted(muster(TEN, {**all_gone(A, B, C, D), E: 1}), RELEASED)
+    hold = wanted(census(TEN, {**all_gone(A, B, C, D), E: 1}), RELEASED)
 
     assert hold == RELEASED
 
 
 def test_bookies_that_came_back_are_held_for_again() -> None:
-    back = wanted(muster(TEN, all_gone(A)), RELEASED)
+    back = wanted(census(TEN, all_gone(A)), RELEASED)
     assert back == replace(RELEASED, bookies=(A,))
-    assert wanted(muster(TEN, {}), back) is None
+    assert wanted(census(TEN, {}), back) is None
 
-    again = wanted(muster(TEN, {A: 900, **all_gone(B, C, D)}), back)
+    again = wanted(census(TEN, {A: 900, **all_gone(B, C, D)}), back)
 
     assert again is not None
     assert not again.is_released
@@ -289,8 +289,8 @@ def test_bookies_that_came_back_are_held_for_again() -> None:
 def test_an_operators_hold_that_is_over_by_itself_says_nothing_of_bookies_still_away() -> None:
     over = HoldOrder(since_ms=1, until_ms=NOW_MS, is_by_operator=True)
 
-    assert wanted(muster(TEN, all_gone(A)), over) is None
-    hold = wanted(muster(TEN, all_gone(A, B, C, D)), over)
+    assert wanted(census(TEN, all_gone(A)), over) is None
+    hold = wanted(census(TEN, all_gone(A, B, C, D)), over)
     assert hold is not None
     assert not hold.is_by_operator
 
@@ -317,7 +317,7 @@ def test_who_is_away_on_purpose_or_for_good_does_not_count() -> None:
         ),
     )
 
-    found = Muster.of(
+    found = BookieCensus.of(
         view,
         dict.fromkeys((A, B, C, D), 50.0),
         lost_since_s={C: 10.0, E: 20.0},
@@ -332,7 +332,7 @@ def test_who_is_away_on_purpose_or_for_good_does_not_count() -> None:
 
 
 def test_without_any_cookie_every_bookie_that_is_away_counts() -> None:
-    found = Muster.of(
+    found = BookieCensus.of(
         ClusterView(bookies=BookieView()),
         {A: 50.0},
         lost_since_s={},

@@ -14,7 +14,7 @@ from ledgers.errors import LeadershipLostError, UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import Operation
-from replication.orders import HoldOrder, OrderBook, Orders, StandingOrder, hold_place
+from replication.orders import HoldOrder, OrderBook, Orders, StoredOrder, hold_place
 from replication.znodes import orders_path
 from tests.auditor.auditing import Leader, leading
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -51,8 +51,8 @@ async def keep(
     return await holds.keep(view, dict.fromkeys(away, now_s), lost_since_s={})
 
 
-async def standing(cluster: Cluster) -> StandingOrder[HoldOrder] | None:
-    return await OrderBook(cluster.store, UR).standing(PLACE)
+async def standing(cluster: Cluster) -> StoredOrder[HoldOrder] | None:
+    return await OrderBook(cluster.store, UR).stored(PLACE)
 
 
 @in_virtual_time

@@ -35,62 +35,62 @@ async def test_all_ledgers_are_known_once_it_is_built(layout: Layout) -> None:
     if layout in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL):
         await ledgers.write(LONG, B1, B4)
 
-    async with keeping(ledgers) as keeper:
-        assert contents(keeper) == await read_all(ledgers.manager)
-        assert keeper.index.naming(B1) == sorted(await read_all(ledgers.manager))
-        assert keeper.index.naming(B3) == list(range(25))
-        assert keeper.completed_count == 1
-        assert keeper.take_touched() == set()
+    async with keeping(ledgers) as updater:
+        assert contents(updater) == await read_all(ledgers.manager)
+        assert updater.ledger_map.naming(B1) == sorted(await read_all(ledgers.manager))
+        assert updater.ledger_map.naming(B3) == list(range(25))
+        assert updater.completed_count == 1
+        assert updater.take_touched() == set()
 
 
 @in_virtual_time
 async def test_a_cluster_without_ledgers_is_known_as_such() -> None:
-    async with keeping(await with_ledgers(0)) as keeper:
-        assert len(keeper.index) == 0
-        assert keeper.completed_count == 1
+    async with keeping(await with_ledgers(0)) as updater:
+        assert len(updater.ledger_map) == 0
+        assert updater.completed_count == 1
 
 
 @pytest.mark.parametrize("layout", list(Layout))
 @in_virtual_time
 async def test_what_happens_to_a_ledger_is_known_at_once(layout: Layout) -> None:
     ledgers = await with_ledgers(3, layout)
-    async with keeping(ledgers) as keeper:
+    async with keeping(ledgers) as updater:
         await ledgers.write(1, B1, B4)
         await ledgers.write(7)
         await ledgers.delete(2)
         await asyncio.sleep(SOON_S)
 
-        assert contents(keeper) == await read_all(ledgers.manager)
-        assert keeper.index.naming(B4) == [1]
-        assert keeper.take_touched() == {1, 2, 7}
-        assert keeper.take_touched() == set()
-        assert keeper.completed_count == 1
+        assert contents(updater) == await read_all(ledgers.manager)
+        assert updater.ledger_map.naming(B4) == [1]
+        assert updater.take_touched() == {1, 2, 7}
+        assert updater.take_touched() == set()
+        assert updater.completed_count == 1
 
 
 @in_virtual_time
 async def test_a_ledger_in_a_directory_that_is_new_at_the_root_is_known_too() -> None:
     ledgers = await with_ledgers(3)
-    async with keeping(ledgers) as keeper:
+    async with keeping(ledgers) as updater:
         await ledgers.write(LONG)
-        assert await soon(keeper) == [0, 1, 2, LONG]
+        assert await soon(updater) == [0, 1, 2, LONG]
 
         await ledgers.delete(LONG)
-        assert await soon(keeper) == [0, 1, 2]
+        assert await soon(updater) == [0, 1, 2]
         await ledgers.write(LONG + 1)
-        assert await soon(keeper) == [0, 1, 2, LONG + 1]
+        assert await soon(updater) == [0, 1, 2, LONG + 1]
 
 
 @in_virtual_time
 async def test_what_a_repair_does_to_marks_and_locks_costs_no_read() -> None:
     ledgers = await with_ledgers(3)
-    async with keeping(ledgers) as keeper:
+    async with keeping(ledgers) as updater:
         await asyncio.sleep(SOON_S)
-        before = store_of(keeper).request_count
+        before = store_of(updater).request_count
         await ledgers.store.create(znodes.mark_path(UR, 1), with_parents=True)
         await ledgers.store.create(znodes.lock_path(UR, 1), with_parents=True)
         await asyncio.sleep(SOON_S)
 
-        assert store_of(keeper).request_count == before
+        assert store_of(updater).request_count == before
 
 
 @pytest.mark.compat(
@@ -101,74 +101,74 @@ async def test_what_a_repair_does_to_marks_and_locks_costs_no_read() -> None:
 @in_virtual_time
 async def test_after_a_change_of_ensemble_its_old_and_its_new_bookies_name_the_ledger() -> None:
     ledgers = await with_ledgers(3)
-    async with keeping(ledgers) as keeper:
+    async with keeping(ledgers) as updater:
         await asyncio.sleep(SOON_S)
-        before = store_of(keeper).request_count
+        before = store_of(updater).request_count
         await ledgers.append_segment(1, B2, B3, B4)
         await asyncio.sleep(SOON_S)
 
-        assert keeper.index.naming(B1) == keeper.index.naming(B2) == [0, 1, 2]
-        assert keeper.index.naming(B4) == [1]
-        assert store_of(keeper).request_count == before + 1
+        assert updater.ledger_map.naming(B1) == updater.ledger_map.naming(B2) == [0, 1, 2]
+        assert updater.ledger_map.naming(B4) == [1]
+        assert store_of(updater).request_count == before + 1
 
 
 @pytest.mark.compat("BookieLedgerIndexTest.testWithoutZookeeper", verdict="same")
 @in_virtual_time
 async def test_without_zookeeper_the_index_is_not_complete() -> None:
     ledgers = await with_ledgers(3)
-    async with keeping(ledgers, is_built=False) as keeper:
-        ledgers.tree.suspend(store_of(keeper))
+    async with keeping(ledgers, is_built=False) as updater:
+        ledgers.tree.suspend(store_of(updater))
         await asyncio.sleep(SOON_S)
-        assert not keeper.is_complete
-        assert keeper.completed_count == 0
+        assert not updater.is_complete
+        assert updater.completed_count == 0
 
-        ledgers.tree.resume(store_of(keeper))
-        assert await soon(keeper) == [0, 1, 2]
-        assert keeper.is_complete
+        ledgers.tree.resume(store_of(updater))
+        assert await soon(updater) == [0, 1, 2]
+        assert updater.is_complete
 
 
 @in_virtual_time
 async def test_what_a_suspended_session_missed_is_found_when_it_is_resumed() -> None:
     ledgers = await with_ledgers(5)
-    async with keeping(ledgers) as keeper:
-        ledgers.tree.suspend(store_of(keeper))
+    async with keeping(ledgers) as updater:
+        ledgers.tree.suspend(store_of(updater))
         await ledgers.write(1, B1, B4)
         await ledgers.write(9)
         await ledgers.delete(2)
         await asyncio.sleep(SOON_S)
-        assert keeper.index.naming(B4) == []
+        assert updater.ledger_map.naming(B4) == []
 
-        ledgers.tree.resume(store_of(keeper))
+        ledgers.tree.resume(store_of(updater))
         await asyncio.sleep(SOON_S)
 
-        assert contents(keeper) == await read_all(ledgers.manager)
-        assert keeper.take_touched() == {1, 2, 9}
-        assert keeper.completed_count == 2
+        assert contents(updater) == await read_all(ledgers.manager)
+        assert updater.take_touched() == {1, 2, 9}
+        assert updater.completed_count == 2
 
 
 @in_virtual_time
 async def test_a_directory_that_went_unseen_leaves_no_ledger_behind() -> None:
     ledgers = await with_ledgers(2)
     await ledgers.write(LONG)
-    async with keeping(ledgers) as keeper:
-        ledgers.tree.suspend(store_of(keeper))
+    async with keeping(ledgers) as updater:
+        ledgers.tree.suspend(store_of(updater))
         await ledgers.delete(LONG)
-        ledgers.tree.resume(store_of(keeper))
+        ledgers.tree.resume(store_of(updater))
 
-        assert await soon(keeper) == [0, 1]
+        assert await soon(updater) == [0, 1]
 
 
 @in_virtual_time
 async def test_a_rescan_that_is_asked_for_reads_everything_again() -> None:
     ledgers = await with_ledgers(3)
-    async with keeping(ledgers) as keeper:
-        keeper.rescan()
-        assert not keeper.is_complete
+    async with keeping(ledgers) as updater:
+        updater.rescan()
+        assert not updater.is_complete
         await asyncio.sleep(SOON_S)
 
-        assert keeper.is_complete
-        assert keeper.completed_count == 2
-        assert keeper.take_touched() == set()
+        assert updater.is_complete
+        assert updater.completed_count == 2
+        assert updater.take_touched() == set()
 
 
 @in_virtual_time
@@ -177,15 +177,15 @@ async def test_ledgers_that_change_while_they_are_scanned_are_right_in_the_end(
 ) -> None:
     monkeypatch.setattr(ledger_map_updater, "READS_AT_ONCE", 3)
     ledgers = await with_ledgers(20)
-    async with keeping(ledgers, is_built=False) as keeper:
+    async with keeping(ledgers, is_built=False) as updater:
         for ledger_id in range(0, 20, 2):
             await ledgers.write(ledger_id, B2, B4)
             await ledgers.delete(ledger_id + 1)
             await ledgers.write(ledger_id + 100, B3, B4)
         await asyncio.sleep(SOON_S)
 
-        assert contents(keeper) == await read_all(ledgers.manager)
-        assert keeper.is_complete
+        assert contents(updater) == await read_all(ledgers.manager)
+        assert updater.is_complete
 
 
 @in_virtual_time
@@ -194,35 +194,35 @@ async def test_when_more_was_touched_than_is_remembered_all_is_to_be_looked_at(
 ) -> None:
     monkeypatch.setattr(keeper_module, "TOUCHED_MAX", 5)
     ledgers = await with_ledgers(1)
-    async with keeping(ledgers) as keeper:
+    async with keeping(ledgers) as updater:
         for ledger_id in range(6):
             await ledgers.write(ledger_id)
         await asyncio.sleep(SOON_S)
 
-        assert keeper.completed_count == 2
-        assert len(keeper.take_touched()) <= 5
+        assert updater.completed_count == 2
+        assert len(updater.take_touched()) <= 5
 
 
 @in_virtual_time
 async def test_who_waits_for_a_change_hears_of_it() -> None:
     ledgers = await with_ledgers(1)
-    async with keeping(ledgers) as keeper:
-        seen = keeper.change_count
-        waiting = asyncio.create_task(keeper.wait_change(seen))
+    async with keeping(ledgers) as updater:
+        seen = updater.change_count
+        waiting = asyncio.create_task(updater.wait_change(seen))
         await asyncio.sleep(SOON_S)
         assert not waiting.done()
 
         await ledgers.write(0, B1, B4)
         await waiting
-        assert keeper.change_count > seen
+        assert updater.change_count > seen
 
 
 @in_virtual_time
 async def test_keeping_the_index_ends_with_the_session() -> None:
     ledgers = await with_ledgers(1)
-    async with keeping(ledgers) as keeper:
-        running = asyncio.create_task(keeper.run())
-        ledgers.tree.expire(store_of(keeper))
+    async with keeping(ledgers) as updater:
+        running = asyncio.create_task(updater.run())
+        ledgers.tree.expire(store_of(updater))
 
         with pytest.raises(ExceptionGroup) as ended:
             await running
@@ -237,40 +237,40 @@ async def test_where_changes_are_not_told_all_is_read_again_from_time_to_time() 
     ledgers = await with_ledgers(3)
     ledgers.tree.has_recursive_watches = False
     with capture_logs() as logs:
-        async with keeping(ledgers) as keeper:
+        async with keeping(ledgers) as updater:
             await ledgers.write(1, B1, B4)
             await asyncio.sleep(RESCAN_S - 1)
-            assert keeper.index.naming(B4) == []
+            assert updater.ledger_map.naming(B4) == []
 
             await asyncio.sleep(2)
-            assert keeper.index.naming(B4) == [1]
-            assert keeper.completed_count == 2
+            assert updater.ledger_map.naming(B4) == [1]
+            assert updater.completed_count == 2
             await asyncio.sleep(RESCAN_S)
-            assert keeper.completed_count == 3
+            assert updater.completed_count == 3
 
-    assert [x["log_level"] for x in logs if x["event"] == "index.untold"] == ["warning"]
+    assert [x["log_level"] for x in logs if x["event"] == "ledger_map.untold"] == ["warning"]
 
 
 @in_virtual_time
 async def test_where_changes_are_not_told_a_rescan_is_made_at_once_when_asked_for() -> None:
     ledgers = await with_ledgers(3)
     ledgers.tree.has_recursive_watches = False
-    async with keeping(ledgers) as keeper:
+    async with keeping(ledgers) as updater:
         await ledgers.delete(1)
-        keeper.rescan()
+        updater.rescan()
 
-        assert await soon(keeper) == [0, 2]
+        assert await soon(updater) == [0, 2]
 
 
 @in_virtual_time
 async def test_where_changes_are_not_told_new_directories_and_reconnections_still_are() -> None:
     ledgers = await with_ledgers(3)
     ledgers.tree.has_recursive_watches = False
-    async with keeping(ledgers) as keeper:
+    async with keeping(ledgers) as updater:
         await ledgers.write(LONG)
-        assert await soon(keeper) == [0, 1, 2, LONG]
+        assert await soon(updater) == [0, 1, 2, LONG]
 
-        ledgers.tree.suspend(store_of(keeper))
+        ledgers.tree.suspend(store_of(updater))
         await ledgers.delete(0)
-        ledgers.tree.resume(store_of(keeper))
-        assert await soon(keeper) == [1, 2, LONG]
+        ledgers.tree.resume(store_of(updater))
+        assert await soon(updater) == [1, 2, LONG]

@@ -6,12 +6,12 @@ import pytest
 
 from auditor.ledger_map_updater import (
     WRITE_INTERVAL_S,
-    IndexKeeper,
-    IndexNote,
-    IndexTeller,
+    LedgerMapRecord,
+    LedgerMapReporter,
+    LedgerMapUpdater,
     ScanProgress,
-    index_note_path,
-    read_index_note,
+    ledger_map_path,
+    read_ledger_map_record,
 )
 from tests.auditor.auditing import leading
 from tests.auditor.scenes import with_ledgers
@@ -20,9 +20,9 @@ from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import UR
 
 
-def unbuilt(cluster: Cluster) -> IndexKeeper:
+def unbuilt(cluster: Cluster) -> LedgerMapUpdater:
     """That nobody runs: the test says how far it is."""
-    return IndexKeeper(
+    return LedgerMapUpdater(
         store=cluster.store,
         manager=cluster.manager,
         clock=cluster.clock,
@@ -33,15 +33,15 @@ def unbuilt(cluster: Cluster) -> IndexKeeper:
 @in_virtual_time
 async def test_it_is_told_when_it_begins_now_and_then_and_when_it_is_complete() -> None:
     cluster = await Cluster.start()
-    keeper, told = unbuilt(cluster), list[IndexNote]()
+    updater, told = unbuilt(cluster), list[LedgerMapRecord]()
 
-    async def note(each: IndexNote) -> None:
+    async def note(each: LedgerMapRecord) -> None:
         told.append(each)
 
-    teller = IndexTeller(keeper, note, session_id=5, clock=cluster.clock)
-    keeper.progress = ScanProgress(expected_count=1_000, started_s=0.0, read_count=10)
+    teller = LedgerMapReporter(updater, note, session_id=5, clock=cluster.clock)
+    updater.progress = ScanProgress(expected_count=1_000, started_s=0.0, read_count=10)
     await teller.run_once()
-    keeper.progress.read_count = 20
+    updater.progress.read_count = 20
     await teller.run_once()
     await asyncio.sleep(WRITE_INTERVAL_S)
     await teller.run_once()
@@ -57,14 +57,14 @@ async def test_the_next_leader_writes_its_own_over_it() -> None:
         async with leading(cluster) as leader:
             await asyncio.sleep(1)
             session_id = leader.store.session_id
-            teller = IndexTeller(
-                leader.keeper,
+            teller = LedgerMapReporter(
+                leader.updater,
                 leader.records.write_index,
                 session_id=session_id,
                 clock=cluster.clock,
             )
             await teller.run_once()
-            found = await read_index_note(cluster.store, UR)
+            found = await read_ledger_map_record(cluster.store, UR)
 
         assert found is not None
         assert (found.session_id, found.is_complete, found.ledger_count) == (session_id, True, 2)
@@ -76,8 +76,8 @@ async def test_the_next_leader_writes_its_own_over_it() -> None:
 @in_virtual_time
 async def test_a_note_that_cannot_be_read_is_none(data: bytes) -> None:
     cluster = await Cluster.start()
-    assert await read_index_note(cluster.store, UR) is None
+    assert await read_ledger_map_record(cluster.store, UR) is None
 
-    await cluster.store.create(index_note_path(UR), data, with_parents=True)
+    await cluster.store.create(ledger_map_path(UR), data, with_parents=True)
 
-    assert await read_index_note(cluster.store, UR) is None
+    assert await read_ledger_map_record(cluster.store, UR) is None

@@ -37,15 +37,15 @@ async def test_rule_s8_an_unreadable_ledger_is_reported_and_the_rest_goes_on(dat
         await ledgers.damage(ledger_id, data)
 
     with capture_logs() as logs:
-        async with keeping(ledgers) as keeper:
-            assert keeper.index.unreadable == {3, 8}
-            assert keeper.index.naming(B1) == [0, 1, 2, 4, 5, 6, 7, 9]
-            assert len(keeper.index) == 10
+        async with keeping(ledgers) as updater:
+            assert updater.ledger_map.unreadable == {3, 8}
+            assert updater.ledger_map.naming(B1) == [0, 1, 2, 4, 5, 6, 7, 9]
+            assert len(updater.ledger_map) == 10
             await ledgers.damage(4, data)
-            await soon(keeper)
-            assert keeper.index.unreadable == {3, 4, 8}
+            await soon(updater)
+            assert updater.ledger_map.unreadable == {3, 4, 8}
 
-    (told,) = [line for line in logs if line["event"] == "index.unreadable_ledgers"]
+    (told,) = [line for line in logs if line["event"] == "ledger_map.unreadable_ledgers"]
     assert (told["count"], told["ledger_ids"]) == (2, [3, 8])
 
 
@@ -56,18 +56,18 @@ async def test_znodes_that_are_no_ledgers_are_reported_and_nothing_more() -> Non
     await ledgers.store.create(f"{ROOT}/00/stray")
 
     with capture_logs() as logs:
-        async with keeping(ledgers) as keeper:
-            assert await soon(keeper) == [0, 1]
+        async with keeping(ledgers) as updater:
+            assert await soon(updater) == [0, 1]
 
-    (told,) = [line for line in logs if line["event"] == "index.stray_znodes"]
+    (told,) = [line for line in logs if line["event"] == "ledger_map.stray_znodes"]
     assert told["paths"] == [f"{ROOT}/00/stray", f"{ROOT}/00/0000/garbage"]
 
 
 @in_virtual_time
 async def test_rule_s8_a_walk_that_breaks_off_takes_nothing_out_and_is_tried_again() -> None:
     ledgers = await with_ledgers(5)
-    async with keeping(ledgers) as keeper:
-        listing, failures = keeper._manager.ledger_ids_of, iter([True, True])
+    async with keeping(ledgers) as updater:
+        listing, failures = updater._manager.ledger_ids_of, iter([True, True])
 
         async def break_off(*args, **options):  # type: ignore[no-untyped-def]
             async for ledger_ids in listing(*args, **options):
@@ -75,17 +75,17 @@ async def test_rule_s8_a_walk_that_breaks_off_takes_nothing_out_and_is_tried_aga
                     raise UnavailableError("broken off")
                 yield ledger_ids
 
-        keeper._manager.ledger_ids_of = break_off  # type: ignore[method-assign]
-        keeper.rescan()
+        updater._manager.ledger_ids_of = break_off  # type: ignore[method-assign]
+        updater.rescan()
         await asyncio.sleep(keeper_module.RETRY_MIN_S - 0.1)
-        assert not keeper.is_complete
-        assert len(keeper.index) == 5
-        assert keeper.completed_count == 1
+        assert not updater.is_complete
+        assert len(updater.ledger_map) == 5
+        assert updater.completed_count == 1
 
         await asyncio.sleep(3 * keeper_module.RETRY_MIN_S)
-        assert keeper.is_complete
-        assert keeper.completed_count == 2
-        assert len(keeper.index) == 5
+        assert updater.is_complete
+        assert updater.completed_count == 2
+        assert len(updater.ledger_map) == 5
 
 
 @in_virtual_time
@@ -94,17 +94,17 @@ async def test_rule_s8_a_ledger_that_is_not_listed_is_gone_only_if_a_second_read
 ) -> None:
     monkeypatch.setattr(ledger_map_updater, "READS_AT_ONCE", 2)
     ledgers = await with_ledgers(9)
-    async with keeping(ledgers) as keeper:
-        listing = keeper._manager.ledger_ids_of
+    async with keeping(ledgers) as updater:
+        listing = updater._manager.ledger_ids_of
 
         async def forget_some(*args, **options):  # type: ignore[no-untyped-def]
             async for ledger_ids in listing(*args, **options):
                 yield [i for i in ledger_ids if i not in (0, 3, 4, 8)]
 
-        keeper._manager.ledger_ids_of = forget_some  # type: ignore[method-assign]
-        keeper.rescan()
-        assert await soon(keeper) == list(range(9))
-        assert keeper.is_complete
+        updater._manager.ledger_ids_of = forget_some  # type: ignore[method-assign]
+        updater.rescan()
+        assert await soon(updater) == list(range(9))
+        assert updater.is_complete
 
 
 EACH_SERVER = pytest.mark.parametrize(
@@ -118,12 +118,12 @@ async def test_a_ledger_that_acls_shut_away_is_unreadable_like_any_other(
     is_stat_open: bool,
 ) -> None:
     ledgers = await with_ledgers(3)
-    async with keeping(ledgers, is_built=False) as keeper:
-        shut_out(store_of(keeper), ledgers.manager.path(1), is_stat_open=is_stat_open)
+    async with keeping(ledgers, is_built=False) as updater:
+        shut_out(store_of(updater), ledgers.manager.path(1), is_stat_open=is_stat_open)
 
-        assert await soon(keeper) == [0, 1, 2]
-        assert keeper.index.unreadable == {1}
-        assert keeper.is_complete
+        assert await soon(updater) == [0, 1, 2]
+        assert updater.ledger_map.unreadable == {1}
+        assert updater.is_complete
 
 
 @in_virtual_time
@@ -132,31 +132,31 @@ async def test_a_ledger_shut_away_after_it_was_read_is_believed_only_where_it_is
 ):
     for is_stat_open, unreadable in ((True, set()), (False, {1})):
         ledgers = await with_ledgers(3)
-        async with keeping(ledgers) as keeper:
-            shut = shut_out(store_of(keeper), ledgers.manager.path(1), is_stat_open=is_stat_open)
-            keeper.rescan()
-            await soon(keeper)
-            assert keeper.index.unreadable == unreadable
-            assert keeper.take_touched() == unreadable
-            keeper.rescan()
-            await soon(keeper)
-            assert keeper.take_touched() == set()
+        async with keeping(ledgers) as updater:
+            shut = shut_out(store_of(updater), ledgers.manager.path(1), is_stat_open=is_stat_open)
+            updater.rescan()
+            await soon(updater)
+            assert updater.ledger_map.unreadable == unreadable
+            assert updater.take_touched() == unreadable
+            updater.rescan()
+            await soon(updater)
+            assert updater.take_touched() == set()
 
             shut.clear()
             await asyncio.sleep(keeper_module.UNREADABLE_AGAIN_S)
-            assert keeper.index.naming(B1) == [0, 1, 2]
+            assert updater.ledger_map.naming(B1) == [0, 1, 2]
 
 
 @in_virtual_time
 async def test_a_ledger_that_is_deleted_while_acls_shut_it_away_leaves_the_index() -> None:
     ledgers = await with_ledgers(3)
-    async with keeping(ledgers, is_built=False) as keeper:
-        shut_out(store_of(keeper), ledgers.manager.path(1))
-        await soon(keeper)
+    async with keeping(ledgers, is_built=False) as updater:
+        shut_out(store_of(updater), ledgers.manager.path(1))
+        await soon(updater)
         await ledgers.delete(1)
 
-        assert await soon(keeper) == [0, 2]
-        assert keeper.index.unreadable == set()
+        assert await soon(updater) == [0, 2]
+        assert updater.ledger_map.unreadable == set()
 
 
 @in_virtual_time
@@ -168,43 +168,43 @@ async def test_rule_s8_a_directory_that_acls_shut_away_is_not_empty_and_the_othe
     others = [*beside, *(i * 10**8 for i in range(1, 6))]
     for ledger_id in others:
         await ledgers.write(ledger_id)
-    async with keeping(ledgers, is_built=False) as keeper:
-        shut = shut_out(store_of(keeper), f"{ROOT}/00/0000")
-        assert await soon(keeper) == others
-        assert (keeper.is_complete, keeper.completed_count) == (False, 1)
-        assert keeper.refusal is not None
+    async with keeping(ledgers, is_built=False) as updater:
+        shut = shut_out(store_of(updater), f"{ROOT}/00/0000")
+        assert await soon(updater) == others
+        assert (updater.is_complete, updater.completed_count) == (False, 1)
+        assert updater.refusal is not None
         await asyncio.sleep(3 * keeper_module.UNREADABLE_AGAIN_S)
-        assert keeper.completed_count == 1, "nothing was read anew"
+        assert updater.completed_count == 1, "nothing was read anew"
 
         shut.clear()
         await asyncio.sleep(keeper_module.UNREADABLE_AGAIN_S)
-        assert await soon(keeper) == [0, 1, 2, *others]
-        assert keeper.is_complete
-        assert keeper.completed_count == 2
-        assert not keeper.refusal
+        assert await soon(updater) == [0, 1, 2, *others]
+        assert updater.is_complete
+        assert updater.completed_count == 2
+        assert not updater.refusal
 
         shut.add(f"{ROOT}/00/0000")
-        keeper.rescan()
-        assert await soon(keeper) == [0, 1, 2, *others]
-        assert (keeper.is_complete, keeper.completed_count) == (False, 3)
+        updater.rescan()
+        assert await soon(updater) == [0, 1, 2, *others]
+        assert (updater.is_complete, updater.completed_count) == (False, 3)
 
 
 @in_virtual_time
 async def test_what_acls_leave_open_is_not_read_again_and_again_for_what_they_shut_away() -> None:
     ledgers = await with_ledgers(3)
     await ledgers.write(20_000)
-    async with keeping(ledgers, is_built=False) as keeper:
-        store = store_of(keeper)
+    async with keeping(ledgers, is_built=False) as updater:
+        store = store_of(updater)
         shut = shut_out(store, f"{ROOT}/00/0002")
         before = store.request_count
         await asyncio.sleep(3_600)
-        assert await soon(keeper) == [0, 1, 2]
+        assert await soon(updater) == [0, 1, 2]
         assert store.request_count - before < 100
 
         shut.clear()
-        keeper.rescan()
-        assert await soon(keeper) == [0, 1, 2, 20_000], "it need not wait"
-        assert keeper.is_complete
+        updater.rescan()
+        assert await soon(updater) == [0, 1, 2, 20_000], "it need not wait"
+        assert updater.is_complete
 
 
 @EACH_SERVER
@@ -213,60 +213,60 @@ async def test_a_ledger_whose_acl_is_opened_is_read_though_nobody_writes_it(
     is_stat_open: bool,
 ) -> None:
     ledgers = await with_ledgers(3)
-    async with keeping(ledgers, is_built=False) as keeper:
+    async with keeping(ledgers, is_built=False) as updater:
         shut = shut_out(
-            store_of(keeper),
+            store_of(updater),
             *map(ledgers.manager.path, (0, 1)),
             is_stat_open=is_stat_open,
         )
-        await soon(keeper)
-        keeper.take_touched()
+        await soon(updater)
+        updater.take_touched()
         shut.remove(ledgers.manager.path(1))
         await asyncio.sleep(keeper_module.UNREADABLE_AGAIN_S)
 
-        assert keeper.index.unreadable == {0}
-        assert keeper.index.naming(B1) == [1, 2]
-        assert keeper.take_touched() == {1}
+        assert updater.ledger_map.unreadable == {0}
+        assert updater.ledger_map.naming(B1) == [1, 2]
+        assert updater.take_touched() == {1}
 
 
 @in_virtual_time
 async def test_a_ledger_that_is_damaged_for_good_is_no_news_however_often_it_is_read() -> None:
     ledgers = await with_ledgers(3)
     await ledgers.damage(1)
-    async with keeping(ledgers) as keeper:
+    async with keeping(ledgers) as updater:
         await asyncio.sleep(3 * keeper_module.UNREADABLE_AGAIN_S)
 
-        assert keeper.index.unreadable == {1}
-        assert keeper.take_touched() == set()
-        assert keeper.completed_count == 1
+        assert updater.ledger_map.unreadable == {1}
+        assert updater.take_touched() == set()
+        assert updater.completed_count == 1
 
 
 @in_virtual_time
 async def test_a_ledger_that_cannot_be_read_at_once_is_read_later() -> None:
     ledgers = await with_ledgers(3)
-    async with keeping(ledgers) as keeper:
+    async with keeping(ledgers) as updater:
 
         def lose_reads(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
-            is_ours = store is store_of(keeper) and not operations
+            is_ours = store is store_of(updater) and not operations
             return Fault.LOST_REPLY if is_ours else None
 
         ledgers.tree.faults = lose_reads
         await ledgers.write(1, B1, B4)
         await asyncio.sleep(keeper_module.RETRY_MIN_S / 2)
-        assert keeper.index.naming(B4) == []
+        assert updater.ledger_map.naming(B4) == []
 
         ledgers.tree.faults = None
         await asyncio.sleep(keeper_module.RETRY_MIN_S)
-        assert keeper.index.naming(B4) == [1]
-        assert keeper.take_touched() == {1}
+        assert updater.ledger_map.naming(B4) == [1]
+        assert updater.take_touched() == {1}
 
 
 @in_virtual_time
 async def test_rule_s8_a_server_that_lags_is_waited_for() -> None:
     ledgers = await with_ledgers(3)
-    async with keeping(ledgers, is_built=False) as keeper:
-        ledgers.tree.lag(store_of(keeper))
+    async with keeping(ledgers, is_built=False) as updater:
+        ledgers.tree.lag(store_of(updater))
         await ledgers.write(LONG)
         await ledgers.delete(0)
 
-        assert await soon(keeper) == [1, 2, LONG]
+        assert await soon(updater) == [1, 2, LONG]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from auditor.underreplication import Damage, Sight, java_sight
+from auditor.underreplication import Damage, Sight, java_visibility
 from ledgers.model import BookieId, Fragment
 from replication.entry_runs import EntryRuns
 from tests.replication.ledger_values import B1, B2, B3, B4, fragment
@@ -77,13 +77,13 @@ OPEN = (part(B1, B2, is_closed=False),)
 def test_java_sees_what_is_not_given_at_the_ends_of_a_part(
     fragments: tuple[Fragment, ...], damage: Mapping[BookieId, Damage], expected: Sight
 ) -> None:
-    assert java_sight(fragments, damage, registered=ALL) == expected
+    assert java_visibility(fragments, damage, registered=ALL) == expected
 
 
 def test_java_sees_all_of_a_bookie_that_is_not_registered() -> None:
     damage = {B1: lacks(4), B2: lacks(4)}
 
-    assert java_sight(ONE, damage, registered={B2}) == sight((B1,), (B2,))
+    assert java_visibility(ONE, damage, registered={B2}) == sight((B1,), (B2,))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auditor import ledger_map
-from auditor.ledger_map import LedgerIndex
+from auditor.ledger_map import LedgerMap
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Stat
 from tests.auditor.simple_index import SimpleIndex
@@ -70,7 +70,7 @@ def tiny_blocks() -> Iterator[None]:
 def test_it_says_what_a_simple_index_says(
     changes: list[tuple[Any, ...]], first: int, count_max: int
 ) -> None:
-    index, simple = LedgerIndex(), SimpleIndex()
+    index, simple = LedgerMap(), SimpleIndex()
 
     with tiny_blocks():
         for number, (name, age, *arguments) in enumerate(changes):
@@ -98,7 +98,7 @@ def test_it_says_what_a_simple_index_says(
 
 
 def test_reads_that_come_back_in_another_order_leave_the_newest() -> None:
-    index = LedgerIndex()
+    index = LedgerMap()
     newest = Stat(version=2, mzxid=20)
 
     assert index.put(1, three(NAMES[:3]), newest)
@@ -111,7 +111,7 @@ def test_reads_that_come_back_in_another_order_leave_the_newest() -> None:
 
 
 def test_what_could_not_be_read_gives_way_to_what_can_though_it_was_not_written() -> None:
-    index, stat = LedgerIndex(), Stat(version=1, mzxid=10)
+    index, stat = LedgerMap(), Stat(version=1, mzxid=10)
     assert index.put_unreadable(1, stat)
 
     assert not index.put(1, three(NAMES[3:]), Stat(version=0, mzxid=9))
@@ -133,7 +133,7 @@ def test_a_typical_ledger_weighs_at_most_150_bytes_though_none_shares_its_ensemb
     ids = range(LEDGERS) if is_ascending else rng.sample(range(LEDGERS), LEDGERS)
     ensembles = [rng.sample(bookies, 3) for _ in ids]
     tracemalloc.start()
-    index = LedgerIndex()
+    index = LedgerMap()
     for ledger_id, ensemble in zip(ids, ensembles, strict=True):
         index.put(ledger_id, three(ensemble), Stat(version=1, czxid=10**12, mzxid=10**12))
     used_bytes, _ = tracemalloc.get_traced_memory()
@@ -155,7 +155,7 @@ def three(ensemble: list[BookieId]) -> LedgerMetadata:
 
 
 def test_ledgers_that_were_opened_since_a_count_are_told_in_their_order() -> None:
-    index = LedgerIndex()
+    index = LedgerMap()
     opened = LedgerMetadata(
         ensemble_size=1,
         write_quorum=1,

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from auditor import marker
 from auditor.marker import MARKS_PER_MULTI, MULTIS_AT_ONCE
-from auditor.underreplication import Endangered
+from auditor.underreplication import UnderreplicatedLedger
 from ledgers.errors import (
     LeadershipLostError,
     NoNodeError,
@@ -39,8 +39,8 @@ from tests.replication.watched import settle
 MARK = znodes.mark_path(UR, LEDGER)
 
 
-def endangered(ledger_id: int, *lost: BookieId) -> Endangered:
-    return Endangered(ledger_id=ledger_id, lost=lost or (B1,), copies_left=1, length=0)
+def underreplicated(ledger_id: int, *lost: BookieId) -> UnderreplicatedLedger:
+    return UnderreplicatedLedger(ledger_id=ledger_id, lost=lost or (B1,), copies_left=1, length=0)
 
 
 async def mark_of(cluster: Cluster, ledger_id: int = LEDGER) -> Mark:
@@ -52,7 +52,7 @@ async def mark_of(cluster: Cluster, ledger_id: int = LEDGER) -> Mark:
 async def test_a_new_mark_says_who_is_lost_and_since_when() -> None:
     cluster = await Cluster.start()
     async with leading(cluster) as leader:
-        count = await leader.marker.mark_all([endangered(LEDGER, B1, B2)])
+        count = await leader.marker.mark_all([underreplicated(LEDGER, B1, B2)])
 
     assert count == 1
     data, stat = await cluster.store.get(MARK)
@@ -68,7 +68,7 @@ async def test_marks_are_made_in_the_order_given(monkeypatch: pytest.MonkeyPatch
     order = [5, 7_000, 3, 4_000, 1, 20_000, 2, 10_000]
     async with leading(cluster) as leader:
         await leader.marker.mark(0, (B1,))  # makes the directories: whoever lacks them falls behind
-        count = await leader.marker.mark_all([endangered(i) for i in order])
+        count = await leader.marker.mark_all([underreplicated(i) for i in order])
 
     made = {i: await cluster.store.exists(znodes.mark_path(UR, i)) for i in order}
     assert count == len(order)
@@ -83,7 +83,9 @@ async def test_thousands_of_marks_cost_few_requests() -> None:
         await settle()
         before = leader.store.request_count
 
-        count = await leader.marker.mark_all([endangered(i) for i in range(30 * MARKS_PER_MULTI)])
+        count = await leader.marker.mark_all(
+            [underreplicated(i) for i in range(30 * MARKS_PER_MULTI)]
+        )
 
         assert count == 30 * MARKS_PER_MULTI
         assert leader.store.request_count - before < count / 10
@@ -102,7 +104,7 @@ async def test_rule_s14_marks_that_name_very_many_bookies_stay_within_the_bound_
 
     async with leading(cluster) as leader:
         cluster.tree.faults = note
-        count = await leader.marker.mark_all([endangered(i, *many) for i in range(50)])
+        count = await leader.marker.mark_all([underreplicated(i, *many) for i in range(50)])
 
     assert count == 50
     assert 0 < largest <= BATCH_BYTES_MAX
@@ -111,7 +113,7 @@ async def test_rule_s14_marks_that_name_very_many_bookies_stay_within_the_bound_
 @in_virtual_time
 async def test_marks_that_stand_cost_a_look_each() -> None:
     cluster = await Cluster.start()
-    ledgers = [endangered(i) for i in range(20 * MARKS_PER_MULTI)]
+    ledgers = [underreplicated(i) for i in range(20 * MARKS_PER_MULTI)]
     async with leading(cluster) as leader:
         await leader.marker.mark_all(ledgers)
         await settle()
@@ -128,10 +130,10 @@ async def test_a_mark_that_acls_shut_away_is_told_of_and_keeps_no_other_from_bei
     async with leading(cluster) as leader:
         shut_out(leader.store, znodes.mark_path(UR, 1))
         with capture_logs() as logs:
-            assert await leader.marker.mark_all([endangered(i) for i in range(3)]) == 2
+            assert await leader.marker.mark_all([underreplicated(i) for i in range(3)]) == 2
 
     assert await cluster.marked() == [0, 1, 2]
-    told = [each for each in logs if each["event"] == "mark.shut_away"]
+    told = [each for each in logs if each["event"] == "mark.access_denied"]
     assert [(each["ledger_id"], each["log_level"]) for each in told] == [(1, "error")]
 
 
@@ -147,10 +149,10 @@ async def test_a_mark_that_may_not_be_written_keeps_no_other_from_being_made(shu
     async with leading(cluster) as leader:
         forbid_writing(leader.store, path)
         with capture_logs() as logs:
-            assert await leader.marker.mark_all([endangered(i) for i in (away, 0, 1)]) == 2
+            assert await leader.marker.mark_all([underreplicated(i) for i in (away, 0, 1)]) == 2
 
     assert set(await cluster.marked()) - {away} == {0, 1}
-    told = [each for each in logs if each["event"] == "mark.shut_away"]
+    told = [each for each in logs if each["event"] == "mark.access_denied"]
     assert [each["ledger_id"] for each in told] == [away]
 
 
@@ -178,7 +180,7 @@ async def test_a_mark_that_stands_is_extended_and_keeps_its_first_time() -> None
     cluster = await Cluster.start()
     await cluster.mark(B2, ctime_ms=5)
     async with leading(cluster) as leader:
-        assert await leader.marker.mark_all([endangered(LEDGER, B1, B2, B3)]) == 1
+        assert await leader.marker.mark_all([underreplicated(LEDGER, B1, B2, B3)]) == 1
 
     assert await mark_of(cluster) == Mark(replicas=(B2, B1, B3), ctime_ms=5)
 
@@ -189,7 +191,7 @@ async def test_a_mark_that_says_all_already_is_not_written() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, B2)
     async with leading(cluster) as leader:
-        assert await leader.marker.mark_all([endangered(LEDGER, B2)]) == 0
+        assert await leader.marker.mark_all([underreplicated(LEDGER, B2)]) == 0
 
     stat = await cluster.store.exists(MARK)
     assert stat is not None
@@ -213,7 +215,7 @@ async def test_what_is_no_good_mark_becomes_one(data: bytes, after: Mark) -> Non
     cluster = await Cluster.start()
     await cluster.store.create(MARK, data, with_parents=True)
     async with leading(cluster) as leader:
-        assert await leader.marker.mark_all([endangered(LEDGER, B1)]) == 1
+        assert await leader.marker.mark_all([underreplicated(LEDGER, B1)]) == 1
 
     mark = await mark_of(cluster)
     assert mark.replicas == after.replicas
@@ -225,7 +227,7 @@ async def test_an_empty_directory_left_behind_gets_its_mark() -> None:
     cluster = await Cluster.start()
     await cluster.store.create(MARK.rpartition("/")[0], with_parents=True)
     async with leading(cluster) as leader:
-        assert await leader.marker.mark_all([endangered(LEDGER)]) == 1
+        assert await leader.marker.mark_all([underreplicated(LEDGER)]) == 1
 
     assert await cluster.marked() == [LEDGER]
 
@@ -258,7 +260,7 @@ async def test_parents_that_java_removes_meanwhile_are_made_again() -> None:
         upper = [Delete(path=directory.rsplit("/", depth)[0]) for depth in (1, 2, 3)]
         before_write(cluster, leader.store, *upper)
 
-        assert await leader.marker.mark_all([endangered(LEDGER)]) == 1
+        assert await leader.marker.mark_all([underreplicated(LEDGER)]) == 1
 
     assert await cluster.marked() == [LEDGER]
 
@@ -280,7 +282,7 @@ async def test_parents_that_go_while_they_are_being_made_are_made_for_each_by_it
 
         monkeypatch.setattr(leader.marker, "_ensure", tidied)
 
-        assert await leader.marker.mark_all([endangered(LEDGER)]) == 1
+        assert await leader.marker.mark_all([underreplicated(LEDGER)]) == 1
 
     assert await cluster.marked() == [LEDGER]
 
@@ -304,7 +306,7 @@ async def test_a_mark_that_changes_while_it_is_being_extended_is_looked_at_again
     async with leading(cluster) as leader:
         before_write(cluster, leader.store, change, kind=SetData)
 
-        assert await leader.marker.mark_all([endangered(LEDGER, B1)]) == 1
+        assert await leader.marker.mark_all([underreplicated(LEDGER, B1)]) == 1
 
     assert B1 in (await mark_of(cluster)).replicas
     if isinstance(change, SetData):
@@ -322,7 +324,7 @@ async def test_after_a_lost_reply_the_mark_is_there_once(
         await cluster.mark(B2)
     async with leading(cluster) as leader:
         fault_once(cluster, leader.store, kind, fault, path=MARK)
-        await leader.marker.mark_all([endangered(LEDGER, B1)])
+        await leader.marker.mark_all([underreplicated(LEDGER, B1)])
 
     assert (await mark_of(cluster)).replicas.count(B1) == 1
 
@@ -340,7 +342,7 @@ async def test_a_mark_that_never_rests_is_an_error_that_a_later_audit_may_not_me
 
         cluster.tree.faults = always_first
         with pytest.raises(UnavailableError):
-            await leader.marker.mark_all([endangered(LEDGER, B1)])
+            await leader.marker.mark_all([underreplicated(LEDGER, B1)])
 
 
 @pytest.mark.parametrize(
@@ -361,7 +363,7 @@ async def test_rule_s9_who_does_not_lead_any_more_writes_nothing(
         await cluster.store.delete(gone)
         before = cluster.tree.snapshot()
 
-        for ledgers in ([endangered(LEDGER)], [endangered(1, B1)]):
+        for ledgers in ([underreplicated(LEDGER)], [underreplicated(1, B1)]):
             with pytest.raises(error):
                 await leader.marker.mark_all(ledgers)
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from auditor.ledger_map import IndexedLedger
+from auditor.ledger_map import MappedLedger
 from auditor.observation import Absence, compare, lost_bytes, missing_bookies
-from auditor.underreplication import Endangered
+from auditor.underreplication import UnderreplicatedLedger
 from ledgers.model import BookieId, LedgerState
 from tests.replication.ledger_values import B1, B2, B3, B4
 
 
-def endangered(ledger_id: int, *lost: BookieId) -> Endangered:
-    return Endangered(ledger_id=ledger_id, lost=lost, copies_left=1, length=100)
+def underreplicated(ledger_id: int, *lost: BookieId) -> UnderreplicatedLedger:
+    return UnderreplicatedLedger(ledger_id=ledger_id, lost=lost, copies_left=1, length=100)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_marks_are_compared_by_ledger_and_by_what_they_name(
     partly_marked: tuple[int, ...],
     surplus: tuple[int, ...],
 ) -> None:
-    found = compare([endangered(5, B1), endangered(2, B1, B2)], marks)
+    found = compare([underreplicated(5, B1), underreplicated(2, B1, B2)], marks)
 
     assert (found.agreed_count, found.unmarked) == (agreed, unmarked)
     assert (found.partly_marked, found.surplus) == (partly_marked, surplus)
@@ -52,7 +52,7 @@ def test_marks_are_compared_by_ledger_and_by_what_they_name(
 def test_lost_copies_weigh_their_share_of_the_ledger(
     ensembles: list[tuple[BookieId, ...]], write_quorum: int, lost: set[BookieId], weight: int
 ) -> None:
-    ledger = IndexedLedger(
+    ledger = MappedLedger(
         ledger_id=1,
         state=LedgerState.CLOSED,
         write_quorum=write_quorum,
@@ -71,7 +71,7 @@ def test_a_bookie_is_listed_once_with_what_it_endangers_and_most_first() -> None
         {B1, B4},
         {B2: 30.0},
         {B3, B4, BookieId("new:3181")},
-        endangered=[endangered(1, B1, B3), endangered(2, B3)],
+        underreplicated=[underreplicated(1, B1, B3), underreplicated(2, B3)],
         naming={B2: 7},
     )
 

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from auditor.findings import Cause, Finding, Why, causes_path, causes_to_bytes
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.observation import Absence, Observation
 from auditor.observer import Observer
-from auditor.safety_hold import CALM_S, HoldJudge
+from auditor.safety_hold import CALM_S, SafetyHoldPolicy
 from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
@@ -44,7 +44,7 @@ async def observing(
     store, settings = ReadOnlyStore(MemoryStore(cluster.tree)), settings or AuditorSettings()
     views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
     await views.refresh()
-    keeper = IndexKeeper(
+    updater = LedgerMapUpdater(
         store=store,
         manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
         clock=cluster.clock,
@@ -53,15 +53,15 @@ async def observing(
     observer = Observer(
         store=store,
         ur=UR,
-        keeper=keeper,
+        updater=updater,
         views=views,
         settings=settings,
-        judge=HoldJudge(hold or HoldSettings(), cluster.clock),
+        judge=SafetyHoldPolicy(hold or HoldSettings(), cluster.clock),
         clock=cluster.clock,
     )
     await observer.prepare()
     async with task_scope() as beside:
-        for work in (views.run(), keeper.run()):
+        for work in (views.run(), updater.run()):
             beside.start(work)
         await asyncio.sleep(SOON_S)
         yield observer
@@ -223,7 +223,7 @@ async def test_a_mass_loss_would_be_held_until_they_are_back() -> None:
         assert seen.hold is not None
         assert not seen.is_hold_ordered
         assert not seen.would_mark
-        assert len(seen.endangered) == 6
+        assert len(seen.underreplicated) == 6
 
         for bookie in BOOKIES[:4]:
             await cluster.revive(bookie)
@@ -266,7 +266,7 @@ async def test_an_operators_order_goes_before_what_we_would_have_ordered() -> No
         assert len((await look(cluster, observer)).would_mark) == 6
 
         held = HoldOrder(since_ms=cluster.clock.wall_ms(), is_by_operator=True)
-        await book.give(place, held, over=await book.standing(place))
+        await book.give(place, held, over=await book.stored(place))
         seen = await look(cluster, observer)
 
     assert seen.is_hold_ordered

@@ -14,7 +14,7 @@ from ledgers.registration import Registration
 from ledgers.store import Operation
 from replication import znodes
 from replication.cluster import ViewSource
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.racks import RETRY_S, RackKeeper, RackMemory, remembered_racks
 from replication.transactions import Batcher
 from replication.znodes import racks_path
@@ -52,26 +52,26 @@ async def remembering(cluster: Cluster, table: Table) -> AsyncIterator[MemorySto
     store = MemoryStore(cluster.tree)
     views = ViewSource(Registration(store, ROOT), cluster.clock)
     await views.refresh()
-    membership = await Membership.join(store, UR, node_info("leader", Half.AUDITOR))
+    membership = await Membership.join(store, UR, node_info("leader", Role.AUDITOR))
     leadership = await Election(
         store, UR, membership, candidate="leader", clock=cluster.clock
     ).win()
     batcher = Batcher(store, leadership.guards)
     racks = Racks(await remembered_racks(store, UR))
-    keeper = RackKeeper(table, racks, views, clock=cluster.clock, resolve_host=_no_address)
+    rack_keeper = RackKeeper(table, racks, views, clock=cluster.clock, resolve_host=_no_address)
     memory = RackMemory(
         store=store,
         batcher=batcher,
         ur=UR,
         racks=racks,
-        keeper=keeper,
+        rack_keeper=rack_keeper,
         views=views,
         clock=cluster.clock,
     )
     async with asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(work)
-            for work in (views.run(), batcher.run(), keeper.run(), memory.run())
+            for work in (views.run(), batcher.run(), rack_keeper.run(), memory.run())
         ]
         await asyncio.sleep(1)
         yield store

@@ -74,7 +74,7 @@ async def test_a_missing_copy_is_reported_with_the_bookie_that_lost_it() -> None
     cluster = await lost_b2_with_one_spare()
     async with cluster.node() as node:
         recheck = recheck_of(node, cluster, after_s=AFTER_S)
-        outcome = await node.repairer.repair(await node.take())
+        outcome = await node.repairer.repair(await node.lease())
         assert outcome.reason is None
         cluster.bookie(B4).lose(LEDGER, 0)
         running = asyncio.create_task(recheck.run())

@@ -28,8 +28,8 @@ async def test_the_ledgers_that_name_a_lost_bookie_are_found_among_all() -> None
     found = await scanned(cluster, {B4})
 
     assert found.ledger_count == 30
-    assert sorted(x.ledger_id for x in found.endangered) == list(range(0, 30, 3))
-    assert {x.lost for x in found.endangered} == {(B4,)}
+    assert sorted(x.ledger_id for x in found.underreplicated) == list(range(0, 30, 3))
+    assert {x.lost for x in found.underreplicated} == {(B4,)}
     assert found.unreadable == []
 
 
@@ -42,7 +42,7 @@ async def test_more_ledgers_than_are_read_at_once_are_read_all(
     for ledger_id in range(10):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
 
-    assert len((await scanned(cluster, {B1})).endangered) == 10
+    assert len((await scanned(cluster, {B1})).underreplicated) == 10
 
 
 @in_virtual_time
@@ -56,7 +56,7 @@ async def test_rule_s8_an_unreadable_ledger_is_reported_and_the_rest_goes_on() -
     found = await scanned(cluster, {B1})
 
     assert found.unreadable == [3, 8]
-    assert sorted(x.ledger_id for x in found.endangered) == [0, 1, 2, 4, 5, 6, 7, 9]
+    assert sorted(x.ledger_id for x in found.underreplicated) == [0, 1, 2, 4, 5, 6, 7, 9]
     assert found.ledger_count == 10
 
 
@@ -71,7 +71,7 @@ async def test_a_ledger_that_may_not_be_read_is_reported_and_may_name_anybody() 
     named = await may_be_named(cluster.store, cluster.manager, found.unreadable, [B3])
 
     assert found.unreadable == [1]
-    assert [each.ledger_id for each in found.endangered] == [0, 2]
+    assert [each.ledger_id for each in found.underreplicated] == [0, 2]
     assert named == {B3: [1]}
 
 
@@ -91,7 +91,7 @@ async def test_a_ledger_that_is_deleted_during_the_scan_is_no_failure() -> None:
 
     found = await scanned(cluster, {B1})
 
-    assert sorted(x.ledger_id for x in found.endangered) == [0, 1, 3, 4]
+    assert sorted(x.ledger_id for x in found.underreplicated) == [0, 1, 3, 4]
     assert found.ledger_count == 4
 
 

@@ -18,7 +18,7 @@ from ledgers.bookies import Transfer, TransferResult
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.model import BookieId
 from ledgers.store import Check, Operation, OperationResult
-from replication.locks import QueuedLedger, Take
+from replication.locks import LedgerLease, QueuedLedger
 from replication.work_queue import OnApplied, Queue
 
 
@@ -55,18 +55,18 @@ class Striker:
 
 def install(striker: Striker) -> None:
     """Wrap the steps. What is not named in ``Point`` is left as it is."""
-    take, finish, write = Queue.take, Queue.finish, Queue.write
+    lease, finish, write = Queue.lease, Queue.finish, Queue.write
     transfer = BulkTransfers.transfer
 
-    async def struck_take(self: Queue, queued: QueuedLedger) -> Take | None:
+    async def struck_take(self: Queue, queued: QueuedLedger) -> LedgerLease | None:
         striker.reach(Point.BEFORE_LOCK)
-        taken = await take(self, queued)
+        taken = await lease(self, queued)
         if taken is not None:
             striker.reach(Point.AFTER_LOCK)
         return taken
 
     async def struck_finish(
-        self: Queue, taken: Take, extra: Sequence[Operation] = (), **options: OnApplied
+        self: Queue, taken: LedgerLease, extra: Sequence[Operation] = (), **options: OnApplied
     ) -> bool:
         is_writing = not all(isinstance(each, Check) for each in extra)
         striker.reach(Point.BEFORE_COMPARE_AND_SET if is_writing else Point.BEFORE_UNMARK)
@@ -76,7 +76,7 @@ def install(striker: Striker) -> None:
         return result
 
     async def struck_write(
-        self: Queue, taken: Take, operations: Sequence[Operation]
+        self: Queue, taken: LedgerLease, operations: Sequence[Operation]
     ) -> list[OperationResult]:
         striker.reach(Point.BEFORE_COMPARE_AND_SET)
         results = await write(self, taken, operations)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from daemon.admin_session import AdminSession, admin_session
 from daemon.demo.proof import LedgerProof, Prover
 from daemon.demo.workload import Ending, Shape, Workload, Written, open_workload
 from daemon.local.processes import Child, stop_all
 from daemon.settings import Settings, ZooKeeperSettings
-from daemon.visit import Visit, visit
 from ledgers.errors import NodeExistsError
 from ledgers.model import BookieId, DigestType, LedgerMetadata
 from replication import znodes
@@ -40,7 +40,7 @@ SEED = 11
 class Bench:
     """A cluster as a test sees it."""
 
-    seen: Visit
+    seen: AdminSession
     workload: Workload
 
     async def write(self, *shapes: Shape) -> list[Written]:
@@ -122,7 +122,7 @@ async def bench(uri: str) -> AsyncIterator[Bench]:
     patient = ZooKeeperSettings(session_timeout_s=PATIENT_SESSION_S)
     settings = Settings(metadata_service_uri=uri, zookeeper=patient)
     rng = random.Random(SEED)
-    async with visit(settings) as seen, open_workload(seen, rng) as workload:
+    async with admin_session(settings) as seen, open_workload(seen, rng) as workload:
         try:
             yield Bench(seen=seen, workload=workload)
         finally:

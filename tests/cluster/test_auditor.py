@@ -97,7 +97,7 @@ async def slowed_down(on: Bench) -> AsyncIterator[None]:
     await book.give(place, SLOWLY, over=None)
     await asyncio.sleep(0.2)  # until they know
     yield
-    standing = await book.standing(place)
+    standing = await book.stored(place)
     assert standing is not None
     await book.withdraw(place, over=standing)
 
@@ -145,7 +145,7 @@ def test_a_leader_that_is_cut_off_in_the_middle_of_marking_loses_no_mark(
             await until_all_are_marked(on)
             if not is_killed:
                 os.kill(first.pid, signal.SIGCONT)
-                await wait_for(lambda: events(first, "half.restarted"), "end of its session")
+                await wait_for(lambda: events(first, "role.restarted"), "end of its session")
                 assert not errors(first)
 
             await assert_each_is_marked(on)

@@ -92,7 +92,7 @@ async def assert_repairing(
     found = status_json.record
     assert found["verdict"] == "repairing"
     assert found["leader_node"]["pid"] == leader_pid
-    assert [node["half"] for node in found["nodes"]] == ["auditor"]
+    assert [node["role"] for node in found["nodes"]] == ["auditor"]
     assert found["bookies"]["lost"] == [victim]
     assert len(found["bookies"]["writable"]) == 2
     assert found["queue"]["by_lost_bookie"] == {victim: len(at_risk)}

@@ -96,14 +96,14 @@ def test_a_leader_that_stops_leaves_no_vote_behind_and_is_followed_at_once_by_wh
             await nodes.start("two", **patient, AUDITOR_STANDBYS_KEEP_INDEX="true")
             (first, _) = await nodes.votes()
             standby = nodes.running["two"]
-            await wait_for(lambda: events(standby, "index.built"), "index of the standby")
+            await wait_for(lambda: events(standby, "ledger_map.built"), "index of the standby")
             assert await nodes.wait_leader({"one"}) == "one"
 
             await nodes.stop("one")
             assert await nodes.wait_leader({"two"}) == "two"
 
             assert first not in await nodes.votes()
-            assert len(events(standby, "index.built")) == 1, "it had it"
+            assert len(events(standby, "ledger_map.built")) == 1, "it had it"
             await wait_for(lambda: events(standby, "audit.finished"), "first audit")
 
     asyncio.run(run())
@@ -171,7 +171,7 @@ def test_after_a_restart_of_zookeeper_and_of_all_nodes_but_one_there_is_one_lead
 
             module_cluster.kill_zookeeper()
             nodes.kill("two")
-            await wait_for(lambda: events(survivor, "half.restarted"), "end of its session")
+            await wait_for(lambda: events(survivor, "role.restarted"), "end of its session")
             await asyncio.to_thread(module_cluster.restart_zookeeper)
             await nodes.start("two again")
 
@@ -205,7 +205,7 @@ def test_while_disabled_a_new_leader_marks_nothing_for_a_bookie_that_died_with_t
                 nodes.kill("one")
                 kill_and_expire(module_cluster, victim)
                 await nodes.wait_leader({"two"})
-                await wait_for(lambda: events(two, "index.built"), "index of the new leader")
+                await wait_for(lambda: events(two, "ledger_map.built"), "index of the new leader")
                 await asyncio.sleep(1)  # for what must not happen
                 assert await marked_ledger_ids(store, ur) == []
             finally:

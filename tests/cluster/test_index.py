@@ -10,8 +10,8 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
-from auditor.ledger_map import IndexedLedger
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map import MappedLedger
+from auditor.ledger_map_updater import LedgerMapUpdater
 from ledgers.clock import SystemClock
 from ledgers.codec.layout import Layout
 from ledgers.errors import NoSuchLedgerError
@@ -72,36 +72,36 @@ class Writers:
 
 
 @asynccontextmanager
-async def keeping(address: str) -> AsyncIterator[IndexKeeper]:
+async def keeping(address: str) -> AsyncIterator[LedgerMapUpdater]:
     store = await ZooKeeperStore.open(address, session_timeout_s=PATIENT_SESSION_S)
-    keeper = IndexKeeper(
+    updater = LedgerMapUpdater(
         store=store,
         manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
         clock=SystemClock(),
         rescan_interval_s=3_600,
     )
-    task = asyncio.create_task(keeper.run())
+    task = asyncio.create_task(updater.run())
     try:
-        yield keeper
+        yield updater
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await store.close()
 
 
-async def complete(keeper: IndexKeeper, count: int) -> None:
-    while keeper.completed_count < count or not keeper.is_complete:
-        await keeper.wait_change(keeper.change_count)
+async def complete(updater: LedgerMapUpdater, count: int) -> None:
+    while updater.completed_count < count or not updater.is_complete:
+        await updater.wait_change(updater.change_count)
 
 
-async def assert_comes_to_be(keeper: IndexKeeper, expected: dict[int, IndexedLedger]) -> None:
+async def assert_comes_to_be(updater: LedgerMapUpdater, expected: dict[int, MappedLedger]) -> None:
     """The events of the last writes may still be on their way."""
     try:
         async with asyncio.timeout(20):
-            while not keeper.is_complete or contents(keeper) != expected:
-                await keeper.wait_change(keeper.change_count)
+            while not updater.is_complete or contents(updater) != expected:
+                await updater.wait_change(updater.change_count)
     except TimeoutError:
-        assert contents(keeper) == expected
+        assert contents(updater) == expected
 
 
 @on_loop
@@ -112,30 +112,30 @@ async def test_the_index_follows_all_that_happens_while_it_is_built_and_while_it
     writers = Writers(ours, seed=random.randrange(2**32))
     await writers.create(range(LEDGERS))
     proxy = TcpProxy(server.port)
-    async with keeping(await proxy.start()) as keeper:
-        while len(keeper.index) < LEDGERS / 4:
-            await keeper.wait_change(keeper.change_count)
-        assert not keeper.is_complete
+    async with keeping(await proxy.start()) as updater:
+        while len(updater.ledger_map) < LEDGERS / 4:
+            await updater.wait_change(updater.change_count)
+        assert not updater.is_complete
         await writers.change(writers.some(500))
         proxy.cut()
         await writers.change(writers.some(500))
         proxy.restore()
-        await complete(keeper, 1)
+        await complete(updater, 1)
         await writers.change(writers.some(500))
-        await assert_comes_to_be(keeper, await read_all(writers.manager))
+        await assert_comes_to_be(updater, await read_all(writers.manager))
 
-        keeper.take_touched()
-        before, scans = contents(keeper), keeper.completed_count
+        updater.take_touched()
+        before, scans = contents(updater), updater.completed_count
         proxy.cut()
         await writers.change(writers.some(500))
         proxy.restore()
-        await complete(keeper, scans + 1)
+        await complete(updater, scans + 1)
         await writers.change(writers.some(500))
-        await assert_comes_to_be(keeper, await read_all(writers.manager))
+        await assert_comes_to_be(updater, await read_all(writers.manager))
 
-        after = contents(keeper)
+        after = contents(updater)
         changed = {i for i in before.keys() | after.keys() if before.get(i) != after.get(i)}
-        assert changed <= set(keeper.take_touched())
+        assert changed <= set(updater.take_touched())
     await proxy.close()
     await ours.close()
 
@@ -153,15 +153,15 @@ async def test_rule_s8_a_ledger_that_acls_shut_away_is_unreadable_and_the_rest_g
         set_permissions, server, manager.path(shut), Permissions.ALL & ~Permissions.READ
     )
 
-    async with keeping(server.address) as keeper, asyncio.timeout(20):
-        await complete(keeper, 1)
-        assert keeper.index.unreadable == {shut}
-        assert keeper.index.get(open_one) is not None
+    async with keeping(server.address) as updater, asyncio.timeout(20):
+        await complete(updater, 1)
+        assert updater.ledger_map.unreadable == {shut}
+        assert updater.ledger_map.get(open_one) is not None
 
         await manager.delete(shut, version=-1)
-        keeper.rescan()
-        await complete(keeper, 2)
-        assert keeper.index.unreadable == set()
+        updater.rescan()
+        await complete(updater, 2)
+        assert updater.ledger_map.unreadable == set()
     await ours.close()
 
 

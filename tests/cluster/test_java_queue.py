@@ -15,9 +15,9 @@ from auditor.election import Election
 from auditor.marker import Marker
 from daemon.local.cluster import LocalCluster
 from ledgers.model import BookieId
-from replication.locks import Take
+from replication.locks import LedgerLease
 from replication.marks import prepare_tree
-from replication.nodes import Half, Membership, NodeInfo
+from replication.nodes import Membership, NodeInfo, Role
 from replication.transactions import Batcher
 from replication.work_queue import Queue
 from replication.znodes import underreplication_path
@@ -50,12 +50,12 @@ class OurNode:
             self.client.store, self.ur, self.membership, candidate=US, clock=self.client.clock
         ).win()
 
-    async def take(self, ledger_id: int) -> Take:
+    async def lease(self, ledger_id: int) -> LedgerLease:
         """Lock a marked ledger that nobody holds."""
         (queued,) = await self.queue.read([ledger_id])
-        take = await self.queue.take(queued)
-        assert take is not None
-        return take
+        lease = await self.queue.lease(queued)
+        assert lease is not None
+        return lease
 
 
 @asynccontextmanager
@@ -63,7 +63,7 @@ async def our_node(uri: str) -> AsyncIterator[OurNode]:
     async with our_client(uri) as client:
         ur = underreplication_path(client.uri.root)
         await prepare_tree(client.store, ur)
-        info = NodeInfo(half=Half.WORKER, host="host", pid=1, bookie_id=US, started_ms=0)
+        info = NodeInfo(role=Role.WORKER, host="host", pid=1, bookie_id=US, started_ms=0)
         membership = await Membership.join(client.store, ur, info)
         batcher = Batcher(client.store, [membership.guard])
         async with asyncio.TaskGroup() as tasks:
@@ -109,9 +109,9 @@ def test_java_sees_our_marks_and_who_holds_a_lock(java: JavaTool, uri: str) -> N
         async with our_node(uri) as us:
             await us.marker.mark(written.ledger, [LOST])
             seen = [java.under_replicated(uri)]
-            take = await us.take(written.ledger)
+            lease = await us.lease(written.ledger)
             seen.append(java.under_replicated(uri))
-            await us.queue.finish(take)
+            await us.queue.finish(lease)
             seen.append(java.under_replicated(uri))
             return seen
 
@@ -143,14 +143,14 @@ def test_a_java_worker_repairs_what_we_marked_and_leaves_what_we_hold(
         async with our_node(uri) as us:
             await us.win_election()  # else Java's auditor would mark the others too
             await us.marker.mark(held.ledger, [victim])
-            take = await us.take(held.ledger)
+            lease = await us.lease(held.ledger)
             await us.marker.mark(free.ledger, [victim])
             daemon.enter_context(autorecovery(module_cluster))
             await until(lambda: verdict(free.ledger) is Verdict.WHOLE)
             assert java.auditor(uri) == US
             assert verdict(held.ledger) is Verdict.MISSING
 
-            await us.queue.give_back(take)
+            await us.queue.give_back(lease)
             await until(lambda: verdict(held.ledger) is Verdict.WHOLE)
             await until(lambda: java.under_replicated(uri) == [])
 

@@ -182,7 +182,7 @@ def test_daemons_outlive_an_outage_of_zookeeper_and_repair_what_was_lost_meanwhi
 
 def has_lost_its_sessions(node: Child) -> bool:
     """Both halves'."""
-    return {event["half"] for event in events(node, "half.restarted")} == {
+    return {event["role"] for event in events(node, "role.restarted")} == {
         "auditor",
         "replication-worker",
     }
@@ -210,7 +210,7 @@ def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: 
             await on.assert_whole(written[1:])
             assert note.reason is Reason.CORRUPT_METADATA
             assert "version" in note.detail
-            assert {e["event"] for e in errors(node)} <= {"index.unreadable_ledgers"}
+            assert {e["event"] for e in errors(node)} <= {"ledger_map.unreadable_ledgers"}
             assert all(e["ledger_ids"] == [corrupt] for e in errors(node))
 
             await store.set(ledger_path, intact, version=ANY_VERSION)
@@ -294,5 +294,5 @@ def test_an_open_ledger_is_not_fenced_while_its_writer_reaches_a_bookie_that_has
 
 def extra_graces(node: Child) -> list[dict[str, Any]]:
     """Those that a ledger got because its writer was seen to go on."""
-    put_aside = events(node, "ledger.put_aside")
-    return [event for event in put_aside if event["reason"] == Reason.WRITER_ALIVE.value]
+    defer = events(node, "ledger.put_aside")
+    return [event for event in defer if event["reason"] == Reason.WRITER_ALIVE.value]

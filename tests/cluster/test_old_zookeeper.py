@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from auditor.ledger_map_updater import IndexKeeper
+from auditor.ledger_map_updater import LedgerMapUpdater
 from daemon.local import jars
 from ledgers.clock import SystemClock
 from ledgers.codec.layout import Layout
@@ -135,45 +135,45 @@ async def test_the_index_is_built_and_read_again_when_asked_and_in_new_directori
     for ledger_id in range(150):  # reads are joined, if the server can
         await manager.create(ledger_id, closed(*BOOKIES))
 
-    async with keeping(store, world.root) as keeper:
-        await wait_complete(keeper, 1)
-        assert keeper.index.naming(BOOKIES[0]) == list(range(150))
+    async with keeping(store, world.root) as updater:
+        await wait_complete(updater, 1)
+        assert updater.ledger_map.naming(BOOKIES[0]) == list(range(150))
 
         await manager.delete(7, version=-1)
-        keeper.rescan()
-        await wait_complete(keeper, 2)
-        assert keeper.index.get(7) is None
+        updater.rescan()
+        await wait_complete(updater, 2)
+        assert updater.ledger_map.get(7) is None
 
         await manager.create(2**40, closed(*BOOKIES))
-        await wait_complete(keeper, 3)
-        assert keeper.index.get(2**40) is not None
+        await wait_complete(updater, 3)
+        assert updater.ledger_map.get(2**40) is not None
 
         await world.suspend(store)
         await manager.delete(8, version=-1)
         await world.resume(store)
-        await wait_complete(keeper, 4)
-        assert keeper.index.get(8) is None
+        await wait_complete(updater, 4)
+        assert updater.ledger_map.get(8) is None
 
 
 @asynccontextmanager
-async def keeping(store: MetadataStore, root: str) -> AsyncIterator[IndexKeeper]:
-    keeper = IndexKeeper(
+async def keeping(store: MetadataStore, root: str) -> AsyncIterator[LedgerMapUpdater]:
+    updater = LedgerMapUpdater(
         store=store,
         manager=LedgerManager(store, root, Layout.HIERARCHICAL),
         clock=SystemClock(),
         rescan_interval_s=3600,
     )
-    task = asyncio.create_task(keeper.run())
+    task = asyncio.create_task(updater.run())
     try:
-        yield keeper
+        yield updater
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def wait_complete(keeper: IndexKeeper, count: int) -> None:
-    while keeper.completed_count < count or not keeper.is_complete:
-        await keeper.wait_change(keeper.change_count)
+async def wait_complete(updater: LedgerMapUpdater, count: int) -> None:
+    while updater.completed_count < count or not updater.is_complete:
+        await updater.wait_change(updater.change_count)
 
 
 @on_loop

@@ -199,8 +199,8 @@ async def assert_operators_learn_of(ledger: Unclosed, uri: str) -> None:
 
 
 def failures(node: Child) -> list[str]:
-    put_aside = events(node, "ledger.put_aside")
-    return [e["detail"] for e in put_aside if e["reason"] == Reason.END_UNPROVEN.value]
+    defer = events(node, "ledger.put_aside")
+    return [e["detail"] for e in defer if e["reason"] == Reason.END_UNPROVEN.value]
 
 
 def test_a_bookie_that_is_wiped_as_the_one_before_comes_back_costs_no_entry(
@@ -315,13 +315,13 @@ def test_an_open_ledger_keeps_its_mark_with_one_bookie_wiped_and_its_entries_wit
             await ledger.wait_unmarked()
 
             assert await ledger.lacking() == {}
-            assert put_aside(saving) == [Reason.OPEN_LEDGER_GRACE, Reason.END_UNPROVEN]
+            assert defer(saving) == [Reason.OPEN_LEDGER_GRACE, Reason.END_UNPROVEN]
             assert not errors(keeping) + errors(saving)
 
     asyncio.run(scenario())
 
 
-def put_aside(node: Child) -> list[Reason]:
+def defer(node: Child) -> list[Reason]:
     """Why, each time that this changed."""
     return [Reason(event["reason"]) for event in events(node, "ledger.put_aside")]
 

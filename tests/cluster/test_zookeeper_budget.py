@@ -15,7 +15,7 @@ from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.zookeeper.flow import REQUESTS_FIRST, REQUESTS_MIN, SLOW_MIN_S
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.journal import MetadataJournal
-from replication.nodes import Half
+from replication.nodes import Role
 from replication.orders import LimitsOrder, OrderBook, limits_place
 from tests.cluster.steps import wait_for
 from tests.contract.metadata_stores import on_loop
@@ -72,8 +72,8 @@ async def test_both_halves_keep_to_the_setting_and_to_an_order_at_once(
         zookeeper=ZooKeeperSettings(requests_per_s=500),
     )
     async with (
-        open_session(settings, Half.WORKER, journal) as worker,
-        open_session(settings, Half.AUDITOR, journal) as auditor,
+        open_session(settings, Role.WORKER, journal) as worker,
+        open_session(settings, Role.AUDITOR, journal) as auditor,
     ):
         stores = (worker.store, auditor.store)
         orders, place = OrderBook(worker.store, worker.ur), limits_place(worker.ur)
@@ -87,7 +87,7 @@ async def test_both_halves_keep_to_the_setting_and_to_an_order_at_once(
         await wait_paced(500)
         await orders.give(place, LimitsOrder(requests_per_s=300), over=None)
         await wait_paced(300)
-        standing = await orders.standing(place)
+        standing = await orders.stored(place)
         assert standing is not None
         await orders.withdraw(place, over=standing)
         await wait_paced(500)

@@ -247,7 +247,7 @@ def test_the_entries_of_an_unknown_ledger_are_an_explicit_no(subject: Subject) -
     check(subject, scenario)
 
 
-# --- Room ----------------------------------------------------------------------------------------
+# --- DiskSpace ----------------------------------------------------------------------------------------
 
 
 def test_a_bookie_tells_how_full_its_disks_are(subject: Subject) -> None:

@@ -12,10 +12,10 @@ from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
 from replication import znodes
 from replication.cluster import ViewSource
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.open_ledgers import OpenLedgers
 from replication.orders import OrderBook
-from replication.targets import Receivers
+from replication.targets import TargetSelector
 from replication.znodes import Mark, own_path
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3
@@ -43,7 +43,7 @@ async def closer(cluster: Cluster) -> LedgerCloser:
         Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
     )
     await views.refresh()
-    receivers = Receivers(RandomPlacement(random.Random(0)), clock=cluster.clock)
+    target_selector = TargetSelector(RandomPlacement(random.Random(0)), clock=cluster.clock)
     return LedgerCloser(
         store=cluster.store,
         manager=cluster.manager,
@@ -54,7 +54,7 @@ async def closer(cluster: Cluster) -> LedgerCloser:
             bookies=cluster.bookies,
             views=views,
             fallback_digest=DIGEST,
-            receivers=receivers,
+            target_selector=target_selector,
             clock=cluster.clock,
         ),
         ur=UR,
@@ -67,7 +67,7 @@ async def closer(cluster: Cluster) -> LedgerCloser:
 async def close(
     cluster: Cluster, *, is_forced: bool = False, accepts_loss: bool = False
 ) -> Closing:
-    membership = await Membership.join(cluster.store, UR, node_info("me", Half.HAND))
+    membership = await Membership.join(cluster.store, UR, node_info("me", Role.HAND))
     return await (await closer(cluster)).close(
         LEDGER,
         session=membership.guard.check,
@@ -78,7 +78,7 @@ async def close(
 
 
 async def unproven_ledger(*, own: bool = False) -> Cluster:
-    """Entry 9 was on B1 and B2 alone, which were wiped; marked, in our own queue or in the shared
+    """Entry 9 was on B1 and B2 alone, which were wiped; marked, in our private queue or in the shared
     one."""
     cluster = await idle_ledger()
     for bookie in (B1, B2):

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from structlog.testing import capture_logs
 
-from daemon.visit import Visit
+from daemon.admin_session import AdminSession
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, shut_out
 from tests.virtual_time import run
@@ -35,7 +35,7 @@ def run_in_memory(
     """
     found: list[Any] = []
 
-    def visit(config: Path | None, action: Callable[[Visit], Awaitable[Any]]) -> Any:
+    def admin_session(config: Path | None, action: Callable[[AdminSession], Awaitable[Any]]) -> Any:
         async def acting() -> Any:
             cluster = await Cluster.start()
             await prepare(cluster)
@@ -48,7 +48,7 @@ def run_in_memory(
 
         return run(acting())
 
-    monkeypatch.setattr(module, "run_visit", visit)
+    monkeypatch.setattr(module, "run_in_session", admin_session)
     with capture_logs():  # which would stand among the output
         result = CliRunner().invoke(command, arguments)
     return result, found[0] if found else None

@@ -2,7 +2,7 @@
 
 from daemon.status.state import Status
 from replication.ledger_record import WaitingNote
-from replication.nodes import Half, NodeInfo
+from replication.nodes import NodeInfo, Role
 from replication.reasons import Reason
 from tests.replication.ledger_values import B1, B2, B3
 
@@ -29,5 +29,5 @@ def note(ledger_id: int, reason: Reason, detail: str = "because") -> WaitingNote
     )
 
 
-def node(host: str, pid: int, half: Half) -> NodeInfo:
-    return NodeInfo(half=half, host=host, pid=pid, bookie_id=None, started_ms=0)
+def node(host: str, pid: int, role: Role) -> NodeInfo:
+    return NodeInfo(role=role, host=host, pid=pid, bookie_id=None, started_ms=0)

@@ -33,7 +33,7 @@ from daemon.cli.check import (
 from ledgers.errors import ConflictError, SettingsError
 from ledgers.store import Stat
 from replication import znodes
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.orders import HoldOrder, OrderBook, hold_place
 from tests.auditor.auditing import auditing
 from tests.auditor.checking import CountingCheck, checked_at_ms, checker, running, store_time
@@ -146,8 +146,8 @@ async def test_progress_that_the_leader_writes_meanwhile_is_not_overwritten(
     name = IDLE_OPEN.name
     await store_record(cluster, CheckRecord(running=RUN), name)
     path, newer = check_path(UR, name), CheckRecord(last=replace(RUN, finished_ms=2_000))
-    visit = visiting(cluster)
-    get = visit.store.get
+    admin_session = visiting(cluster)
+    get = admin_session.store.get
 
     async def get_and_change(read: str) -> tuple[bytes, Stat]:
         found = await get(read)
@@ -155,10 +155,10 @@ async def test_progress_that_the_leader_writes_meanwhile_is_not_overwritten(
             await cluster.store.set(path, newer.to_json(), version=found[1].version)
         return found
 
-    monkeypatch.setattr(visit.store, "get", get_and_change)
+    monkeypatch.setattr(admin_session.store, "get", get_and_change)
 
     with pytest.raises(ConflictError):
-        await force_check(visit, name)
+        await force_check(admin_session, name)
 
     monkeypatch.undo()
     assert await read_check(cluster.store, UR, name) == newer
@@ -263,7 +263,7 @@ async def test_that_javas_auditor_leads_is_said() -> None:
 @in_virtual_time
 async def test_that_a_node_of_ours_leads_is_no_concern() -> None:
     cluster = await Cluster.start()
-    membership = await Membership.join(cluster.store, UR, node_info("node-1", Half.AUDITOR))
+    membership = await Membership.join(cluster.store, UR, node_info("node-1", Role.AUDITOR))
     await Election(cluster.store, UR, membership, candidate="node-1", clock=cluster.clock).win()
 
     found = await shown(cluster)

@@ -79,7 +79,7 @@ def test_the_long_commands_say_it(
 
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
     for module in (drain_command, decommission_command, check_command):
-        monkeypatch.setattr(module, "run_visit", interrupted)
+        monkeypatch.setattr(module, "run_in_session", interrupted)
     monkeypatch.setattr(repair_command, "_run", never)
 
     assert exit_code(monkeypatch, *arguments) == 130

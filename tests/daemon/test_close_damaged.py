@@ -61,10 +61,10 @@ async def test_a_worker_refuses_and_its_reason_names_the_way_out() -> None:
     await cluster.kill(B3)
     await cluster.mark(B3)
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
 
-        outcome = await node.repairer.repair(take, first.sighting)
+        outcome = await node.repairer.repair(lease, first.sighting)
 
     assert outcome.reason is Reason.RECOVERY_FAILED
     assert f"bookmender ledger close {LEDGER} --accept-loss --force" in outcome.detail

@@ -142,7 +142,7 @@ def test_an_id_that_nothing_speaks_of_is_wrong_use_unless_that_is_expected(
     def visited(config: object, act: object) -> Decommissioned:
         return Decommissioned(moved_count=0, had_cookie=False, was_known=was_known)
 
-    monkeypatch.setattr(decommission_command, "run_visit", visited)
+    monkeypatch.setattr(decommission_command, "run_in_session", visited)
 
     result = CliRunner().invoke(decommission_command.decommission, [B1, *arguments])
 
@@ -156,7 +156,7 @@ def test_that_nothing_speaks_of_an_id_is_an_error_for_programs_too(
     def visited(config: object, act: object) -> Decommissioned:
         return Decommissioned(moved_count=0, had_cookie=False, was_known=False)
 
-    monkeypatch.setattr(decommission_command, "run_visit", visited)
+    monkeypatch.setattr(decommission_command, "run_in_session", visited)
 
     assert exit_code(monkeypatch, "bookie", "decommission", B1, "-o", "json") == 2
 

@@ -105,17 +105,17 @@ async def test_while_auto_recovery_is_disabled_nothing_would_move() -> None:
 @in_virtual_time
 async def test_a_ledger_that_acls_shut_away_meanwhile_keeps_its_cookie_and_is_told() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
-    visit, heard = visiting(cluster), Heard()
+    admin_session, heard = visiting(cluster), Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1)
         shut = asyncio.get_running_loop().call_later(
-            0.01, shut_out, visit.store, cluster.manager.path(0)
+            0.01, shut_out, admin_session.store, cluster.manager.path(0)
         )
         with pytest.raises(
             UnavailableError, match=r"cannot be read may name it.*: 0\..*shuts us out"
         ) as refused:
             await decommission_bookie(
-                visit, B1, tell=heard.tell, show=heard.show, clock=cluster.clock
+                admin_session, B1, tell=heard.tell, show=heard.show, clock=cluster.clock
             )
         shut.cancel()
 
@@ -128,11 +128,13 @@ async def test_damaged_metadata_and_such_that_acls_shut_away_are_told_apart() ->
     cluster = await with_ledgers((B2, B3), (B2, B3), (B2, B3))
     await cluster.kill(B1)
     await cluster.store.set(cluster.manager.path(0), b"rubbish", version=-1)
-    visit, heard = visiting(cluster), Heard()
-    shut_out(visit.store, cluster.manager.path(1), cluster.manager.path(2))
+    admin_session, heard = visiting(cluster), Heard()
+    shut_out(admin_session.store, cluster.manager.path(1), cluster.manager.path(2))
 
     with pytest.raises(UnavailableError) as refused:
-        await decommission_bookie(visit, B1, tell=heard.tell, show=heard.show, clock=cluster.clock)
+        await decommission_bookie(
+            admin_session, B1, tell=heard.tell, show=heard.show, clock=cluster.clock
+        )
 
     message = str(refused.value)
     assert "its cookie stays: 0, 1, 2. " in message
@@ -205,12 +207,14 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
         await cluster.store.create(waiting_path(UR, ledger_id), note.to_json(), with_parents=True)
     if is_locked:
         await cluster.store.create(znodes.lock_path(UR, 0), is_ephemeral=True)
-    visit, heard = visiting(cluster), Heard()
-    shut_out(visit.store, znodes.mark_path(UR, 0), znodes.mark_path(UR, 2))
+    admin_session, heard = visiting(cluster), Heard()
+    shut_out(admin_session.store, znodes.mark_path(UR, 0), znodes.mark_path(UR, 2))
 
     with pytest.raises(ends):
         await asyncio.wait_for(
-            decommission_bookie(visit, B1, tell=heard.tell, show=heard.show, clock=cluster.clock),
+            decommission_bookie(
+                admin_session, B1, tell=heard.tell, show=heard.show, clock=cluster.clock
+            ),
             2 * decommission.AUDIT_AGAIN_S,
         )
 

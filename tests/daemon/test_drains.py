@@ -13,7 +13,7 @@ from daemon.cli.drain import Drains, cancel_drains, concerns, read_drains, wait_
 from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
 from replication import znodes
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.orders import DrainOrder, OrderBook, Orders, drain_place
 from tests.auditor.auditing import draining, leading
 from tests.auditor.scenes import with_ledgers
@@ -198,7 +198,7 @@ UNDER_WAY = replace(DRAINED, ledgers_left=3, is_drained=False)
 def test_the_exit_code_says_whether_all_is_drained(
     progress: dict[str, DrainProgress], exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drain_command, "run_visit", lambda config, act: drains_of(**progress))
+    monkeypatch.setattr(drain_command, "run_in_session", lambda config, act: drains_of(**progress))
 
     result = CliRunner().invoke(drain_command.drain, [])
 
@@ -270,7 +270,7 @@ async def test_what_keeps_a_drain_from_its_end_is_said_with_what_to_do() -> None
     async with leading(cluster):
         (no_worker,) = await concerns(here, [B1])
         assert no_worker.startswith("no worker of bookmender is running")
-        await Membership.join(cluster.store, UR, node_info("me", Half.HAND))
+        await Membership.join(cluster.store, UR, node_info("me", Role.HAND))
         assert await concerns(here, [B1]) == [no_worker], "a repair by hand moves nothing else"
         await Membership.join(cluster.store, UR, node_info("node-1"))
         assert await concerns(here, [B1]) == []
@@ -315,7 +315,7 @@ async def test_whoever_waits_is_told_that_nobody_is_there_to_copy_and_when_that_
 @in_virtual_time
 async def test_a_leader_that_knows_no_drains_is_named() -> None:
     cluster = await Cluster.start(B1, B2)
-    await Membership.join(cluster.store, UR, node_info("node-1", Half.WORKER))
+    await Membership.join(cluster.store, UR, node_info("node-1", Role.WORKER))
     java = visiting(cluster).store
     await java.create(
         f"{znodes.election_path(UR)}/V_",

@@ -57,7 +57,7 @@ def test_what_changed_since_is_not_promised_to_be_marked(runs: FakeRuns, tmp_pat
     assert said.stdout.splitlines() == [
         f"would mark ledger 7 (lost): {A}: missing, entry 3",
         "1 ledger would be marked, 1 not, as they changed or went since they were looked at; --mark does it",
-        "1 ledger of these in bookmender's own queue: Java's workers would find them whole, and only a bookmender "
+        "1 ledger of these in bookmender's private queue: Java's workers would find them whole, and only a bookmender "
         "daemon mends them",
     ]
     assert {**record, "first_ledgers": []} == {
@@ -144,7 +144,7 @@ def test_results_that_cannot_be_read_do_not_look_worse(
 ) -> None:
     leave_results(tmp_path, [LOST])
     leave_results(tmp_path, [LOST], run=LATER_RUN)
-    (tmp_path / broken).write_bytes(b"half")
+    (tmp_path / broken).write_bytes(b"role")
 
     assert failing(monkeypatch, "diff", tmp_path) == 3
 

@@ -21,6 +21,7 @@ from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
 from auditor.fsck.results.summary import Counts, Summary, read_last, write_last
 from auditor.fsck.verdicts import Grade
 from auditor.underreplication import Damage
+from daemon.admin_session import AdminSession
 from daemon.fsck.running import (
     Marked,
     Places,
@@ -38,13 +39,12 @@ from daemon.fsck.running import (
 )
 from daemon.fsck.texts import Meter, faults_lines, faults_record
 from daemon.settings import Settings
-from daemon.visit import Visit
 from ledgers.errors import RejectedError, SettingsError
 from ledgers.model import BookieId
 from ledgers.placement import RackRule
 from replication import znodes
 from replication.entry_runs import EntryRuns
-from replication.nodes import Half, Membership, live_nodes
+from replication.nodes import Membership, Role, live_nodes
 from replication.settings import PlacementSettings
 from replication.znodes import own_path
 from tests.daemon.visits import visiting
@@ -144,11 +144,11 @@ def test_a_run_that_cannot_be_gone_on_with_is_refused_before_spark_starts(
 
 
 def test_a_run_that_died_while_it_began_leaves_nothing_behind(tmp_path: Path) -> None:
-    half = tmp_path / "state" / "run=20250101T000000Z"
-    half.mkdir(parents=True)
+    role = tmp_path / "state" / "run=20250101T000000Z"
+    role.mkdir(parents=True)
 
     assert job_of(wanted(tmp_path), now_s=NOW_S).run == "20251121T193500Z"
-    assert not half.exists()
+    assert not role.exists()
 
 
 def test_a_run_that_was_killed_can_be_given_up(tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_racks_and_their_rule_come_from_the_settings(tmp_path: Path) -> None:
     file.write_text(f"{B1} = /r1\n{B2} = /r2\n")
 
     async def look() -> Places:
-        visit = visiting(await Cluster.start())
+        admin_session = visiting(await Cluster.start())
         placement = PlacementSettings(racks_file=str(file))
         return await find_places(
-            replace(visit, settings=replace(visit.settings, placement=placement))
+            replace(admin_session, settings=replace(admin_session.settings, placement=placement))
         )
 
     places = asyncio.run(look())  # the file is read in a thread, which knows no virtual time
@@ -209,10 +209,10 @@ def settings_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Settings:
     seen = visiting(cluster)
 
     @asynccontextmanager
-    async def visit(settings: Settings) -> AsyncIterator[Visit]:
+    async def admin_session(settings: Settings) -> AsyncIterator[AdminSession]:
         yield seen
 
-    monkeypatch.setattr("daemon.fsck.running.visit", visit)
+    monkeypatch.setattr("daemon.fsck.running.visit", admin_session)
     return seen.settings
 
 
@@ -275,16 +275,16 @@ def test_that_it_was_marked_is_noted_beside_what_the_run_found(
 async def test_marks_are_written_by_a_session_that_joins_and_leaves() -> None:
     cluster = await Cluster.start()
     fault = await fault_of(cluster)
-    visit = visiting(cluster)
+    admin_session = visiting(cluster)
 
-    marked = await publish_here(visit, [fault], lambda left: None)
+    marked = await publish_here(admin_session, [fault], lambda left: None)
 
     assert marked == Marked(published=Published(new=1), has_worker=False)
     assert "daemon mends them" not in str(faults_lines([fault], marked))
     assert await cluster.marked() == [LEDGER]
     assert (await read_findings(cluster.store, UR, [LEDGER]))[LEDGER].check == "fsck"
     assert len(await live_nodes(cluster.store, UR)) == 1
-    await visit.store.close()
+    await admin_session.store.close()
     assert await live_nodes(cluster.store, UR) == []
 
 
@@ -296,7 +296,7 @@ async def test_where_no_node_of_ours_works_it_is_said_that_nobody_mends_what_jav
     cluster = await Cluster.start()
     fault = await fault_of(cluster, 3)
     if has_worker:
-        await Membership.join(cluster.store, UR, node_info("node-1", Half.WORKER))
+        await Membership.join(cluster.store, UR, node_info("node-1", Role.WORKER))
 
     marked = await publish_here(visiting(cluster), [fault], lambda left: None)
 
@@ -304,7 +304,7 @@ async def test_where_no_node_of_ours_works_it_is_said_that_nobody_mends_what_jav
     assert (await cluster.marked(), await cluster.marked(own_path(UR))) == ([], [LEDGER])
     first, own = faults_lines([fault], marked)
     assert first == "1 ledger marked for the daemon"
-    assert own.startswith("1 ledger of these in bookmender's own queue")
+    assert own.startswith("1 ledger of these in bookmender's private queue")
     assert ("none is running: start a node" in own) is not has_worker
     assert faults_record([fault], marked) == {
         "marked": 1,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from daemon.admin_session import AdminSession
 from daemon.cli import hold as hold_command
 from daemon.cli.hold import HoldState, begin_hold, end_hold, hold_text, read_hold
-from daemon.visit import Visit
 from ledgers.errors import ConflictError
 from ledgers.model import BookieId
 from replication.cluster import HOLD
@@ -43,11 +43,11 @@ def test_its_help_teaches_how_a_hold_ends_and_what_becomes_of_who_is_away_then()
 
 async def give(cluster: Cluster, order: HoldOrder) -> None:
     book, place = OrderBook(cluster.store, UR), hold_place(UR)
-    await book.give(place, order, over=await book.standing(place))
+    await book.give(place, order, over=await book.stored(place))
 
 
 async def standing(cluster: Cluster) -> HoldOrder | None:
-    found = await OrderBook(cluster.store, UR).standing(hold_place(UR))
+    found = await OrderBook(cluster.store, UR).stored(hold_place(UR))
     return None if found is None else found.order
 
 
@@ -145,8 +145,8 @@ async def test_ending_one_with_nobody_away_leaves_nothing_behind() -> None:
 async def test_of_an_operator_and_the_leader_who_write_at_once_one_is_told() -> None:
     cluster = await Cluster.start()
     await give(cluster, OURS)
-    visit = visiting(cluster)
-    get = visit.store.get
+    admin_session = visiting(cluster)
+    get = admin_session.store.get
 
     async def slow(path: str) -> Any:
         found = await get(path)
@@ -154,10 +154,10 @@ async def test_of_an_operator_and_the_leader_who_write_at_once_one_is_told() -> 
             await give(cluster, replace(OURS, bookies=(B1, B2, B3)))
         return found
 
-    visit.store.get = slow  # type: ignore[method-assign]
+    admin_session.store.get = slow  # type: ignore[method-assign]
 
     with pytest.raises(ConflictError):
-        await end_hold(visit, [B1], clock=cluster.clock)
+        await end_hold(admin_session, [B1], clock=cluster.clock)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, HoldO
     ) -> tuple[Result, HoldOrder | None]:
         after: list[HoldOrder | None] = []
 
-        def in_memory(config: Path | None, action: Callable[[Visit], Awaitable[Any]]) -> Any:
+        def in_memory(config: Path | None, action: Callable[[AdminSession], Awaitable[Any]]) -> Any:
             async def acting() -> Any:
                 cluster = await Cluster.start()
                 await cluster.kill(*BOOKIES[:away])
@@ -237,7 +237,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, HoldO
 
             return run(acting())
 
-        monkeypatch.setattr(hold_command, "run_visit", in_memory)
+        monkeypatch.setattr(hold_command, "run_in_session", in_memory)
         return CliRunner().invoke(hold_command.hold, arguments), after[0] if after else None
 
     return invoked

@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 
 from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding
-from auditor.underreplication import reborn_bookies
+from auditor.underreplication import reformatted_bookies
+from daemon.admin_session import AdminSession
 from daemon.cli import identities as identities_command
 from daemon.cli.identities import give_trust, trust_identities, withdraw_trust
-from daemon.visit import Visit
 from ledgers.model import LedgerState
 from ledgers.store import Stat
 from replication.orders import OrderBook
@@ -42,9 +42,9 @@ async def import_cookies(cluster: Cluster) -> None:
 async def recovered(cluster: Cluster) -> Outcome:
     """What comes of the open ledger after its writer's grace."""
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
-        return await node.repairer.repair(take, first.sighting)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
+        return await node.repairer.repair(lease, first.sighting)
 
 
 # --- Recovery -------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ async def test_the_leader_marks_nothing_for_trusted_bookies() -> None:
 def test_a_trusted_cookie_is_no_other_life_of_its_bookie() -> None:
     cookies = {B1: Stat(version=0, czxid=50), B2: Stat(version=0, czxid=60)}
 
-    found = reborn_bookies(cookies, {B1: 10, B2: 20}, trusted={B1: 50, B2: 55})
+    found = reformatted_bookies(cookies, {B1: 10, B2: 20}, trusted={B1: 50, B2: 55})
 
     assert set(found) == {B2}
 
@@ -179,13 +179,13 @@ async def test_the_order_is_extended_and_withdrawn() -> None:
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     def invoked(*arguments: str) -> Result:
-        def in_memory(config: Path | None, action: Callable[[Visit], Awaitable[Any]]) -> Any:
+        def in_memory(config: Path | None, action: Callable[[AdminSession], Awaitable[Any]]) -> Any:
             async def acting() -> Any:
                 return await action(visiting(await Cluster.start()))
 
             return run(acting())
 
-        monkeypatch.setattr(identities_command, "run_visit", in_memory)
+        monkeypatch.setattr(identities_command, "run_in_session", in_memory)
         return CliRunner().invoke(trust_identities, arguments)
 
     return invoked

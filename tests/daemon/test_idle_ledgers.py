@@ -58,10 +58,10 @@ async def test_of_those_that_cannot_be_read_any_more_nothing_is_listed() -> None
     await cluster.store.set(cluster.manager.path(0), b"", version=-1)
     await asyncio.sleep(3)
 
-    visit = visiting(cluster)
-    shut_out(visit.store, cluster.manager.path(1))
+    admin_session = visiting(cluster)
+    shut_out(admin_session.store, cluster.manager.path(1))
 
-    found = await find_idle(visit, after_s=1, clock=cluster.clock)
+    found = await find_idle(admin_session, after_s=1, clock=cluster.clock)
 
     assert [each.ledger_id for each in found.ledgers] == [2]
 

@@ -9,13 +9,13 @@ import pytest
 from click.testing import Result
 
 from auditor.absence_tracker import WRITE_S
-from auditor.ledger_map_updater import IndexNote
+from auditor.ledger_map_updater import LedgerMapRecord
+from daemon.admin_session import AdminSession
 from daemon.cli import maintenance as last_copies
 from daemon.cli import maintenance as maintenance_command
 from daemon.cli.bookies import known_bookies
 from daemon.cli.hold import read_hold
 from daemon.cli.maintenance import LeftWithout, left_without, open_window, read_windows
-from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId
 from replication.orders import MaintenanceWindow
@@ -102,7 +102,9 @@ async def test_one_that_no_ledger_names_any_more_is_no_reason_to_look() -> None:
     cluster = await with_window((B1, B2), bookie=B4)
     async with auditing(cluster) as leader:
         session_id = leader.store.session_id
-        note = IndexNote(session_id=session_id, written_ms=0, is_complete=True, ledger_count=1)
+        note = LedgerMapRecord(
+            session_id=session_id, written_ms=0, is_complete=True, ledger_count=1
+        )
         await leader.records.write_index(note)
         await asyncio.sleep(SOON_S)
 
@@ -177,7 +179,7 @@ def invoked(
     """For B2, while B1 is away on purpose; and the windows that stand after it."""
 
     async def look(cluster: Cluster) -> dict[BookieId, MaintenanceWindow]:
-        here: Visit = visiting(cluster)
+        here: AdminSession = visiting(cluster)
         return await read_windows(here, cluster.clock)
 
     return run_in_memory(

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from auditor.absence import NAMING_MAX_MS, StoredAbsences
 from auditor.checks.records import KINDS, CheckRecord, CheckRun, check_path
-from auditor.ledger_map_updater import IndexNote, index_note_path
+from auditor.ledger_map_updater import LedgerMapRecord, ledger_map_path
 from auditor.settings import AuditorSettings
 from daemon.cli.check import CheckRow
 from daemon.status.command import render
@@ -24,7 +24,7 @@ from daemon.status.state import Status
 from ledgers.model import BookieId
 from replication import znodes
 from replication.marks import read_marks
-from replication.nodes import Half
+from replication.nodes import Role
 from replication.orders import HoldOrder
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import DELAY, SOON_S, delayed, with_ledgers
@@ -35,7 +35,7 @@ from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import UR
 
 CHECK = KINDS[0].name
-BUILT = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=1_200)
+BUILT = LedgerMapRecord(session_id=5, written_ms=0, is_complete=True, ledger_count=1_200)
 BUILDING = replace(BUILT, is_complete=False, read_count=300, expected_count=1_000)
 RUN = CheckRun(started_ms=1, ledger_count=10, ledgers_left=30, active_ms=5_000)
 
@@ -154,7 +154,7 @@ async def test_a_check_that_is_under_way_is_told_and_one_that_is_over_is_not() -
 @in_virtual_time
 async def test_what_a_later_release_wrote_is_as_good_as_nothing() -> None:
     cluster = await Cluster.start()
-    for path in (index_note_path(UR), check_path(UR, CHECK), f"{UR}/bookmender/absences"):
+    for path in (ledger_map_path(UR), check_path(UR, CHECK), f"{UR}/bookmender/absences"):
         await cluster.store.create(path, b'{"version": 9}', with_parents=True)
 
     assert await gathered(cluster, 5, B1) == LeaderState()
@@ -294,7 +294,7 @@ def test_while_the_index_is_built_none_that_was_read_may_name_a_lost_bookie() ->
 
 def led(state: LeaderState) -> Status:
     """By a node of ours, while a bookie is lost."""
-    leader = node("host-a", 11, Half.AUDITOR)
+    leader = node("host-a", 11, Role.AUDITOR)
     lost = (BookieId("b"),)
     return replace(WHOLE, leader="host-a", leader_node=leader, lost=lost, auditing=state)
 
@@ -393,7 +393,7 @@ def test_hundreds_of_lost_bookies_leave_room_on_the_screen() -> None:
     ],
     ids=["complete", "nobody knows how many there are"],
 )
-def test_the_index_is_complete_or_so_far(note: IndexNote, text: str) -> None:
+def test_the_index_is_complete_or_so_far(note: LedgerMapRecord, text: str) -> None:
     assert index_text(note) == text
 
 
@@ -406,7 +406,7 @@ async def test_what_was_counted_for_others_than_those_that_are_away_now_says_not
         await cluster.kill(B1, B2)
         await asyncio.sleep(SOON_S)
 
-        assert (await gathered(cluster, session_id, B1, B2)).copyless_count == 1
-        assert (await gathered(cluster, session_id, B1)).copyless is None
-        assert (await gathered(cluster, session_id, B1, B2, B3)).copyless is None
-        assert (await gathered(cluster, None, B1, B2)).copyless is None, "Java leads"
+        assert (await gathered(cluster, session_id, B1, B2)).unavailable_count == 1
+        assert (await gathered(cluster, session_id, B1)).unavailable is None
+        assert (await gathered(cluster, session_id, B1, B2, B3)).unavailable is None
+        assert (await gathered(cluster, None, B1, B2)).unavailable is None, "Java leads"

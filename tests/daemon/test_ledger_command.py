@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from daemon.admin_session import AdminSession
 from daemon.cli import ledger as ledger_command
 from daemon.cli.identities import give_trust
-from daemon.visit import Visit
 from ledgers.errors import CorruptionError
 from ledgers.model import LedgerState
 from tests.auditor.scenes import with_ledgers
@@ -24,13 +24,13 @@ from tests.replication.nodes import LEDGER
 def test_metadata_that_cannot_be_read_is_one_line_with_what_to_do_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def on_nonsense(action: Callable[[Visit], Awaitable[object]]) -> object:
+    async def on_nonsense(action: Callable[[AdminSession], Awaitable[object]]) -> object:
         cluster = await with_ledgers((B1, B2))
         await cluster.store.set(cluster.manager.path(0), b"nonsense", version=-1)
         return await action(visiting(cluster))
 
     monkeypatch.setattr(
-        ledger_command, "run_visit", lambda config, action: asyncio.run(on_nonsense(action))
+        ledger_command, "run_in_session", lambda config, action: asyncio.run(on_nonsense(action))
     )
 
     error = CliRunner().invoke(ledger_command.ledger, ["show", "0"]).exception

@@ -25,7 +25,7 @@ from ledgers.bulk.limiters import Budgets
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
 from replication.client_activity import STALE_AFTER_S, ActivitySource, ClientActivity, activity_path
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.orders import LIMIT_RANGES, LimitsOrder, OrderBook, limits_place
 from replication.settings import ReplicationSettings
 from replication.transactions import LINGER_S, Batcher
@@ -264,8 +264,8 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
         assert told() == by_settings
 
         for number in range(9):
-            await Membership.join(cluster.store, UR, node_info(f"reader-{number}", Half.HAND))
-        await Membership.join(cluster.store, UR, node_info("auditor", Half.AUDITOR))
+            await Membership.join(cluster.store, UR, node_info(f"reader-{number}", Role.HAND))
+        await Membership.join(cluster.store, UR, node_info("auditor", Role.AUDITOR))
         await here.give(place, order, over=None)
         await asyncio.sleep(SOON_S)
         assert budgets.reads_in_flight_max == 2_000 // 11, (
@@ -306,7 +306,7 @@ async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_c
         await cluster.store.create(fsck_executors_path(UR), with_parents=True)
         hidden = hide(node.store)
         for number in range(8):
-            await Membership.join(cluster.store, UR, node_info(f"reader-{number}", Half.HAND))
+            await Membership.join(cluster.store, UR, node_info(f"reader-{number}", Role.HAND))
         await asyncio.sleep(5 * SHARES_INTERVAL_S)
         assert budgets.reads_in_flight_max == 500
 
@@ -374,8 +374,8 @@ async def test_a_worker_keeps_to_what_the_leader_says_of_clients() -> None:
         await asyncio.sleep(SOON_S)
         assert copying.limits == flow_limits(Activity.ACTIVE, yields=True, sharer_count=2)
 
-        await Membership.join(cluster.store, UR, node_info("another", Half.WORKER))
-        await Membership.join(cluster.store, UR, node_info("a third", Half.WORKER))
+        await Membership.join(cluster.store, UR, node_info("another", Role.WORKER))
+        await Membership.join(cluster.store, UR, node_info("a third", Role.WORKER))
         await asyncio.sleep(STALE_AFTER_S + SHARES_INTERVAL_S)
         assert copying.limits == flow_limits(Activity.UNKNOWN, yields=True, sharer_count=3)
 

@@ -188,7 +188,7 @@ def test_down_deletes_no_folder_that_is_not_there(data: Path) -> None:
 
 
 def test_down_does_not_delete_under_a_running_cluster(data: Path) -> None:
-    with folder.take(data):  # as a program of the user's own does, without a supervisor
+    with folder.lease(data):  # as a program of the user's own does, without a supervisor
         SPEC.save(data)
 
         error = run("down", "--delete").exception
@@ -351,7 +351,7 @@ def test_up_on_a_cluster_that_runs_says_whether_it_lost_its_zookeeper(
 ) -> None:
     monkeypatch.setattr(Java, "find", lambda: None)
     monkeypatch.setattr(jars, "spark_jars_folder", lambda: None)
-    lock = folder.take(data)
+    lock = folder.lease(data)
     status = at_rest(SPEC, data=str(data))
     status = replace(status, is_running=True, zookeeper=replace(status.zookeeper, state=zookeeper))
 
@@ -377,7 +377,7 @@ def test_up_on_a_folder_that_a_program_of_ones_own_holds_says_that_it_is_taken(
     monkeypatch.setattr(Java, "find", lambda: None)
     monkeypatch.setattr(jars, "spark_jars_folder", lambda: None)
 
-    with folder.take(data):
+    with folder.lease(data):
         error = run("up", "--foreground").exception
 
     assert isinstance(error, SettingsError)

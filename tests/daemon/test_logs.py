@@ -89,7 +89,7 @@ def test_a_crash_is_one_line_of_json_with_its_traceback() -> None:
     try:
         raise ZeroDivisionError("by nothing")
     except ZeroDivisionError as error:
-        structlog.get_logger().error("half.crashed", exc_info=error)
+        structlog.get_logger().error("role.crashed", exc_info=error)
 
     (line,) = stream.getvalue().splitlines()
     assert "ZeroDivisionError: by nothing" in json.loads(line)["exception"]
@@ -118,7 +118,7 @@ def test_a_crash_of_many_tasks_deep_down_is_told_in_a_bounded_number_of_lines(
     try:
         asyncio.run(fail_together(count=100, depth=200))
     except BaseExceptionGroup as error:
-        structlog.get_logger().error("half.crashed", exc_info=error)
+        structlog.get_logger().error("role.crashed", exc_info=error)
 
     text = stream.getvalue()
     text = json.loads(text)["exception"] if log_format == "json" else text

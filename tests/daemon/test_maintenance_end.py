@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from auditor.ledger_map_updater import IndexNote
+from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.settings import AuditorSettings
 from daemon.cli import maintenance as maintenance_command
 from daemon.cli.maintenance import end_concerns, end_window, open_window
@@ -32,7 +32,7 @@ async def ended(
     await open_window(here, bookie, duration_s=3600, reason="", clock=cluster.clock)
     async with auditing(cluster, settings=settings or AuditorSettings()) as leader:
         await leader.records.write_index(
-            IndexNote(
+            LedgerMapRecord(
                 session_id=leader.store.session_id, written_ms=0, is_complete=True, ledger_count=2
             )
         )
@@ -72,7 +72,7 @@ async def test_what_keeps_its_ledgers_from_being_marked_is_said_too() -> None:
     await cluster.store.create(znodes.disable_path(UR), with_parents=True)
     told += await end_concerns(here, B1, clock=cluster.clock)
     book, place = OrderBook(cluster.store, UR), hold_place(UR)
-    await book.give(place, HoldOrder(since_ms=0), over=await book.standing(place))
+    await book.give(place, HoldOrder(since_ms=0), over=await book.stored(place))
     told += await end_concerns(here, B1, clock=cluster.clock)
 
     lost = f"{B1} is not registered, and counts as lost from now on: its ledgers are marked, and copied to others"

@@ -12,15 +12,15 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from auditor.marker import OwnQueue
+from auditor.marker import PrivateQueue
 from auditor.observation import Absence, Difference, MissingBookie, Observation
-from auditor.underreplication import Endangered
+from auditor.underreplication import UnderreplicatedLedger
+from daemon.admin_session import AdminSession
 from daemon.observe.command import built, exit_code
 from daemon.observe.node import ReportFile, Teller
 from daemon.observe.observing import LOOK_INTERVAL_MIN_S, LOOK_INTERVAL_S, Observing, Sight, observe
 from daemon.observe.report import to_record, to_text
 from daemon.previews import Previews
-from daemon.visit import Visit
 from ledgers.codec.layout import Layout
 from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
 from ledgers.manager import LedgerManager
@@ -33,12 +33,12 @@ from ledgers.store import ReadOnlyStore
 from ledgers.tasks import task_scope
 from replication import znodes
 from replication.cluster import ViewSource
-from replication.inspection import Surveyor
+from replication.inspection import Inspector
 from replication.orders import HoldOrder, OrderBook
 from replication.plan import Plan, Repair
 from replication.preview import Preview, Previewer
 from replication.reasons import Blocked, Reason
-from replication.targets import Receivers
+from replication.targets import TargetSelector
 from replication.znodes import own_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
@@ -60,7 +60,7 @@ NOTHING = Sight(
         read_only_count=1,
         recovery_delay_s=90,
         missing=(),
-        endangered=(),
+        underreplicated=(),
         lost_bytes=0,
         marked_count=0,
         difference=Difference(agreed_count=0, unmarked=(), partly_marked=(), surplus=()),
@@ -78,9 +78,9 @@ def seeing(plan: Previews | None = None, **fields: object) -> Sight:
     return Sight(observation=observation, plan=plan or NOTHING.plan)
 
 
-def endangered(*ledger_ids: int, copies_left: int = 1) -> tuple[Endangered, ...]:
+def underreplicated(*ledger_ids: int, copies_left: int = 1) -> tuple[UnderreplicatedLedger, ...]:
     return tuple(
-        Endangered(ledger_id=each, lost=(B1,), copies_left=copies_left, length=100)
+        UnderreplicatedLedger(ledger_id=each, lost=(B1,), copies_left=copies_left, length=100)
         for each in ledger_ids
     )
 
@@ -94,10 +94,10 @@ LOSS = seeing(
         more=1,
     ),
     missing=(LOST,),
-    endangered=(*endangered(5), *endangered(2, 3, copies_left=2)),
+    underreplicated=(*underreplicated(5), *underreplicated(2, 3, copies_left=2)),
     lost_bytes=5_000,
     marked_count=3,
-    own=OwnQueue(damaged=(4,)),
+    own=PrivateQueue(damaged=(4,)),
     difference=Difference(agreed_count=1, unmarked=(2,), partly_marked=(3,), surplus=(9,)),
 )
 
@@ -115,7 +115,7 @@ async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
     shut_out(store, *shut)
     manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
     registration = Registration(store, ROOT)
-    visit = Visit(
+    admin_session = AdminSession(
         settings=visiting(cluster).settings,
         store=store,
         manager=manager,
@@ -124,7 +124,7 @@ async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
     views = ViewSource(registration, cluster.clock, OrderBook(store, UR))
     await views.refresh()
     rng = random.Random(cluster.seed)
-    surveyor = Surveyor(
+    inspector = Inspector(
         manager=manager,
         bookies=cluster.bookies,
         clock=cluster.clock,
@@ -133,13 +133,13 @@ async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
     )
 
     async def preview(ledger_ids: Sequence[int]) -> list[Preview]:
-        receivers = Receivers(RandomPlacement(rng), clock=cluster.clock, local=None)
-        previewer = Previewer(surveyor, receivers, views.current)
+        target_selector = TargetSelector(RandomPlacement(rng), clock=cluster.clock, local=None)
+        previewer = Previewer(inspector, target_selector, views.current)
         return [await previewer.preview(each) for each in ledger_ids]
 
     async with (
         task_scope() as beside,
-        observe(visit, views, Racks(), cluster.clock, preview) as looking,
+        observe(admin_session, views, Racks(), cluster.clock, preview) as looking,
     ):
         beside.start(views.run())
         yield looking
@@ -244,7 +244,7 @@ async def test_rule_s8_where_a_listing_is_shut_away_nothing_is_told_and_nobody_w
     async with observing(cluster, shut) as looking:
         with pytest.raises(UnauthorizedError):
             async with asyncio.timeout(10):
-                await built(looking.keeper)
+                await built(looking.updater)
 
 
 @in_virtual_time
@@ -252,7 +252,7 @@ async def test_a_ledger_that_is_shut_away_is_told_as_unreadable() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B2))
     async with observing(cluster, cluster.manager.path(1)) as looking:
         async with asyncio.timeout(10):
-            await built(looking.keeper)
+            await built(looking.updater)
         sight = await looking.look(planned_max=2)
 
     assert (sight.observation.unreadable, sight.observation.is_index_complete) == ((1,), True)
@@ -273,7 +273,7 @@ def test_people_read_what_is_missing_first_then_what_would_be_done() -> None:
         "              1 we would mark are not: ledger 2",
         "              1 are marked for fewer bookies than we would: ledger 3",
         "              1 we would not mark are: ledger 9",
-        "              1 in our own queue, with damage that Java's workers do not see: ledger 4",
+        "              1 in our private queue, with damage that Java's workers do not see: ledger 4",
         "would copy  7 entries of 2 ledgers, about 7 kB; 1 ledger more not planned for",
         "              in the way, 1 time: no-target",
         "bookies     3 writable, 1 read-only; lost after 1 min 30 s away",
@@ -282,13 +282,15 @@ def test_people_read_what_is_missing_first_then_what_would_be_done() -> None:
 
 
 def test_of_the_marks_that_stand_those_in_our_own_queue_are_told_after_the_total() -> None:
-    seen = seeing(marked_count=1, own=OwnQueue(damaged=(4, 7), others=(9,)))
+    seen = seeing(marked_count=1, own=PrivateQueue(damaged=(4, 7), others=(9,)))
 
     lines = [line.strip() for line in to_text(seen).splitlines()]
 
     assert "marks       4 ledgers marked, 0 as we would" in lines
-    assert "2 in our own queue, with damage that Java's workers do not see: ledger 4, 7" in lines
-    assert "1 in our own queue, to be drained or repaired by hand: ledger 9" in lines
+    assert (
+        "2 in our private queue, with damage that Java's workers do not see: ledger 4, 7" in lines
+    )
+    assert "1 in our private queue, to be drained or repaired by hand: ledger 9" in lines
     marks = to_record(seen)["marks"]
     assert (marks["total"], marks["standing"]) == (4, 1)
     assert (marks["own_marked"], marks["own_marked_ledgers"]) == (3, [4, 7, 9])
@@ -297,7 +299,7 @@ def test_of_the_marks_that_stand_those_in_our_own_queue_are_told_after_the_total
 
 def test_what_keeps_from_marking_is_said_before_all_else() -> None:
     hold = HoldOrder(since_ms=1_700_000_000_000, reason="3 of 4 bookies went\x1b[2J")
-    held = seeing(missing=(LOST,), endangered=endangered(5), hold=hold, is_disabled=True)
+    held = seeing(missing=(LOST,), underreplicated=underreplicated(5), hold=hold, is_disabled=True)
 
     lines = to_text(held).splitlines()
 
@@ -308,7 +310,7 @@ def test_what_keeps_from_marking_is_said_before_all_else() -> None:
 
 
 def test_a_program_gets_counts_and_the_first_ids() -> None:
-    record = to_record(seeing(endangered=endangered(*range(1_000)), missing=(LOST,)))
+    record = to_record(seeing(underreplicated=underreplicated(*range(1_000)), missing=(LOST,)))
 
     assert json.loads(json.dumps(record))["endangered"]["by_copies_left"] == {"1": 1_000}
     assert record["would_mark"] == 1_000
@@ -332,15 +334,15 @@ WAITING = replace(LOST, absence=Absence.WAITING, left_s=30.0)
         ),
         pytest.param(seeing(marked_count=1), 1, id="somebody else found something to do"),
         pytest.param(
-            seeing(own=OwnQueue(damaged=(4,))),
+            seeing(own=PrivateQueue(damaged=(4,))),
             1,
             id="a check of ours found damage that Java does not see",
         ),
-        pytest.param(seeing(own=OwnQueue(others=(4,))), 0, id="as an operator ordered it"),
+        pytest.param(seeing(own=PrivateQueue(others=(4,))), 0, id="as an operator ordered it"),
         pytest.param(seeing(unreadable=(7,)), 3, id="an unreadable ledger may miss anything"),
         pytest.param(seeing(is_index_complete=False), 3, id="not all of them are known"),
         pytest.param(
-            seeing(unreadable=(7,), endangered=endangered(5)),
+            seeing(unreadable=(7,), underreplicated=underreplicated(5)),
             1,
             id="there is something to do at any rate",
         ),

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from auditor.marker import OwnQueue
+from auditor.marker import PrivateQueue
 from auditor.observation import Difference
-from auditor.underreplication import Endangered
+from auditor.underreplication import UnderreplicatedLedger
 from daemon.observe.observing import ledgers_to_repair
 from replication.orders import HoldOrder
 from tests.daemon.test_observe import seeing
@@ -16,8 +16,10 @@ from tests.replication.ledger_values import B1
 HELD = {"hold": HoldOrder(since_ms=1), "is_hold_ordered": True}
 
 
-def lost(*ledger_ids: int) -> tuple[Endangered, ...]:
-    return tuple(Endangered(ledger_id=i, lost=(B1,), copies_left=2, length=1) for i in ledger_ids)
+def lost(*ledger_ids: int) -> tuple[UnderreplicatedLedger, ...]:
+    return tuple(
+        UnderreplicatedLedger(ledger_id=i, lost=(B1,), copies_left=2, length=1) for i in ledger_ids
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,8 +35,8 @@ def test_what_workers_would_take_is_planned_for(
     state: dict[str, Any], planned: Sequence[int]
 ) -> None:
     difference = Difference(agreed_count=1, unmarked=(1,), partly_marked=(2,), surplus=(9,))
-    own = OwnQueue(damaged=(20,), others=(21,))
+    own = PrivateQueue(damaged=(20,), others=(21,))
 
-    sight = seeing(endangered=lost(3, 1, 2), difference=difference, own=own, **state)
+    sight = seeing(underreplicated=lost(3, 1, 2), difference=difference, own=own, **state)
 
     assert ledgers_to_repair(sight.observation) == planned

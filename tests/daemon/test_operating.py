@@ -20,7 +20,7 @@ from daemon.cli.bookies import (
 from daemon.cli.maintenance import concerns as window_concerns
 from daemon.cli.maintenance import end_window, open_window, read_windows
 from daemon.cli.option_types import Duration, ReasonText
-from ledgers.bookies import Room
+from ledgers.bookies import DiskSpace
 from ledgers.errors import BookmenderError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
 from replication import znodes
@@ -264,7 +264,7 @@ def test_free_room_is_shown_where_the_bookie_told_it() -> None:
         bookie=B1,
         has_cookie=True,
         state=BookieState.WRITABLE,
-        room=Room(free_bytes=2**30, total_bytes=4 * 2**30),
+        room=DiskSpace(free_bytes=2**30, total_bytes=4 * 2**30),
         maintenance=MaintenanceWindow(since_ms=0, until_ms=60_000),
     )
 

@@ -216,8 +216,8 @@ async def test_of_a_bookie_of_which_no_source_ever_told_the_policy_knows_no_plac
 
     both = f'{{"g": {{"{B1}": {{"rack": "/a"}}, "{B2}": {{"rack": "/a"}}}}}}'
     await cluster.store.set("/bookies", both.encode(), version=-1)
-    assert begun.keeper is not None
-    assert await begun.keeper.refresh()
+    assert begun.rack_keeper is not None
+    assert await begun.rack_keeper.refresh()
 
     assert said() is Adherence.FAIL
 

@@ -155,7 +155,7 @@ LACKING = Preview(ledger_id=3, plan=Plan(repairs=(MOVE,)))
 def test_the_exit_code_says_whether_something_is_to_be_done(
     arguments: list[str], found: Previews, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_command, "run_visit", lambda config, act: found)
+    monkeypatch.setattr(plan_command, "run_in_session", lambda config, act: found)
 
     result = CliRunner().invoke(plan_command.plan, arguments)
 
@@ -176,10 +176,12 @@ async def test_rule_s8_ledgers_that_cannot_be_read_count_as_they_may_name_the_bo
 @in_virtual_time
 async def test_rule_s8_a_ledger_that_acls_shut_away_may_be_on_the_bookie_too() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3), (B1, B3))
-    visit = visiting(cluster)
-    shut_out(visit.store, cluster.manager.path(1))
+    admin_session = visiting(cluster)
+    shut_out(admin_session.store, cluster.manager.path(1))
 
-    assert await ledgers_of(visit, B1, limit=9) == Chosen(ledger_ids=[0, 2], more=0, unreadable=[1])
+    assert await ledgers_of(admin_session, B1, limit=9) == Chosen(
+        ledger_ids=[0, 2], more=0, unreadable=[1]
+    )
 
 
 @in_virtual_time

@@ -52,11 +52,11 @@ async def test_a_mark_and_a_lock_that_acls_shut_away_fail_no_listing() -> None:
     for ledger_id in range(3):
         await cluster.mark(B1, ledger_id=ledger_id)
     await cluster.store.create(znodes.lock_path(UR, 1), is_ephemeral=True)
-    visit = visiting(cluster)
-    shut_out(visit.store, znodes.mark_path(UR, 0), znodes.lock_path(UR, 1))
+    admin_session = visiting(cluster)
+    shut_out(admin_session.store, znodes.mark_path(UR, 0), znodes.lock_path(UR, 1))
 
-    marked = await read_marks(visit.store, UR, range(3))
-    rows = await queue_rows(visit, marked, own=())
+    marked = await read_marks(admin_session.store, UR, range(3))
+    rows = await queue_rows(admin_session, marked, own=())
 
     assert [row["missing"] for row in rows] == [None, [B1], [B1]]
     assert [row["is_locked"] for row in rows] == [False, True, False]
@@ -68,7 +68,7 @@ async def test_a_mark_and_a_lock_that_acls_shut_away_fail_no_listing() -> None:
     assert line_of(rows[0], now_ms=0) == (
         "ledger 0: its mark cannot be read, so that no node takes it: the ACL shuts us out"
     )
-    assert [each.holder for each in await read_locks(visit.store, UR, range(3))] == [None]
+    assert [each.holder for each in await read_locks(admin_session.store, UR, range(3))] == [None]
 
 
 @in_virtual_time
@@ -134,7 +134,7 @@ async def test_the_queue_tells_when_a_grace_is_over() -> None:
     now_ms = cluster.clock.wall_ms()
 
     async with cluster.node("host-b") as worker:
-        await worker.take(1)
+        await worker.lease(1)
         waiting = note(1, Reason.OPEN_LEDGER_GRACE, "left to its writer")
         await worker.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
         (row,) = await rows_of(cluster, 1)
@@ -153,13 +153,13 @@ async def test_nobodys_grace_is_told_who_lost_the_ledger_as_the_next_one_waits_a
     waiting = note(1, Reason.OPEN_LEDGER_GRACE, "left to its writer")
 
     async with cluster.node("host-a") as first:
-        take = await first.take(1)
+        lease = await first.lease(1)
         await first.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
-        await first.queue.give_back(take)
+        await first.queue.give_back(lease)
         (nobodys,) = await rows_of(cluster, 1)
         status = await gather_status(visiting(cluster), clock=cluster.clock)
     async with cluster.node("host-b") as second:
-        await second.take(1)
+        await second.lease(1)
         (anothers,) = await rows_of(cluster, 1)
         await second.notes.write(replace(waiting, grace_until_ms=now_ms + 30_000))
         (own,) = await rows_of(cluster, 1)

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from daemon.cli import repair as repair_command
-from daemon.cli.repair import RepairedByHand, find_ledgers, shut_away, wait_done, waits_text
+from daemon.cli.repair import RepairedByHand, access_denied, find_ledgers, wait_done, waits_text
 from daemon.cli.stuck import order_tries
 from daemon.status.records import help_text
 from replication import znodes
@@ -44,10 +44,10 @@ async def test_one_that_is_not_there_or_damaged_stops_none_of_the_others() -> No
 @in_virtual_time
 async def test_one_that_acls_shut_away_stops_none_of_the_others() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
-    visit = visiting(cluster)
-    shut_out(visit.store, cluster.manager.path(1))
+    admin_session = visiting(cluster)
+    shut_out(admin_session.store, cluster.manager.path(1))
 
-    found = await find_ledgers(visit, [1, 0], None)
+    found = await find_ledgers(admin_session, [1, 0], None)
 
     assert [each.ledger_id for each in found.ledgers] == [0]
     assert "shuts us out" in found.failed[1]
@@ -100,7 +100,7 @@ async def test_marks_that_acls_shut_away_are_told_as_nobody_can_take_them() -> N
     await cluster.store.create(marks[2], znodes.mark_to_bytes(znodes.Mark()), with_parents=True)
     shut_out(cluster.store, marks[2])
 
-    shut = await shut_away(cluster.store, UR, [0, 1, 2, 3])
+    shut = await access_denied(cluster.store, UR, [0, 1, 2, 3])
 
     assert shut == {2: "its mark cannot be read: the ACL shuts us out"}
 
@@ -158,7 +158,7 @@ def test_of_several_the_first_is_named_and_until_when_the_last_waits() -> None:
 
 
 async def mark_and_note(cluster: Cluster, reason: Reason, *, grace_s: int = 0) -> None:
-    """Ledger 0 in our own queue, with what a worker left to be read of it."""
+    """Ledger 0 in our private queue, with what a worker left to be read of it."""
     note = WaitingNote(
         ledger_id=0,
         reason=reason,
@@ -265,7 +265,7 @@ async def test_tries_of_several_ledgers_are_ordered_at_once() -> None:
     await order_tries([7, 8], cluster.store, UR, cluster.clock)
     await order_tries([9], cluster.store, UR, cluster.clock)
 
-    standing = await OrderBook(cluster.store, UR).standing(tries_place(UR))
+    standing = await OrderBook(cluster.store, UR).stored(tries_place(UR))
     assert standing is not None
     assert isinstance(standing.order, TriesOrder)
     assert list(standing.order.ordered_ms) == [7, 8, 9]

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.ledger_map_updater import IndexNote
+from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
 from daemon.cli.bookies import BookieRow, BookieState
 from daemon.status.command import render
 from daemon.status.leader import LeaderState
 from daemon.status.records import help_text
 from replication.marks import LockedLedger
-from replication.nodes import Half, NodeInfo
+from replication.nodes import NodeInfo, Role
 from replication.orders import HoldOrder, MaintenanceWindow
 from replication.reasons import Reason
 from tests.daemon.status_values import WHOLE, node, note
@@ -21,9 +21,9 @@ from tests.replication.ledger_values import B1, B2, B3
 
 ALONE = {"leader": None}
 """Neither a node nor an auditor is running."""
-ATTENDED = {"nodes": (node("host-a", 11, Half.WORKER),)}
-OURS_LEADS = {"leader": "host-a", "leader_node": node("host-a", 11, Half.AUDITOR)}
-INDEX = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
+ATTENDED = {"nodes": (node("host-a", 11, Role.WORKER),)}
+OURS_LEADS = {"leader": "host-a", "leader_node": node("host-a", 11, Role.AUDITOR)}
+INDEX = LedgerMapRecord(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
 BUILT = LeaderState(index=INDEX)
 BUILDING = LeaderState(index=replace(INDEX, is_complete=False))
 AWAY = BookieRow(
@@ -251,13 +251,13 @@ def test_that_nobody_is_there_to_repair_is_said_with_what_to_do() -> None:
             id="no node",
         ),
         pytest.param(
-            (node("host-a", 11, Half.WORKER),),
+            (node("host-a", 11, Role.WORKER),),
             "no auditor is running, ours or Java's: what is lost is not noticed; "
             "start a node with auditor.enabled = true",
             id="a worker only",
         ),
         pytest.param(
-            (node("host-a", 11, Half.AUDITOR),),
+            (node("host-a", 11, Role.AUDITOR),),
             "no auditor leads yet, though a node stands for it: look again in some seconds",
             id="not elected yet",
         ),
@@ -311,13 +311,13 @@ def test_a_hold_ends_soon_after_its_bookies_are_back(
         pytest.param({}, True, id="a node works on them"),
         pytest.param({"is_disabled": True}, False, id="nobody does: it is switched off"),
         pytest.param({"nodes": ()}, False, id="nobody does: there is no node"),
-        pytest.param({"nodes": (node("host-a", 11, Half.AUDITOR),)}, False, id="nor a worker"),
+        pytest.param({"nodes": (node("host-a", 11, Role.AUDITOR),)}, False, id="nor a worker"),
     ],
 )
 def test_of_a_hold_it_is_told_what_is_repaired_meanwhile(
     changes: dict[str, object], is_told: bool
 ) -> None:
-    workers = (node("host-a", 11, Half.WORKER),)
+    workers = (node("host-a", 11, Role.WORKER),)
     held = replace(WHOLE, hold=HoldOrder(since_ms=0), marked_count=503, nodes=workers)
 
     first = render(replace(held, **changes), now_ms=60_000).splitlines()[0]  # type: ignore[arg-type]
@@ -329,11 +329,11 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
     status = replace(
         WHOLE,
         leader="host-a",
-        leader_node=node("host-a", 11, Half.AUDITOR),
+        leader_node=node("host-a", 11, Role.AUDITOR),
         nodes=(
-            node("host-a", 11, Half.AUDITOR),
-            node("host-a", 11, Half.WORKER),
-            node("host-b", 22, Half.WORKER),
+            node("host-a", 11, Role.AUDITOR),
+            node("host-a", 11, Role.WORKER),
+            node("host-b", 22, Role.WORKER),
         ),
         read_only=(B3,),
         writable=(B1,),
@@ -381,7 +381,7 @@ def test_a_terminal_obeys_nothing_of_what_stands_in_znodes() -> None:
     status = replace(
         WHOLE,
         leader=spoiled,
-        nodes=(node(spoiled, 11, Half.WORKER),),
+        nodes=(node(spoiled, 11, Role.WORKER),),
         waiting=(note(7, Reason.NO_COPY, spoiled),),
         waiting_count=1,
         foreign_locks=(LockedLedger(ledger_id=8, holder=spoiled, since_ms=0, session_id=5),),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from auditor.absence import Outages
-from auditor.ledger_map_updater import IndexNote
+from auditor.ledger_map_updater import LedgerMapRecord
 from daemon.cli.maintenance import end_window, open_window
 from daemon.status.command import render
 from daemon.status.gathering import gather_status
@@ -14,7 +14,7 @@ from daemon.status.leader import LeaderState
 from daemon.status.verdict import verdict_text
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
-from replication.nodes import Half
+from replication.nodes import Role
 from replication.orders import HoldOrder
 from replication.reasons import Reason
 from tests.auditor.auditing import auditing
@@ -25,11 +25,11 @@ from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import working
 
-BUILT = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
+BUILT = LedgerMapRecord(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
 LED = replace(
     WHOLE,
     leader="host-a",
-    leader_node=node("host-a", 11, Half.AUDITOR),
+    leader_node=node("host-a", 11, Role.AUDITOR),
     auditing=LeaderState(index=BUILT),
 )
 

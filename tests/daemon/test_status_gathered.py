@@ -3,8 +3,9 @@
 import asyncio
 from dataclasses import replace
 
-from auditor.ledger_map_updater import IndexNote
+from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
+from daemon.admin_session import AdminSession
 from daemon.cli.drain import order_drains
 from daemon.cli.maintenance import concerns as window_concerns
 from daemon.cli.maintenance import open_window
@@ -14,12 +15,11 @@ from daemon.status.command import render
 from daemon.status.gathering import gather_status
 from daemon.status.state import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status
 from daemon.status.verdict import verdict_text
-from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication import znodes
-from replication.nodes import Half
+from replication.nodes import Role
 from replication.reasons import Reason
 from replication.znodes import own_path
 from tests.auditor.auditing import auditing, leading
@@ -33,7 +33,7 @@ from tests.replication.nodes import ROOT, UR
 
 async def gathered(cluster: Cluster, clock: Clock | None = None) -> Status:
     return await gather_status(
-        Visit(
+        AdminSession(
             settings=Settings(metadata_service_uri=f"zk://127.0.0.1{ROOT}"),
             store=cluster.store,
             manager=cluster.manager,
@@ -123,7 +123,7 @@ async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None
     await cluster.store.create(znodes.disable_path(UR))
 
     async with leading(cluster, "host-a") as leader, cluster.node("host-b") as worker:
-        await worker.take(2)
+        await worker.lease(2)
         await worker.notes.write(note(1, Reason.NO_TARGET))
         await worker.notes.write(note(99, Reason.NO_TARGET))  # without a mark: means nothing
 
@@ -131,11 +131,11 @@ async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None
 
         assert status.leader == "host-a"
         assert status.leader_node is not None
-        assert status.leader_node.half is Half.AUDITOR
+        assert status.leader_node.role is Role.AUDITOR
         assert leader.store.session_id
-    assert [(n.host, n.half) for n in status.nodes] == [
-        ("host-a", Half.AUDITOR),
-        ("host-b", Half.WORKER),
+    assert [(n.host, n.role) for n in status.nodes] == [
+        ("host-a", Role.AUDITOR),
+        ("host-b", Role.WORKER),
     ]
     assert status.lost == (B1,)
     assert status.read_only == (B2,)
@@ -190,7 +190,7 @@ async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_fir
         await cluster.mark(B1, ledger_id=ledger_id)
 
     async with cluster.node("host-b") as worker:
-        await worker.take(2)
+        await worker.lease(2)
         java = znodes.lock_to_bytes("java-host")
         await cluster.store.create(znodes.lock_path(UR, 3), java, is_ephemeral=True)
         await asyncio.sleep(10)
@@ -239,7 +239,7 @@ async def test_the_json_has_what_the_text_has() -> None:
 
     assert record["leader"] == "host-a"
     assert record["leader_node"]["host"] == "host-a"
-    assert [n["half"] for n in record["nodes"]] == ["auditor", "worker"]
+    assert [n["role"] for n in record["nodes"]] == ["auditor", "worker"]
     assert record["bookies"]["writable"] == sorted(BOOKIES)
     assert record["queue"] == {
         "total": 1,
@@ -298,7 +298,9 @@ async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> N
     assert [row["bookie_id"] for row in status.to_json()["ordered_bookies"]] == [B1, B2]
     assert status.to_json()["queue"]["own_marked"] == 1
     lines = render(status, now_ms=SystemClock().wall_ms()).splitlines()
-    assert lines[-3] == ("          1 of them in our own queue, to be drained or repaired by hand")
+    assert lines[-3] == (
+        "          1 of them in our private queue, to be drained or repaired by hand"
+    )
     assert lines[-2].startswith(f"orders    {B1}: away, under maintenance for another ")
     assert lines[-1] == f"          {B2}: writable, draining (not looked for yet)"
 
@@ -309,7 +311,7 @@ async def test_of_a_bookie_that_no_ledger_names_maintenance_affects_nothing() ->
     async with auditing(cluster) as leader:
         session_id = leader.store.session_id
         await leader.records.write_index(
-            IndexNote(session_id=session_id, written_ms=0, is_complete=True, ledger_count=1)
+            LedgerMapRecord(session_id=session_id, written_ms=0, is_complete=True, ledger_count=1)
         )
         await open_window(visiting(cluster), B3, duration_s=60, reason="", clock=cluster.clock)
         await cluster.kill(B3)
@@ -333,7 +335,7 @@ async def test_two_windows_that_leave_no_copy_of_some_ledgers_are_no_mere_mainte
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
         await leader.records.write_index(
-            IndexNote(
+            LedgerMapRecord(
                 session_id=leader.store.session_id, written_ms=0, is_complete=True, ledger_count=3
             )
         )

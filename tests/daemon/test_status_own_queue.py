@@ -1,4 +1,4 @@
-"""What ``bookmender status`` says of damage that stands in our own queue, as Java's workers do not
+"""What ``bookmender status`` says of damage that stands in our private queue, as Java's workers do not
 see it."""
 
 import pytest
@@ -10,7 +10,7 @@ from daemon.status.gathering import gather_status
 from ledgers.model import BookieId
 from replication import znodes
 from replication.marks import read_marks
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.znodes import Mark, findings_path, own_path
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -23,7 +23,7 @@ OWN = own_path(UR)
 async def own_mark(*found_bad: BookieId) -> Cluster:
     """Of ledger 5, which a check found bad on these; without any it is of a drain."""
     cluster = await Cluster.start(B1, B2, B3)
-    await Membership.join(cluster.store, UR, node_info("node-1", Half.AUDITOR))
+    await Membership.join(cluster.store, UR, node_info("node-1", Role.AUDITOR))
     data = znodes.mark_to_bytes(Mark(replicas=found_bad or (B1,), ctime_ms=1))
     await cluster.store.create(znodes.mark_path(OWN, 5), data, with_parents=True)
     if found_bad:
@@ -35,7 +35,7 @@ async def own_mark(*found_bad: BookieId) -> Cluster:
 @in_virtual_time
 async def test_it_is_worked_on_by_a_worker_of_ours() -> None:
     cluster = await own_mark(B1)
-    await Membership.join(cluster.store, UR, node_info("node-2", Half.WORKER))
+    await Membership.join(cluster.store, UR, node_info("node-2", Role.WORKER))
 
     status = await gather_status(visiting(cluster), clock=cluster.clock)
 
@@ -44,7 +44,7 @@ async def test_it_is_worked_on_by_a_worker_of_ours() -> None:
     lines = render(status, now_ms=0).splitlines()
     assert lines[-3:-1] == [
         "queue     1 ledger marked, 0 locked for repair, 0 waiting",
-        "          1 of them in our own queue, with damage that Java's workers do not see",
+        "          1 of them in our private queue, with damage that Java's workers do not see",
     ]
 
 
@@ -67,7 +67,7 @@ async def test_what_is_but_to_be_moved_is_no_damage() -> None:
     assert status.verdict not in ("repairing", "unattended")
     assert status.to_json()["queue"]["own_damaged"] == 0
     text = render(status, now_ms=0)
-    assert "1 of them in our own queue, to be drained or repaired by hand" in text
+    assert "1 of them in our private queue, to be drained or repaired by hand" in text
 
 
 @in_virtual_time

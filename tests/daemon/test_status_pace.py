@@ -10,7 +10,7 @@ from daemon.status.command import render
 from daemon.status.gathering import gather_status
 from daemon.status.pace import CopyingPace, copying_pace, pace_text
 from replication.client_activity import ClientActivity, activity_path
-from replication.nodes import Half
+from replication.nodes import Role
 from replication.orders import LimitsOrder
 from tests.daemon.status_values import WHOLE, node
 from tests.daemon.visits import visiting
@@ -90,13 +90,13 @@ def test_bookies_that_are_away_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("changes", "is_told"),
     [
-        ({"marked_count": 1, "nodes": (node("host-a", 11, Half.WORKER),)}, True),
+        ({"marked_count": 1, "nodes": (node("host-a", 11, Role.WORKER),)}, True),
         (
-            {"marked_count": 1, "is_disabled": True, "nodes": (node("host-a", 11, Half.WORKER),)},
+            {"marked_count": 1, "is_disabled": True, "nodes": (node("host-a", 11, Role.WORKER),)},
             False,
         ),
         ({"marked_count": 1}, False),
-        ({"nodes": (node("host-a", 11, Half.WORKER),)}, False),
+        ({"nodes": (node("host-a", 11, Role.WORKER),)}, False),
     ],
     ids=["our workers repair", "they may not", "there is none of ours", "there is nothing to do"],
 )

@@ -4,23 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.absence import Copyless
+from auditor.absence import UnavailableLedgers
 from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Counts, Summary
-from auditor.ledger_map_updater import IndexNote
+from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import DrainProgress
 from daemon.cli.bookies import BookieRow, BookieState
 from daemon.status.command import render
 from daemon.status.leader import LeaderState
 from daemon.status.verdict import verdict_text
 from ledgers.model import BookieId
-from replication.nodes import Half
+from replication.nodes import Role
 from replication.orders import DrainOrder, MaintenanceWindow
 from replication.reasons import Reason
 from tests.daemon.status_values import WHOLE, node, note
 from tests.replication.ledger_values import B1, B2, B3
 
-BUILT = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
+BUILT = LedgerMapRecord(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
 
 
 def away(bookie: BookieId) -> BookieRow:
@@ -88,7 +88,7 @@ TWO_NAMED = LeaderState(index=BUILT, naming={B1: 2, B2: 1}, are_all_named=True)
     ("state", "verdict", "exit_code", "text"),
     [
         pytest.param(
-            replace(TWO_NAMED, copyless=Copyless(count=0)),
+            replace(TWO_NAMED, unavailable=UnavailableLedgers(count=0)),
             "maintenance",
             0,
             "2 bookies are away on purpose, for another 1 min at most: their ledgers are short of copies "
@@ -96,7 +96,7 @@ TWO_NAMED = LeaderState(index=BUILT, naming={B1: 2, B2: 1}, are_all_named=True)
             id="a copy of each entry is left",
         ),
         pytest.param(
-            replace(TWO_NAMED, copyless=Copyless(count=1)),
+            replace(TWO_NAMED, unavailable=UnavailableLedgers(count=1)),
             "copies-away",
             1,
             "1 ledger has entries whose every copy is on a bookie that is away: nobody can read these until one "
@@ -124,44 +124,46 @@ TWO_NAMED = LeaderState(index=BUILT, naming={B1: 2, B2: 1}, are_all_named=True)
 def test_of_two_bookies_under_maintenance_it_is_told_whether_all_can_be_read(
     state: LeaderState, verdict: str, exit_code: int, text: str
 ) -> None:
-    leader = None if state.index is None else node("host-a", 11, Half.AUDITOR)
+    leader = None if state.index is None else node("host-a", 11, Role.AUDITOR)
     found = replace(WHOLE, leader_node=leader, ordered=tuple(map(away, [B1, B2])), auditing=state)
 
     assert (found.verdict, found.exit_code) == (verdict, exit_code)
     assert verdict_text(found, now_ms=0) == f"{verdict} ({text})"
-    count = None if state.copyless is None else state.copyless.count
+    count = None if state.unavailable is None else state.unavailable.count
     assert found.to_json()["auditing"]["copyless_ledgers"] == count
 
 
 @pytest.mark.parametrize(
-    ("copyless", "text"),
+    ("unavailable", "text"),
     [
         pytest.param(
-            Copyless(count=1, first=(7,), enough_for={B1: 1, B2: 1}),
+            UnavailableLedgers(count=1, first=(7,), enough_for={B1: 1, B2: 1}),
             f"ledger 7; start one of {B1}, {B2}",
             id="each of two is enough",
         ),
         pytest.param(
-            Copyless(count=9, first=(1, 2, 3, 4, 5, 6, 7, 8, 9), enough_for={B1: 4, B2: 9}),
+            UnavailableLedgers(
+                count=9, first=(1, 2, 3, 4, 5, 6, 7, 8, 9), enough_for={B1: 4, B2: 9}
+            ),
             f"ledger 1, 2, 3, 4, 5 and 4 more; start {B2}",
             id="one is enough for all",
         ),
         pytest.param(
-            Copyless(count=3, first=(1, 2, 3), enough_for={B1: 1, B2: 2, B3: 0}),
+            UnavailableLedgers(count=3, first=(1, 2, 3), enough_for={B1: 1, B2: 2, B3: 0}),
             f"ledger 1, 2, 3; start {B2} (enough for 2), {B1} (enough for 1)",
             id="each is enough for some",
         ),
         pytest.param(
-            Copyless(count=1, first=(1,), enough_for={B1: 0, B2: 0}),
+            UnavailableLedgers(count=1, first=(1,), enough_for={B1: 0, B2: 0}),
             f"ledger 1; start {B1}, {B2}",
             id="more than one is wanted",
         ),
     ],
 )
 def test_of_what_cannot_be_read_some_is_named_and_whom_to_start(
-    copyless: Copyless, text: str
+    unavailable: UnavailableLedgers, text: str
 ) -> None:
-    found = replace(WHOLE, auditing=replace(TWO_NAMED, copyless=copyless))
+    found = replace(WHOLE, auditing=replace(TWO_NAMED, unavailable=unavailable))
 
     told = verdict_text(found, now_ms=0)
 
@@ -171,9 +173,11 @@ def test_of_what_cannot_be_read_some_is_named_and_whom_to_start(
 
 def test_what_cannot_be_read_is_told_beside_other_verdicts_too() -> None:
     state = LeaderState(
-        index=replace(BUILT, is_complete=False), naming={B1: 2}, copyless=Copyless(count=3)
+        index=replace(BUILT, is_complete=False),
+        naming={B1: 2},
+        unavailable=UnavailableLedgers(count=3),
     )
-    leader = node("host-a", 11, Half.AUDITOR)
+    leader = node("host-a", 11, Role.AUDITOR)
     found = replace(WHOLE, leader_node=leader, auditing=state, lost=(B1,), marked_count=2)
 
     assert verdict_text(found, now_ms=0) == (
@@ -270,7 +274,7 @@ def test_of_a_grace_its_end_is_told(until_ms: tuple[int, int], text: str) -> Non
 
 
 def test_a_half_whose_former_session_has_not_expired_yet_is_shown_once() -> None:
-    auditor, worker = (node("host-a", 11, half) for half in (Half.AUDITOR, Half.WORKER))
+    auditor, worker = (node("host-a", 11, role) for role in (Role.AUDITOR, Role.WORKER))
     found = replace(WHOLE, nodes=(auditor, auditor, worker, worker))
 
     assert "nodes     host-a (pid 11: auditor and worker)" in render(found, now_ms=0).splitlines()

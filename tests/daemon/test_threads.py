@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon import threads
-from daemon.threads import CALM_S, RESTART_MAX_S, RESTART_MIN_S, HalfThread, leaves
+from daemon.threads import CALM_S, RESTART_MAX_S, RESTART_MIN_S, ServiceThread, leaves
 from ledgers.errors import LeadershipLostError, SessionLostError
 from tests.virtual_time import VirtualTimeLoop
 
@@ -19,20 +19,20 @@ Session = Callable[[], Awaitable[None]]
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., HalfThread]]:
+def start() -> Iterator[Callable[..., ServiceThread]]:
     """Starts halves, and stops them at the end."""
-    halves: list[HalfThread] = []
+    roles: list[ServiceThread] = []
 
-    def started(session: Session, *, is_virtual: bool = False) -> HalfThread:
+    def started(session: Session, *, is_virtual: bool = False) -> ServiceThread:
         loop_factory = VirtualTimeLoop if is_virtual else None
-        half = HalfThread("worker", session, loop_factory=loop_factory)
-        halves.append(half)
-        half.start()
-        return half
+        role = ServiceThread("worker", session, loop_factory=loop_factory)
+        roles.append(role)
+        role.start()
+        return role
 
     yield started
-    for half in halves:
-        half.stop(timeout_s=PATIENCE_S)
+    for role in roles:
+        role.stop(timeout_s=PATIENCE_S)
 
 
 async def wait_forever() -> None:
@@ -69,7 +69,7 @@ class Sessions:
 
 
 def test_a_session_that_ends_is_begun_again_after_pauses_that_double(
-    start: Callable[..., HalfThread],
+    start: Callable[..., ServiceThread],
 ) -> None:
     sessions = Sessions(*[0.0] * 10)
 
@@ -83,7 +83,7 @@ def test_a_session_that_ends_is_begun_again_after_pauses_that_double(
     assert wait_s == RESTART_MAX_S
 
 
-def test_a_session_that_lasted_begins_the_pauses_anew(start: Callable[..., HalfThread]) -> None:
+def test_a_session_that_lasted_begins_the_pauses_anew(start: Callable[..., ServiceThread]) -> None:
     sessions = Sessions(*[0.0] * 6, CALM_S + 1, 0.0)
 
     start(sessions, is_virtual=True)
@@ -94,7 +94,9 @@ def test_a_session_that_lasted_begins_the_pauses_anew(start: Callable[..., HalfT
     assert sessions.pauses_s[7] <= 2 * RESTART_MIN_S
 
 
-def test_a_session_that_simply_returns_is_begun_again_too(start: Callable[..., HalfThread]) -> None:
+def test_a_session_that_simply_returns_is_begun_again_too(
+    start: Callable[..., ServiceThread],
+) -> None:
     begun: list[int] = []
     is_third = threading.Event()
 
@@ -112,26 +114,26 @@ def test_a_session_that_simply_returns_is_begun_again_too(start: Callable[..., H
 @pytest.mark.parametrize(
     ("error", "event", "level"),
     [
-        pytest.param(SessionLostError("it is gone"), "half.restarted", "warning", id="expected"),
+        pytest.param(SessionLostError("it is gone"), "role.restarted", "warning", id="expected"),
         pytest.param(
             ExceptionGroup(
                 "tasks", [LeadershipLostError("it is gone"), SessionLostError("it too")]
             ),
-            "half.restarted",
+            "role.restarted",
             "warning",
             id="several expected ones",
         ),
-        pytest.param(ZeroDivisionError(), "half.crashed", "error", id="a defect of ours"),
+        pytest.param(ZeroDivisionError(), "role.crashed", "error", id="a defect of ours"),
         pytest.param(
             ExceptionGroup("tasks", [SessionLostError("it is gone"), ZeroDivisionError()]),
-            "half.crashed",
+            "role.crashed",
             "error",
             id="a defect among expected ones",
         ),
     ],
 )
 def test_the_end_of_a_session_is_logged_by_whether_it_is_a_defect(
-    start: Callable[..., HalfThread], error: Exception, event: str, level: str
+    start: Callable[..., ServiceThread], error: Exception, event: str, level: str
 ) -> None:
     sessions = Sessions(0.0, error=error)
 
@@ -139,13 +141,13 @@ def test_the_end_of_a_session_is_logged_by_whether_it_is_a_defect(
         start(sessions, is_virtual=True)
         assert sessions.are_over.wait(PATIENCE_S)
 
-    assert [(line["event"], line["log_level"], line["half"]) for line in logs] == [
+    assert [(line["event"], line["log_level"], line["role"]) for line in logs] == [
         (event, level, "worker")
     ]
     assert level == "error" or "it is gone" in logs[0]["error"]
 
 
-def test_one_half_that_fails_does_not_touch_the_other(start: Callable[..., HalfThread]) -> None:
+def test_one_half_that_fails_does_not_touch_the_other(start: Callable[..., ServiceThread]) -> None:
     other = start(wait_forever)
     sessions = Sessions(0.0, error=ZeroDivisionError())
 
@@ -156,7 +158,7 @@ def test_one_half_that_fails_does_not_touch_the_other(start: Callable[..., HalfT
 
 
 def test_stopping_cancels_the_session_and_lets_it_clean_up(
-    start: Callable[..., HalfThread],
+    start: Callable[..., ServiceThread],
 ) -> None:
     has_begun = threading.Event()
     told: list[str] = []
@@ -169,18 +171,18 @@ def test_stopping_cancels_the_session_and_lets_it_clean_up(
             await asyncio.sleep(0)
             told.append("closed")
 
-    half = start(session)
+    role = start(session)
     assert has_begun.wait(PATIENCE_S)
 
-    assert half.stop(timeout_s=PATIENCE_S)
+    assert role.stop(timeout_s=PATIENCE_S)
 
     assert told == ["closed"]
-    assert not half.is_alive
-    assert half.stop(timeout_s=0), "any number of times"
+    assert not role.is_alive
+    assert role.stop(timeout_s=0), "any number of times"
 
 
 def test_stopping_ends_the_pause_before_the_next_session(
-    start: Callable[..., HalfThread], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., ServiceThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "RESTART_MIN_S", 1000.0)
     has_failed = threading.Event()
@@ -189,14 +191,14 @@ def test_stopping_ends_the_pause_before_the_next_session(
         has_failed.set()
         raise SessionLostError("over")
 
-    half = start(session)
+    role = start(session)
     assert has_failed.wait(PATIENCE_S)
 
-    assert half.stop(timeout_s=PATIENCE_S)
+    assert role.stop(timeout_s=PATIENCE_S)
 
 
 def test_a_session_that_answers_its_cancellation_with_an_error_is_stopped_all_the_same(
-    start: Callable[..., HalfThread], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., ServiceThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "RESTART_MIN_S", 1000.0)
     has_begun = threading.Event()
@@ -208,13 +210,13 @@ def test_a_session_that_answers_its_cancellation_with_an_error_is_stopped_all_th
         finally:
             raise SessionLostError("as it could not be closed")
 
-    half = start(session)
+    role = start(session)
     assert has_begun.wait(PATIENCE_S)
 
-    assert half.stop(timeout_s=PATIENCE_S)
+    assert role.stop(timeout_s=PATIENCE_S)
 
 
-def test_a_session_that_will_not_end_is_said_not_to(start: Callable[..., HalfThread]) -> None:
+def test_a_session_that_will_not_end_is_said_not_to(start: Callable[..., ServiceThread]) -> None:
     may_end = threading.Event()
     has_begun = threading.Event()
 
@@ -222,14 +224,14 @@ def test_a_session_that_will_not_end_is_said_not_to(start: Callable[..., HalfThr
         has_begun.set()
         may_end.wait(PATIENCE_S)  # a defect: it blocks the loop
 
-    half = start(session)
+    role = start(session)
     assert has_begun.wait(PATIENCE_S)
 
-    assert not half.stop(timeout_s=0.05)
-    assert half.is_alive
+    assert not role.stop(timeout_s=0.05)
+    assert role.is_alive
 
     may_end.set()
-    assert half.stop(timeout_s=PATIENCE_S)
+    assert role.stop(timeout_s=PATIENCE_S)
 
 
 def test_stopping_before_the_start_is_stopping() -> None:
@@ -238,15 +240,15 @@ def test_stopping_before_the_start_is_stopping() -> None:
     async def session() -> None:
         begun.append(1)
 
-    half = HalfThread("worker", session)
-    assert half.stop(timeout_s=0)
+    role = ServiceThread("worker", session)
+    assert role.stop(timeout_s=0)
 
-    half.start()
-    assert half.stop(timeout_s=PATIENCE_S)
+    role.start()
+    assert role.stop(timeout_s=PATIENCE_S)
     assert begun == []
 
 
-def test_the_thread_has_the_halfs_name(start: Callable[..., HalfThread]) -> None:
+def test_the_thread_has_the_halfs_name(start: Callable[..., ServiceThread]) -> None:
     start(wait_forever)
 
     assert "worker" in {thread.name for thread in threading.enumerate()}

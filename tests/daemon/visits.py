@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from daemon.admin_session import AdminSession
 from daemon.cli.drain import order_drains
 from daemon.cli.queue import queue_rows
 from daemon.settings import Settings
-from daemon.visit import Visit
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
@@ -17,10 +17,10 @@ from tests.replication.cluster import Cluster
 from tests.replication.nodes import ROOT, UR
 
 
-def visiting(cluster: Cluster) -> Visit:
+def visiting(cluster: Cluster) -> AdminSession:
     """A session of its own."""
     store = MemoryStore(cluster.tree)
-    return Visit(
+    return AdminSession(
         settings=Settings(metadata_service_uri=f"zk+hierarchical://zk:2181{ROOT}"),
         store=store,
         manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),

@@ -93,7 +93,7 @@ class Demo:
         self._show_report()
         self._say("marking what can be mended")
         self._bookmender("fsck", "mark", str(self.results), "--mark", exit_code=0)
-        asyncio.run(self._mend())
+        asyncio.run(self._repair_once())
         mended = {i: self._mended(i, each) for i, each in expected.items()}
         self._look(Level.FULL, 1, mended)
         self._bookmender("fsck", "diff", str(self.results), exit_code=0)
@@ -147,7 +147,7 @@ class Demo:
             raise SurpriseError(f"the page shows {shown}, summary.json says {wanted}")
         self._say(f"its {len(shown)} counts are those of summary.json; a picture: {picture}")
 
-    async def _mend(self) -> None:
+    async def _repair_once(self) -> None:
         """Until only what nobody can mend is marked."""
         uri = self.cluster.metadata_service_uri
         lost = {

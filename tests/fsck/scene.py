@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding, Grade
+from daemon.admin_session import admin_session
 from daemon.local.cluster import LocalCluster
 from daemon.settings import Settings
-from daemon.visit import visit
 from ledgers.digest import EntryDigest
 from ledgers.model import BookieId, LedgerMetadata
 from tests.fsck.damage import Copy, cut_entry_logs, stopped, storage, wipe_but_identity
@@ -91,7 +91,7 @@ async def _whole(uri: str, ledger_ids: Sequence[int]) -> list[int]:
 
 
 async def _read_metadata(uri: str, ledger_ids: Sequence[int]) -> dict[int, LedgerMetadata]:
-    async with visit(Settings(metadata_service_uri=uri)) as seen:
+    async with admin_session(Settings(metadata_service_uri=uri)) as seen:
         return {each: (await seen.manager.read(each)).metadata for each in ledger_ids}
 
 
@@ -110,7 +110,7 @@ def _damage_copies(
 async def _damage_metadata(
     uri: str, damaged: Mapping[int, Kind], bookies: Sequence[BookieId]
 ) -> None:
-    async with visit(Settings(metadata_service_uri=uri)) as seen:
+    async with admin_session(Settings(metadata_service_uri=uri)) as seen:
         for ledger_id, kind in damaged.items():
             if kind.change is None:
                 continue

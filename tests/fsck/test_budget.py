@@ -20,7 +20,7 @@ from auditor.fsck.budget import (
 from auditor.fsck.levels import FsckOptions
 from ledgers.errors import SessionLostError
 from ledgers.memory.store import MemoryStore, MemoryTree
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.znodes import fsck_executors_path
 from tests.replication.cluster import in_virtual_time
 from tests.replication.nodes import UR, node_info
@@ -272,7 +272,7 @@ async def test_runs_at_the_same_time_have_a_budget_each_but_share_the_bookies() 
     nodes = MemoryStore(tree)
     for number in range(7):
         await Membership.join(nodes, UR, node_info(f"worker-{number}"))
-    await Membership.join(nodes, UR, node_info("auditor", Half.AUDITOR))
+    await Membership.join(nodes, UR, node_info("auditor", Role.AUDITOR))
     async with executing(tree, "run-1", options) as ours, executing(tree, "run-2", options):
         await asyncio.sleep(SETTLED_S)
 

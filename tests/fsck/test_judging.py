@@ -26,7 +26,7 @@ from ledgers.model import (
     write_set,
 )
 from ledgers.store import Stat
-from replication.copy_checks import Refused
+from replication.copy_checks import ReadFailures
 from replication.entry_runs import EntryRuns
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment
 
@@ -57,7 +57,7 @@ def drawn(rng: random.Random) -> Stretch:
     for index, bookie in enumerate(frag.ensemble):
         own = list(frag.entries_of(index))
         kinds = [rng.choice((None, None, None, *_REFUSALS)) for _ in own]
-        refused[bookie] = Refused()
+        refused[bookie] = ReadFailures()
         refused[bookie].add({e: kind for e, kind in zip(own, kinds, strict=True) if kind})
     whole = {b: rng.choice(("gone", "silent", "", "", "", "")) for b in frag.ensemble}
     return stretch(
@@ -79,7 +79,7 @@ def of_entry(seen: Stretch, entry_id: int) -> EntryCopies:
         entry_id, ensemble_size=frag.ensemble_size, write_quorum=frag.write_quorum
     ):
         bookie = frag.ensemble[index]
-        refused = seen.refused.get(bookie, Refused())
+        refused = seen.refused.get(bookie, ReadFailures())
         if bookie in seen.gone:
             gone += 1
         elif bookie in seen.silent or entry_id in refused.unknown:
@@ -117,7 +117,7 @@ def test_the_worst_entry_decides_as_if_each_were_looked_at(seed: int) -> None:
 
 
 def test_evidence_names_bookie_entries_and_what_was_answered() -> None:
-    refused = Refused(absent=EntryRuns([3, 4, 9]), mismatched=EntryRuns([5]))
+    refused = ReadFailures(absent=EntryRuns([3, 4, 9]), mismatched=EntryRuns([5]))
 
     verdict = judge(stretch(fragment(write_quorum=3), refused={B2: refused}))
 
@@ -142,7 +142,7 @@ def test_evidence_names_bookie_entries_and_what_was_answered() -> None:
 
 
 def test_what_was_refused_beside_the_stretch_does_not_count() -> None:
-    refused = Refused(absent=EntryRuns([3]))
+    refused = ReadFailures(absent=EntryRuns([3]))
 
     seen = stretch(fragment(write_quorum=3), 4, 9, refused={B2: refused})
 
@@ -150,13 +150,13 @@ def test_what_was_refused_beside_the_stretch_does_not_count() -> None:
 
 
 def test_a_copy_elsewhere_counts_for_its_entries_alone() -> None:
-    refused = dict.fromkeys((B1, B2, B3), Refused(absent=EntryRuns([3, 4])))
+    refused = dict.fromkeys((B1, B2, B3), ReadFailures(absent=EntryRuns([3, 4])))
     frag = fragment(write_quorum=3)
 
-    half = judge(stretch(frag, refused=refused, elsewhere={B4: EntryRuns([3])}))
+    role = judge(stretch(frag, refused=refused, elsewhere={B4: EntryRuns([3])}))
     whole = judge(stretch(frag, refused=refused, elsewhere={B4: EntryRuns([3, 4])}))
 
-    assert (half.grade, whole.grade) == (Grade.LOST, Grade.AT_RISK)
+    assert (role.grade, whole.grade) == (Grade.LOST, Grade.AT_RISK)
     assert (Finding.STRAY, B4, "only_copy") in {
         (e.finding, e.bookie, e.code) for e in whole.evidence
     }
@@ -177,7 +177,7 @@ def test_only_a_bookie_that_the_writer_went_on_without_is_excused(
     first = known_fragments(7, metadata, lac=metadata.last_entry_id)[0]
     seen = stretch(
         first,
-        refused={b: Refused(absent=EntryRuns([4])) for b in lacking},
+        refused={b: ReadFailures(absent=EntryRuns([4])) for b in lacking},
         excused=excused_indexes(metadata, first),
     )
 
@@ -201,7 +201,7 @@ def test_who_was_set_up_later_is_excused_only_where_its_writer_may_have_chosen_i
 def test_damage_is_never_excused(how: Answer) -> None:
     metadata = ledger((B1, B2, B3), (B1, B2, B4))
     first = known_fragments(7, metadata, lac=metadata.last_entry_id)[0]
-    refused = Refused()
+    refused = ReadFailures()
     refused.add({4: how})
 
     verdict = judge(stretch(first, refused={B3: refused}, excused=excused_indexes(metadata, first)))
@@ -286,7 +286,7 @@ def test_stretches_of_a_fragment_add_up() -> None:
     )
     summing_up.add_fragment(0, frag)
     for first, refused in ((0, {B1: [2, 3]}), (10, {B1: [11, 15], B2: [11]})):
-        runs = {bookie: Refused(absent=EntryRuns(ids)) for bookie, ids in refused.items()}
+        runs = {bookie: ReadFailures(absent=EntryRuns(ids)) for bookie, ids in refused.items()}
         summing_up.add(0, judge(stretch(frag, first, first + 9, refused=runs)))
 
     verdict = summing_up.verdict(checked_ms=0)
@@ -321,7 +321,7 @@ def test_a_legal_shortage_of_one_fragment_hides_no_silence_about_another(
         summing_up.add_fragment(position, frag)
         seen = stretch(
             frag,
-            refused={lacking: Refused(absent=EntryRuns([2]))},
+            refused={lacking: ReadFailures(absent=EntryRuns([2]))},
             silent=silent,
             excused=excused_indexes(metadata, frag),
         )

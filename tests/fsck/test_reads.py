@@ -11,7 +11,7 @@ from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, BusyError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
-from replication.copy_checks import Refused
+from replication.copy_checks import ReadFailures
 from replication.entry_runs import EntryRuns
 from tests.fsck.looking import look, one_ledger, options, replace_payload, told
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time
@@ -65,7 +65,7 @@ async def test_a_read_error_counts_when_it_came_twice(errors: Errors, expected: 
     if expected is None:
         assert not answers.refused
     else:
-        assert answers.refused == {B1: Refused(**{expected: EntryRuns([3])})}  # type: ignore[arg-type]
+        assert answers.refused == {B1: ReadFailures(**{expected: EntryRuns([3])})}  # type: ignore[arg-type]
 
 
 @in_virtual_time
@@ -77,7 +77,7 @@ async def test_a_bookie_that_falls_silent_is_asked_no_more() -> None:
     first = await reads.ask({B1: [3, 4], B2: [3]})
     second = await reads.ask({B1: [5], B2: [5]})
 
-    assert first.refused == {B1: Refused(unknown=EntryRuns([4]))}
+    assert first.refused == {B1: ReadFailures(unknown=EntryRuns([4]))}
     assert not second.refused
     assert reads.silent == {B1}
     assert cluster.bookies.asked(B1) == [3, 4]
@@ -91,7 +91,7 @@ async def test_more_runs_than_one_transfer_holds_are_asked_for_in_order() -> Non
 
     answers = await reads_of(cluster).ask_runs({B1: ([0], range(2, 9)), B2: ([9],)})
 
-    assert answers.refused == {B1: Refused(absent=EntryRuns([2, 7]))}
+    assert answers.refused == {B1: ReadFailures(absent=EntryRuns([2, 7]))}
 
 
 @in_virtual_time

@@ -76,7 +76,7 @@ def test_two_folders_of_one_cluster_can_be_compared(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_which_nobody_can_tell_is_not_written_to(tmp_path: Path) -> None:
-    (tmp_path / CLUSTER_FILE).write_text("half")
+    (tmp_path / CLUSTER_FILE).write_text("role")
 
     with pytest.raises(SettingsError, match="cannot be read"):
         keep_cluster(tmp_path, cluster("a"))

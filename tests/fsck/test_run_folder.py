@@ -68,8 +68,8 @@ def test_what_seemed_wrong_stands_in_the_results_only_after_the_second_look(
 
 
 def test_what_is_half_written_is_not_there(tmp_path: Path, folder: RunFolder) -> None:
-    half = tmp_path / "state" / f"run={RUN}" / "ledgers" / ".part-00000.parquet.new"
-    half.write_bytes(b"PAR1 half")
+    role = tmp_path / "state" / f"run={RUN}" / "ledgers" / ".part-00000.parquet.new"
+    role.write_bytes(b"PAR1 half")
 
     assert folder.first_looks() == {}
     assert folder.verdicts(["ledger_id"]).num_rows == 0

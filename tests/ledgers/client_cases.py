@@ -4,7 +4,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ledgers.bookies import Standing, Transfer, TransferResult
+from ledgers.bookies import SourceHealth, Transfer, TransferResult
 from ledgers.bulk.limiters import Budgets
 from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.codec.registration import Resolve, spelled_address
@@ -44,8 +44,8 @@ class ManualClock:
 class NoBulk:
     is_closed = False
 
-    def standing(self, bookie: BookieId) -> Standing:
-        return Standing()
+    def source_health(self, bookie: BookieId) -> SourceHealth:
+        return SourceHealth()
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         raise AssertionError("no transfer in these tests")

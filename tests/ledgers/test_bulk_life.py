@@ -267,8 +267,8 @@ def test_a_silent_source_is_given_up_soon_where_there_are_others() -> None:
 
         assert set((await running).failures) == {scene.a.bookie_id}
         assert not alone.done()
-        assert scene.bulk.standing(scene.a.bookie_id).is_ailing
-        assert not scene.bulk.standing(scene.b.bookie_id).is_ailing
+        assert scene.bulk.source_health(scene.a.bookie_id).is_ailing
+        assert not scene.bulk.source_health(scene.b.bookie_id).is_ailing
         assert scene.budgets.reads(scene.a.bookie_id).count == 32, "the bookie is still at work"
         scene.a.may_answer.set()
         assert (await alone).entry_count == 100
@@ -318,7 +318,7 @@ def test_a_loop_that_was_held_up_does_not_take_its_sources_for_silent() -> None:
         scene.skip(3.0)  # at once: there was no moment to listen in between
         await scene.settle()
 
-        assert not scene.bulk.standing(scene.a.bookie_id).is_ailing
+        assert not scene.bulk.source_health(scene.a.bookie_id).is_ailing
         scene.a.may_answer.set()
         assert (await running).entry_count == 10
 
@@ -328,20 +328,20 @@ def test_a_loop_that_was_held_up_does_not_take_its_sources_for_silent() -> None:
 def test_a_source_that_broke_is_ailing_for_a_while_or_until_it_registers_anew() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
-        standing = scene.bulk.standing
-        assert not standing(scene.a.bookie_id).is_ailing, "nothing is known of it"
+        source_health = scene.bulk.source_health
+        assert not source_health(scene.a.bookie_id).is_ailing, "nothing is known of it"
         for has_returned in (True, False):
             scene.a.answers_before_reset = 5
             await scene.run(scene.halves(100))
             scene.a.answers_before_reset = None
-            assert standing(scene.a.bookie_id).is_ailing
+            assert source_health(scene.a.bookie_id).is_ailing
 
             if has_returned:
                 scene.bulk.bookie_returned(scene.a.bookie_id)
             else:
                 scene.skip(31.0)
 
-            assert not standing(scene.a.bookie_id).is_ailing
+            assert not source_health(scene.a.bookie_id).is_ailing
 
     play(act)
 
@@ -353,11 +353,11 @@ def test_what_waits_at_a_source_is_part_of_its_standing() -> None:
         running = asyncio.create_task(scene.run(scene.halves(1_000)))
         await scene.until_read(200)
 
-        assert scene.bulk.standing(scene.a.bookie_id).waiting_bytes >= 16 * 1024
+        assert scene.bulk.source_health(scene.a.bookie_id).waiting_bytes >= 16 * 1024
         scene.a.may_answer.set()
         await running
         await scene.settle()
 
-        assert scene.bulk.standing(scene.a.bookie_id).waiting_bytes == 0
+        assert scene.bulk.source_health(scene.a.bookie_id).waiting_bytes == 0
 
     play(act)

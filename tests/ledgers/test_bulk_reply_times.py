@@ -43,7 +43,7 @@ def test_the_replies_of_sources_and_targets_are_timed(reads_batches: bool) -> No
         for _ in range(3):
             await scene.run(scene.runs(8_000, entry_bytes_hint=40))
 
-        assert scene.bulk.standing(scene.a.bookie_id).reply_s > 0
+        assert scene.bulk.source_health(scene.a.bookie_id).reply_s > 0
         assert scene.bulk._targets[scene.target.bookie_id]._reply_times.reply_s > 0
 
     play(act, yields=True, reads_batches=reads_batches)

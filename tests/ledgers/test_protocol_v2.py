@@ -7,8 +7,8 @@ from ledgers.wire.messages import (
     ListEntries,
     Read,
     ReadBatch,
+    ReadDiskSpace,
     ReadLac,
-    ReadRoom,
     Request,
     WriteLac,
 )
@@ -112,7 +112,7 @@ def test_only_batch_reads_can_be_told_apart() -> None:
         ReadLac(ledger_id=1),
         WriteLac(ledger_id=1, lac=0, master_key=KEY, record=bytes(20)),
         ListEntries(ledger_id=1),
-        ReadRoom(),
+        ReadDiskSpace(),
     ],
     ids=lambda request: type(request).__name__,
 )

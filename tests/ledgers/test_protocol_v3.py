@@ -1,6 +1,6 @@
 import pytest
 
-from ledgers.bookies import LacAnswer, Room
+from ledgers.bookies import DiskSpace, LacAnswer
 from ledgers.errors import CorruptionError
 from ledgers.wire import bookkeeper_wire_pb2 as wire
 from ledgers.wire import v3
@@ -9,8 +9,8 @@ from ledgers.wire.messages import (
     ListEntries,
     Read,
     ReadBatch,
+    ReadDiskSpace,
     ReadLac,
-    ReadRoom,
     Request,
     Status,
     WriteLac,
@@ -57,7 +57,7 @@ def request_of(fields: Case) -> Request:
         case wire.GET_LIST_OF_ENTRIES_OF_LEDGER:
             return ListEntries(ledger_id=ledger_id)
         case _:
-            return ReadRoom()
+            return ReadDiskSpace()
 
 
 @pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case["name"])
@@ -89,7 +89,7 @@ def test_a_reply_says_what_the_bookie_meant(case: Case) -> None:
     )
     assert reply.availability == bytes.fromhex(fields.get("availability", ""))
     assert reply.room == (
-        Room(free_bytes=fields["free_disk_space"], total_bytes=fields["total_disk_capacity"])
+        DiskSpace(free_bytes=fields["free_disk_space"], total_bytes=fields["total_disk_capacity"])
         if "free_disk_space" in fields
         else None
     )

@@ -74,8 +74,8 @@ def test_the_second_request_to_a_silent_bookie_costs_no_time() -> None:
         assert scene.clock.now_s() == before_s
         assert result.failures == {A: dict.fromkeys(range(0, 10, 2), Answer.UNKNOWN)}
         assert result.entry_count == 5, "what B has is had from B"
-        assert scene.bookies.standing(A).is_ailing
-        assert not scene.bookies.standing(B).is_ailing
+        assert scene.bookies.source_health(A).is_ailing
+        assert not scene.bookies.source_health(B).is_ailing
 
     in_scene(act)
 

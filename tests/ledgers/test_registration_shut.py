@@ -6,7 +6,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.underreplication import reborn_bookies
+from auditor.underreplication import reformatted_bookies
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -31,7 +31,7 @@ async def test_it_is_there_and_no_target_and_all_others_are_as_they_were(
         assert view.available.keys() == {B1, B2, B3}
         assert view.writable.keys() == {B1, B3}
     assert seen[0].address(B2) == before.address(B2)
-    told = [each for each in logs if each["event"] == "registration.shut_away"]
+    told = [each for each in logs if each["event"] == "registration.access_denied"]
     assert [(each["bookie"], each["log_level"]) for each in told] == [(B2, "error")]
     shut.clear()
     assert await registration.read() == before
@@ -68,7 +68,7 @@ async def test_what_a_bookie_lacks_whose_cookie_is_shut_away_proves_nothing() ->
         assert view.available == {B1, B2, B3}
         assert view.initialised_after(now_zxid) == {B2}
         known = {bookie: cookie.czxid for bookie, cookie in before.cookies.items()}
-        assert not reborn_bookies(view.cookies, known)
+        assert not reformatted_bookies(view.cookies, known)
     assert await views.set_up_since(before, [B1, B2, B3]) == {B2}
-    told = [each for each in logs if each["event"] == "cookie.shut_away"]
+    told = [each for each in logs if each["event"] == "cookie.access_denied"]
     assert [(each["bookie"], each["log_level"]) for each in told] == [(B2, "error")]

@@ -9,7 +9,7 @@ from ledgers.registration import BookieView
 from ledgers.store import Stat
 from replication.cluster import ClusterView
 from replication.copy_checks import IndexFinding
-from replication.inspection import Survey
+from replication.inspection import Inspection
 from replication.orders import Orders
 
 BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(1, 8))
@@ -58,9 +58,9 @@ def survey_of(
     findings: Sequence[IndexFinding],
     metadata: LedgerMetadata | None = None,
     orders: Orders | None = None,
-) -> Survey:
+) -> Inspection:
     """Of ledger 7; closed, on B1, B2 and B3, where nothing else is said."""
-    return Survey(
+    return Inspection(
         versioned=VersionedMetadata(
             ledger_id=7,
             metadata=metadata or closed_ledger((B1, B2, B3)),

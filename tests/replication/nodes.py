@@ -19,17 +19,17 @@ from ledgers.registration import Registration
 from replication import znodes
 from replication.cluster import IsolationGroups, ViewSource
 from replication.copier import Copier
-from replication.inspection import Surveyor
+from replication.inspection import Inspector
 from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
-from replication.locks import QueuedLedger, Take
+from replication.locks import LedgerLease, QueuedLedger
 from replication.marks import MarkTree
-from replication.nodes import Half, Membership, NodeInfo
+from replication.nodes import Membership, NodeInfo, Role
 from replication.open_ledgers import OpenLedgers
 from replication.orders import OrderBook
 from replication.recent_copies import CopyRecorder
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
-from replication.targets import Receivers
+from replication.targets import TargetSelector
 from replication.transactions import Batcher
 from replication.work_queue import Queue
 from replication.worker import ReplicationWorker
@@ -58,11 +58,11 @@ class Node:
     ends: UnprovenEnds
     worker: ReplicationWorker
 
-    async def take(self, ledger_id: int = LEDGER) -> Take:
+    async def lease(self, ledger_id: int = LEDGER) -> LedgerLease:
         """The mark as it stands, and our lock on it."""
-        take = await self.queue.take(await self.queued(ledger_id))
-        assert take is not None, ledger_id
-        return take
+        lease = await self.queue.lease(await self.queued(ledger_id))
+        assert lease is not None, ledger_id
+        return lease
 
     async def queued(self, ledger_id: int = LEDGER) -> QueuedLedger:
         found = await MarkTree(self.store, UR).read(ledger_id)
@@ -70,8 +70,8 @@ class Node:
         return QueuedLedger(ledger_id=ledger_id, marks=(found,))
 
 
-def node_info(name: str, half: Half = Half.WORKER) -> NodeInfo:
-    return NodeInfo(half=half, host=name, pid=1, bookie_id=None, started_ms=0)
+def node_info(name: str, role: Role = Role.WORKER) -> NodeInfo:
+    return NodeInfo(role=role, host=name, pid=1, bookie_id=None, started_ms=0)
 
 
 @asynccontextmanager
@@ -145,7 +145,7 @@ async def _node(
     answering = QuarantiningBookies(bookies, quarantine)
     groups = IsolationGroups(store, clock)
     await groups.refresh()
-    receivers = Receivers(
+    target_selector = TargetSelector(
         RandomPlacement(rng, local=local)
         if racks is None
         else RuledPlacement(RackRule(), rng, locate=racks.get, local=local),
@@ -162,7 +162,7 @@ async def _node(
         queue=queue,
         manager=manager,
         views=views,
-        surveyor=Surveyor(
+        inspector=Inspector(
             manager=manager,
             bookies=answering,
             clock=clock,
@@ -176,10 +176,10 @@ async def _node(
             bookies=bookies,
             views=views,
             fallback_digest=fallback,
-            receivers=receivers,
+            target_selector=target_selector,
             clock=clock,
         ),
-        copier=Copier(answering, receivers),
+        copier=Copier(answering, target_selector),
         recorder=recorder,
         clock=clock,
         moves_misplaced=moves_misplaced,

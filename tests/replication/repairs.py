@@ -26,7 +26,7 @@ VERSION_1: dict[str, Any] = {
 
 async def repair_with(node: Node) -> Outcome:
     """Take the marked ledger and repair it."""
-    return await node.repairer.repair(await node.take())
+    return await node.repairer.repair(await node.lease())
 
 
 async def repair(cluster: Cluster, **options: object) -> Outcome:

@@ -7,15 +7,15 @@ from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
-from replication.copy_checks import Refused, Verdict, check, judge, questions, transfer_slices
+from replication.copy_checks import ReadFailures, Verdict, check, judge, plan_reads, transfer_slices
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, fragment
 
 ALL = frozenset({B1, B2, B3, B4})
 
 
-def refused(answers: Mapping[BookieId, Mapping[int, Answer]]) -> dict[BookieId, Refused]:
-    found = {bookie: Refused() for bookie in answers}
+def refused(answers: Mapping[BookieId, Mapping[int, Answer]]) -> dict[BookieId, ReadFailures]:
+    found = {bookie: ReadFailures() for bookie in answers}
     for bookie, refusals in answers.items():
         found[bookie].add(refusals)
     return found
@@ -26,7 +26,7 @@ def refused(answers: Mapping[BookieId, Mapping[int, Answer]]) -> dict[BookieId, 
     verdict="same",
 )
 def test_the_ends_of_each_index_are_asked_of_bookies_that_are_there() -> None:
-    asked = questions([fragment()], available={B1, B3}, distrusted=())
+    asked = plan_reads([fragment()], available={B1, B3}, distrusted=())
 
     # E 3, W 2: index 0 stores 0 2 3 5 6 8 9, index 2 stores 1 2 4 5 7 8
     assert {bookie: list(map(list, runs)) for bookie, runs in asked.items()} == {
@@ -36,7 +36,7 @@ def test_the_ends_of_each_index_are_asked_of_bookies_that_are_there() -> None:
 
 
 def test_one_entry_is_asked_for_once() -> None:
-    asked = questions([fragment(first=4, last=4)], available=ALL, distrusted=())
+    asked = plan_reads([fragment(first=4, last=4)], available=ALL, distrusted=())
 
     assert {bookie: list(map(list, runs)) for bookie, runs in asked.items()} == {
         B2: [[4]],
@@ -45,7 +45,7 @@ def test_one_entry_is_asked_for_once() -> None:
 
 
 def test_a_distrusted_bookie_is_asked_for_everything() -> None:
-    asked = questions([fragment()], available=ALL, distrusted={B3})
+    asked = plan_reads([fragment()], available=ALL, distrusted={B3})
 
     assert list(asked[B3][0]) == [1, 2, 4, 5, 7, 8]
     assert list(asked[B1][0]) == [0, 9]
@@ -58,7 +58,7 @@ def test_a_bookie_that_stands_twice_in_an_ensemble_is_asked_once_for_each_entry(
 ) -> None:
     fragments = [fragment(ensemble), fragment((B3, B1, B4), first=10, last=19)]
 
-    asked = questions(fragments, available=ALL, distrusted=distrusted)
+    asked = plan_reads(fragments, available=ALL, distrusted=distrusted)
 
     for runs in asked.values():
         entry_ids = [entry_id for run in runs for entry_id in run]
@@ -67,13 +67,13 @@ def test_a_bookie_that_stands_twice_in_an_ensemble_is_asked_once_for_each_entry(
 
 
 def test_an_empty_fragment_asks_nobody() -> None:
-    assert questions([fragment(first=10, last=9)], available=ALL, distrusted=()) == {}
+    assert plan_reads([fragment(first=10, last=9)], available=ALL, distrusted=()) == {}
 
 
 def test_a_bookie_of_two_fragments_is_asked_for_the_ends_of_both() -> None:
     fragments = [fragment(last=9), fragment((B1, B4, B3), first=10, last=19)]
 
-    asked = questions(fragments, available={B1}, distrusted=())
+    asked = plan_reads(fragments, available={B1}, distrusted=())
 
     assert [list(run) for run in asked[B1]] == [[0, 9], [11, 18]]
 
@@ -142,7 +142,7 @@ def test_nothing_to_ask_is_no_slice() -> None:
 
 
 def asked_of_b1(last: int, share: float, *, seed: int = 1) -> list[int]:
-    asked = questions(
+    asked = plan_reads(
         [fragment(last=last)],
         available={B1},
         distrusted=(),
@@ -188,7 +188,7 @@ def test_every_entry_is_drawn_sooner_or_later() -> None:
 
 
 def test_half_of_ten_million_entries_are_asked_for_without_being_listed() -> None:
-    asked = questions(
+    asked = plan_reads(
         [fragment(last=14_999_999)], available={B1}, distrusted=(), share=0.5, rng=random.Random(1)
     )
 

@@ -10,7 +10,7 @@ from replication.ledger_picker import (
     HELP_MAX,
     DueLedger,
     Shares,
-    most_endangered_first,
+    fewest_copies_first,
     others_to_read,
     own_to_read,
 )
@@ -166,7 +166,7 @@ def due(
 def test_the_most_endangered_come_first(
     found: list[DueLedger], urgent: list[int], order: list[int]
 ) -> None:
-    ordered = most_endangered_first(found, urgent, is_own=lambda ledger_id: ledger_id < 100)
+    ordered = fewest_copies_first(found, urgent, is_own=lambda ledger_id: ledger_id < 100)
 
     assert [each.ledger_id for each in ordered] == order
 

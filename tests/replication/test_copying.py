@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from ledgers.bookies import Answer, Bookies, Standing, Transfer, TransferResult
+from ledgers.bookies import Answer, Bookies, SourceHealth, Transfer, TransferResult
 from ledgers.errors import BusyError, FencedError, ReadOnlyError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId
@@ -243,8 +243,8 @@ class _Giving:
         self.memory_bytes = 0
         self._fails = fails
 
-    def standing(self, bookie: BookieId) -> Standing:
-        return Standing()
+    def source_health(self, bookie: BookieId) -> SourceHealth:
+        return SourceHealth()
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         count = sum(map(len, transfer.reads.values()))

@@ -5,21 +5,21 @@ from collections.abc import Callable
 
 import pytest
 
-from ledgers.bookies import Answer, Standing
+from ledgers.bookies import Answer, SourceHealth
 from ledgers.model import BookieId
 from replication.copying import STRETCH_ENTRIES, CopyJob, SliceProgress, assign
 from tests.replication.copies import whole_ledger
 from tests.replication.ledger_values import B2, B3, BOOKIES
 
 
-def nothing_known(bookie: BookieId) -> Standing:
-    return Standing()
+def nothing_known(bookie: BookieId) -> SourceHealth:
+    return SourceHealth()
 
 
 def asked(
-    what: CopyJob, standing: Callable[[BookieId], Standing] = nothing_known
+    what: CopyJob, source_health: Callable[[BookieId], SourceHealth] = nothing_known
 ) -> dict[BookieId, list[int]]:
-    reads = assign(what.entry_ids, SliceProgress(), what, standing)
+    reads = assign(what.entry_ids, SliceProgress(), what, source_health)
     return {bookie: list(entry_ids) for bookie, entry_ids in reads.entry_ids.items()}
 
 
@@ -81,28 +81,38 @@ def test_small_ledgers_are_read_from_one_source_each_and_from_all_together() -> 
 @pytest.mark.parametrize(
     ("first", "second", "least", "most"),
     [
-        pytest.param(Standing(is_ailing=True), Standing(), 0, 0, id="one failed lately"),
+        pytest.param(SourceHealth(is_ailing=True), SourceHealth(), 0, 0, id="one failed lately"),
         pytest.param(
-            Standing(is_ailing=True),
-            Standing(waiting_bytes=10**9, reply_s=3.0),
+            SourceHealth(is_ailing=True),
+            SourceHealth(waiting_bytes=10**9, reply_s=3.0),
             0,
             0,
             id="one failed, the other is slow and has much to do",
         ),
-        pytest.param(Standing(reply_s=0.1), Standing(reply_s=0.01), 300, 600, id="one is slow"),
         pytest.param(
-            Standing(waiting_bytes=10**6), Standing(), 1_000, 1_700, id="one has much to do"
+            SourceHealth(reply_s=0.1), SourceHealth(reply_s=0.01), 300, 600, id="one is slow"
         ),
         pytest.param(
-            Standing(is_ailing=True), Standing(is_ailing=True), 1_900, 2_100, id="both failed"
+            SourceHealth(waiting_bytes=10**6), SourceHealth(), 1_000, 1_700, id="one has much to do"
         ),
         pytest.param(
-            Standing(reply_s=0.0002), Standing(reply_s=0.0009), 1_900, 2_100, id="both are quick"
+            SourceHealth(is_ailing=True),
+            SourceHealth(is_ailing=True),
+            1_900,
+            2_100,
+            id="both failed",
+        ),
+        pytest.param(
+            SourceHealth(reply_s=0.0002),
+            SourceHealth(reply_s=0.0009),
+            1_900,
+            2_100,
+            id="both are quick",
         ),
     ],
 )
 def test_sources_are_chosen_by_health_and_load(
-    first: Standing, second: Standing, least: int, most: int
+    first: SourceHealth, second: SourceHealth, least: int, most: int
 ) -> None:
     standings = {B2: first, B3: second}
 

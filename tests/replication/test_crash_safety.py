@@ -14,7 +14,7 @@ from ledgers.model import LedgerState
 from ledgers.store import Create, Operation, SetData
 from replication import znodes
 from replication.ledger_record import WaitingNote
-from replication.locks import Take
+from replication.locks import LedgerLease
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
@@ -102,37 +102,37 @@ async def test_rule_s3_a_node_frozen_past_its_session_writes_nothing_when_it_goe
 # --- A new session behind our back ----------------------------------------------------------------
 
 
-def note_of(node: Node, take: Take) -> Awaitable[object]:
+def note_of(node: Node, lease: LedgerLease) -> Awaitable[object]:
     return node.notes.write(NOTE)
 
 
-def forget_note(node: Node, take: Take) -> Awaitable[object]:
+def forget_note(node: Node, lease: LedgerLease) -> Awaitable[object]:
     return node.notes.delete(LEDGER)
 
 
-def finish(node: Node, take: Take) -> Awaitable[object]:
-    return node.queue.finish(take)
+def finish(node: Node, lease: LedgerLease) -> Awaitable[object]:
+    return node.queue.finish(lease)
 
 
-def finish_with_metadata(node: Node, take: Take) -> Awaitable[object]:
-    return node.queue.finish(take, [SetData(path="/extra", data=b"x", version=0)])
+def finish_with_metadata(node: Node, lease: LedgerLease) -> Awaitable[object]:
+    return node.queue.finish(lease, [SetData(path="/extra", data=b"x", version=0)])
 
 
-def write(node: Node, take: Take) -> Awaitable[object]:
-    return node.queue.write(take, [SetData(path="/extra", data=b"x", version=0)])
+def write(node: Node, lease: LedgerLease) -> Awaitable[object]:
+    return node.queue.write(lease, [SetData(path="/extra", data=b"x", version=0)])
 
 
 @pytest.mark.parametrize("act", [note_of, forget_note, finish, finish_with_metadata, write])
 @in_virtual_time
 async def test_rule_s3_under_a_session_that_was_replaced_silently_nothing_is_written(
-    act: Callable[[Node, Take], Awaitable[object]],
+    act: Callable[[Node, LedgerLease], Awaitable[object]],
 ) -> None:
     cluster = await Cluster.start()
     await cluster.store.create("/extra")
     await cluster.mark(B1)
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         # What is left of the old session in the new one: nothing, though requests go through.
         await cluster.store.delete(node.membership.path)
         await cluster.store.delete(LOCK)
@@ -141,8 +141,8 @@ async def test_rule_s3_under_a_session_that_was_replaced_silently_nothing_is_wri
         before = cluster.tree.snapshot()
 
         with pytest.raises(SessionLostError):
-            await act(node, take)
-        await node.queue.give_back(take)
+            await act(node, lease)
+        await node.queue.give_back(lease)
 
         assert cluster.tree.snapshot() == before
 
@@ -178,14 +178,14 @@ async def test_rule_s14_a_ledger_marked_again_between_look_and_lock_is_not_locke
 
     async with cluster.node() as node:
         queued = await node.queued()
-        commit = asyncio.create_task(node.queue.take(queued))
+        commit = asyncio.create_task(node.queue.lease(queued))
         await cluster.mark(B1, B2)
 
-        take = await commit
+        lease = await commit
         stands = await cluster.locked()
-        assert (take is None) == (stands == [])
-        if take is not None:  # it was quicker: then the old mark is what it may delete, no other
-            assert not await node.queue.finish(take)
+        assert (lease is None) == (stands == [])
+        if lease is not None:  # it was quicker: then the old mark is what it may delete, no other
+            assert not await node.queue.finish(lease)
             assert await cluster.marked() == [LEDGER]
 
 

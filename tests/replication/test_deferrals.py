@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from replication.backoff import JITTER, REMEMBERED_S, Deferrals, RetryPace
-from replication.ledger_record import World
+from replication.ledger_record import ClusterFingerprint
 from replication.reasons import Reason
 
 SEED = 20
 LEDGER = 5
 PACE = RetryPace(wait_min_s=10, wait_max_s=300)
-WORLD = World(newest_czxid=7, bookies="b", orders="o")
+WORLD = ClusterFingerprint(newest_czxid=7, bookies="b", orders="o")
 BETTER = replace(WORLD, newest_czxid=8)
 
 
@@ -48,7 +48,7 @@ def test_however_many_tries_the_wait_is_bounded() -> None:
 
 def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Deferrals:
     deferrals = Deferrals()
-    deferrals.defer(LEDGER, due_s=100.0, world=WORLD, reason=reason, tries=tries)
+    deferrals.defer(LEDGER, due_s=100.0, fingerprint=WORLD, reason=reason, tries=tries)
     return deferrals
 
 
@@ -78,13 +78,13 @@ def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Def
     ],
 )
 def test_a_ledger_is_due_in_time_or_in_a_better_world(
-    now_s: float, world: World, reason: Reason, is_due: bool
+    now_s: float, fingerprint: ClusterFingerprint, reason: Reason, is_due: bool
 ) -> None:
-    assert deferred(reason).is_due(LEDGER, now_s=now_s, world=world) is is_due
+    assert deferred(reason).is_due(LEDGER, now_s=now_s, fingerprint=fingerprint) is is_due
 
 
 def test_a_ledger_that_was_never_put_aside_is_due() -> None:
-    assert Deferrals().is_due(LEDGER, now_s=0.0, world=WORLD)
+    assert Deferrals().is_due(LEDGER, now_s=0.0, fingerprint=WORLD)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,10 @@ def test_a_ledger_that_was_never_put_aside_is_due() -> None:
         pytest.param(Reason.NO_TARGET, BETTER, 0, id="and so does a better world"),
     ],
 )
-def test_tries_that_failed_alike_are_counted(reason: Reason, world: World, tries: int) -> None:
-    assert deferred().tries(LEDGER, reason, world=world) == tries
+def test_tries_that_failed_alike_are_counted(
+    reason: Reason, fingerprint: ClusterFingerprint, tries: int
+) -> None:
+    assert deferred().tries(LEDGER, reason, fingerprint=fingerprint) == tries
 
 
 @pytest.mark.compat(
@@ -109,8 +111,8 @@ def test_success_begins_anew() -> None:
 
     deferrals.forget(LEDGER)
 
-    assert deferrals.is_due(LEDGER, now_s=0.0, world=WORLD)
-    assert deferrals.tries(LEDGER, Reason.NO_TARGET, world=WORLD) == 0
+    assert deferrals.is_due(LEDGER, now_s=0.0, fingerprint=WORLD)
+    assert deferrals.tries(LEDGER, Reason.NO_TARGET, fingerprint=WORLD) == 0
 
 
 @pytest.mark.parametrize(("after_s", "tries"), [(REMEMBERED_S - 1, 3), (REMEMBERED_S, 0)])
@@ -119,4 +121,4 @@ def test_what_was_due_long_ago_is_forgotten(after_s: float, tries: int) -> None:
 
     deferrals.prune(now_s=100.0 + after_s)
 
-    assert deferrals.tries(LEDGER, Reason.NO_TARGET, world=WORLD) == tries
+    assert deferrals.tries(LEDGER, Reason.NO_TARGET, fingerprint=WORLD) == tries

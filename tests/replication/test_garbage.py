@@ -16,7 +16,7 @@ from auditor.records import last_audit, last_drains, read_absences, read_identit
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
 from replication.client_activity import ClientActivity, activity_path, read_activity
-from replication.ledger_record import WaitingNote, WaitingNotes, World
+from replication.ledger_record import ClusterFingerprint, WaitingNote, WaitingNotes
 from replication.marks import read_urgent, urgent_to_bytes
 from replication.nodes import live_nodes
 from replication.orders import (
@@ -86,7 +86,7 @@ NOTE = WaitingNote(
     since_ms=5,
     tries=3,
     next_try_ms=9,
-    world=World(newest_czxid=5, bookies="01234567", orders="89abcdef"),
+    fingerprint=ClusterFingerprint(newest_czxid=5, bookies="01234567", orders="89abcdef"),
 )
 AUDIT = {
     "version": 1,

@@ -5,7 +5,7 @@ import random
 
 from replication import znodes
 from replication.marks import DIRECTORIES_LISTED_MAX
-from replication.nodes import Half, Membership
+from replication.nodes import Membership, Role
 from replication.settings import ReplicationSettings
 from replication.work_queue import GivenLedgers
 from replication.worker import ReplicationWorker
@@ -111,7 +111,7 @@ async def test_nothing_is_left_to_workers_that_may_be_gone_or_busy() -> None:
     cluster = await with_lost_b2(8)
     async with cluster.node() as node:
         for number in range(9):
-            await Membership.join(cluster.store, UR, node_info(f"busy-{number}", Half.WORKER))
+            await Membership.join(cluster.store, UR, node_info(f"busy-{number}", Role.WORKER))
         began_s = cluster.clock.now_s()
         await run_until_unmarked(cluster, by_hand(cluster, node, *range(8)), *range(8))
 
@@ -131,7 +131,7 @@ async def test_it_is_repaired_by_hand_while_auto_recovery_is_disabled() -> None:
 @in_virtual_time
 async def test_who_repairs_by_hand_has_no_share_of_others_ledgers() -> None:
     cluster = await with_lost_b2(0)
-    await Membership.join(cluster.store, UR, node_info("hand", Half.HAND))
+    await Membership.join(cluster.store, UR, node_info("hand", Role.HAND))
     async with cluster.node() as node:
         assert await node.queue.workers() == {node.store.session_id}
         assert len(await node.membership.everybody()) == 2, "but it reads from bookies (S10)"

@@ -9,7 +9,7 @@ from daemon.cli.close_ledger import CloseRefusedError
 from ledgers.errors import NoAnswerError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId, LedgerState
-from replication.locks import Take
+from replication.locks import LedgerLease
 from replication.open_ledgers import WriterSighting
 from replication.outcome import Outcome
 from replication.reasons import Reason
@@ -38,11 +38,11 @@ def is_slow(cluster: Cluster, bookie: BookieId) -> None:
     cluster.bookies.faults = lambda b, op, i: late if b == bookie and op is not Op.ADD else NO_FAULT
 
 
-async def first_grace(node: Node) -> tuple[Take, WriterSighting]:
-    take = await node.take()
-    sighting = (await node.repairer.repair(take)).sighting
+async def first_grace(node: Node) -> tuple[LedgerLease, WriterSighting]:
+    lease = await node.lease()
+    sighting = (await node.repairer.repair(lease)).sighting
     assert sighting is not None
-    return take, sighting
+    return lease, sighting
 
 
 async def recover(node: Node) -> Outcome:
@@ -56,16 +56,16 @@ async def recover(node: Node) -> Outcome:
 async def test_the_no_of_a_newcomer_cuts_off_no_acknowledged_entry() -> None:
     cluster = await with_newcomer()
     async with cluster.node() as node:
-        take, sighting = await first_grace(node)
+        lease, sighting = await first_grace(node)
         is_slow(cluster, B2)
 
-        outcome = await node.repairer.repair(take, sighting)
+        outcome = await node.repairer.repair(lease, sighting)
 
         assert outcome.reason is Reason.RECOVERY_FAILED
         assert not (await cluster.metadata()).is_closed
         cluster.bookies.faults = lambda b, op, i: NO_FAULT
 
-        await node.repairer.repair(take, sighting)
+        await node.repairer.repair(lease, sighting)
 
     metadata = await cluster.metadata()
     assert metadata.last_entry_id == 10
@@ -111,7 +111,7 @@ async def test_an_answer_of_a_bookie_that_registers_again_meanwhile_is_not_built
     cluster = await open_ledger()
     await cluster.kill(B1)
     async with cluster.node() as node:
-        take, sighting = await first_grace(node)
+        lease, sighting = await first_grace(node)
         read_fencing, has_changed = cluster.bookies.read_fencing, False
 
         async def change(*args: object, **options: object) -> bytes:
@@ -127,7 +127,7 @@ async def test_an_answer_of_a_bookie_that_registers_again_meanwhile_is_not_built
 
         cluster.bookies.read_fencing = change  # type: ignore[method-assign]
 
-        outcome = await node.repairer.repair(take, sighting)
+        outcome = await node.repairer.repair(lease, sighting)
 
         assert outcome.reason is Reason.RECOVERY_FAILED
         assert "must be recovered again" in outcome.detail
@@ -142,7 +142,7 @@ async def test_a_bookie_that_registers_at_a_counted_ones_address_meanwhile_stops
     await cluster.kill(B1)
     newcomer = BookieId("newcomer")
     async with cluster.node() as node:
-        take, sighting = await first_grace(node)
+        lease, sighting = await first_grace(node)
         confirm, has_come = node.views.doubts_about, False
 
         async def come_first(*args: object, **options: object) -> object:
@@ -154,7 +154,7 @@ async def test_a_bookie_that_registers_at_a_counted_ones_address_meanwhile_stops
 
         node.views.doubts_about = come_first  # type: ignore[method-assign, assignment]
 
-        outcome = await node.repairer.repair(take, sighting)
+        outcome = await node.repairer.repair(lease, sighting)
 
     assert f"{B3}: newcomer registered at its address" in outcome.detail
     assert not (await cluster.metadata()).is_closed

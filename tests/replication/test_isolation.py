@@ -16,7 +16,7 @@ from ledgers.registration import Registration
 from replication.cluster import IsolationGroups, ViewSource, bookies_within
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
-from replication.targets import Receivers
+from replication.targets import TargetSelector
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, ROOT
@@ -170,7 +170,7 @@ async def test_copies_stay_in_the_primary_group(seed: int) -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.take())
+        outcome = await node.repairer.repair(await node.lease())
 
     assert outcome.kind is OutcomeKind.DONE
     assert await cluster.ensembles() == [(B1, B4, B3)]
@@ -185,7 +185,7 @@ async def test_then_they_go_to_the_secondary_group() -> None:
         await cluster.kill(bookie)
 
     async with cluster.node() as node:
-        assert (await node.repairer.repair(await node.take())).kind is OutcomeKind.DONE
+        assert (await node.repairer.repair(await node.lease())).kind is OutcomeKind.DONE
 
     assert await cluster.ensembles() == [(B1, B5, B3)]
 
@@ -199,7 +199,7 @@ async def test_where_the_groups_have_nobody_left_the_ledger_waits_and_it_is_told
         await cluster.kill(bookie)
 
     async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.take())
+        outcome = await node.repairer.repair(await node.lease())
 
     assert outcome.reason is Reason.NO_TARGET
     assert "3 are outside the ledger's isolation groups" in outcome.detail
@@ -214,7 +214,7 @@ async def test_a_member_from_outside_is_given_in_place_what_it_lacks() -> None:
     await cluster.mark(B6)
 
     async with cluster.node() as node:
-        assert (await node.repairer.repair(await node.take())).kind is OutcomeKind.DONE
+        assert (await node.repairer.repair(await node.lease())).kind is OutcomeKind.DONE
 
     await cluster.assert_whole()
 
@@ -226,11 +226,11 @@ async def test_who_takes_over_in_a_recovery_is_of_the_groups() -> None:
     await views.refresh()
     groups = IsolationGroups(cluster.store, cluster.clock)
     await groups.refresh()
-    receivers = Receivers(
+    target_selector = TargetSelector(
         RandomPlacement(random.Random(1)), clock=cluster.clock, allowed=groups.allowed
     )
 
-    found = receivers.candidates(views.current, metadata(PRIMARY_A))
+    found = target_selector.candidates(views.current, metadata(PRIMARY_A))
 
     assert {each.bookie for each in found} == {B1, B2, B3, B4}
 
@@ -245,9 +245,9 @@ async def test_a_ledger_that_is_recovered_stays_in_the_groups() -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        outcome = await node.repairer.repair(take)
-        outcome = await node.repairer.repair(take, outcome.sighting)
+        lease = await node.lease()
+        outcome = await node.repairer.repair(lease)
+        outcome = await node.repairer.repair(lease, outcome.sighting)
 
     assert outcome.kind is OutcomeKind.DONE
     assert (await cluster.metadata()).bookies == {B1, B3, B4}

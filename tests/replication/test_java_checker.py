@@ -11,7 +11,7 @@ from ledgers.model import BookieId, LedgerState
 from ledgers.registration import Registration
 from replication.cluster import ClusterView
 from replication.copy_checks import Verdict
-from replication.inspection import OpenEnd, Survey, Surveyor
+from replication.inspection import Inspection, Inspector, RecoveryRequired
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT
@@ -41,7 +41,7 @@ class Ledger:
 
 
 async def missing(cluster: Cluster) -> Missing:
-    surveyor = Surveyor(
+    inspector = Inspector(
         manager=cluster.manager,
         bookies=cluster.bookies,
         clock=cluster.clock,
@@ -49,11 +49,11 @@ async def missing(cluster: Cluster) -> Missing:
         fallback_digest=DIGEST,
     )
     view = ClusterView(bookies=await Registration(cluster.store, ROOT).read())
-    match await surveyor.survey(LEDGER, view):
-        case OpenEnd(versioned=versioned, leaving=leaving):
+    match await inspector.inspect(LEDGER, view):
+        case RecoveryRequired(versioned=versioned, leaving=leaving):
             last = versioned.metadata.last_segment
             return {last.first_entry_id: {last.ensemble.index(bookie) for bookie in leaving}}
-        case Survey(findings=findings):
+        case Inspection(findings=findings):
             found: dict[int, set[int]] = defaultdict(set)
             for finding in findings:
                 if finding.verdict is not Verdict.GOOD:

@@ -37,13 +37,13 @@ async def test_two_nodes_take_and_give_back_one_ledger_a_hundred_times_and_never
     async def take_and_give_back(name: str, node: Node) -> None:
         taken_count = 0
         while taken_count < 100:
-            take = await node.queue.take(await node.queued(LONG_ID))
-            if take is not None:
+            lease = await node.queue.lease(await node.queued(LONG_ID))
+            if lease is not None:
                 assert not holding
                 holding.add(name)
                 await asyncio.sleep(rng.uniform(0, 0.02))
                 holding.remove(name)
-                await node.queue.give_back(take)
+                await node.queue.give_back(lease)
                 taken_count += 1
             await asyncio.sleep(rng.uniform(0, 0.02))
 
@@ -69,7 +69,7 @@ async def test_two_that_report_the_same_loss_at_once_make_one_mark_that_names_it
 
     assert await replicas(cluster) == (B1,)
     async with cluster.node() as node:
-        assert await node.queue.finish(await node.take())
+        assert await node.queue.finish(await node.lease())
     await cluster.assert_queue_empty()
 
 
@@ -117,9 +117,9 @@ async def test_ledgers_marked_while_others_are_done_with_are_all_handled_and_the
         while len(done) < len(wanted):
             found = await node.queue.look(rng)
             for queued in await node.queue.read(found.free):
-                take = await node.queue.take(queued)
-                assert take is not None
-                assert await node.queue.finish(take)
+                lease = await node.queue.lease(queued)
+                assert lease is not None
+                assert await node.queue.finish(lease)
                 done.append(queued.ledger_id)
             await node.queue.tidy()
 

@@ -57,13 +57,13 @@ async def test_a_lock_that_another_node_made_meanwhile_does_not_pass_for_ours() 
             == 2
         )
         await cluster.mark(B1, ledger_id=ledger_id)
-        take = await first.take(ledger_id)
-        await cluster.store.delete(take.lock.path)  # by an operator's hand
-        assert (await second.take(ledger_id)).lock != take.lock
+        lease = await first.lease(ledger_id)
+        await cluster.store.delete(lease.lock.path)  # by an operator's hand
+        assert (await second.lease(ledger_id)).lock != lease.lock
 
         with pytest.raises(LockLostError):
-            await first.queue.write(take, [])
+            await first.queue.write(lease, [])
         with pytest.raises(LockLostError):
-            await first.queue.finish(take)
+            await first.queue.finish(lease)
 
     assert await cluster.marked() == [ledger_id]

@@ -116,10 +116,10 @@ async def test_another_loss_that_is_marked_meanwhile_is_not_taken_for_the_one_th
 ):
     cluster = await lost_and_draining()
     async with cluster.node() as node:
-        take = await node.queue.take((await node.queue.read([LEDGER]))[0])
-        assert take is not None
+        lease = await node.queue.lease((await node.queue.read([LEDGER]))[0])
+        assert lease is not None
         await cluster.mark(B1)
 
-        assert not await node.queue.unmark_loss(take, [])
+        assert not await node.queue.unmark_loss(lease, [])
 
     assert await cluster.marked() == [LEDGER]

@@ -190,7 +190,7 @@ async def test_of_two_who_give_the_same_order_at_once_one_is_told() -> None:
     cluster = await Cluster.start()
     book, place = OrderBook(cluster.store, UR), maintenance_place(UR, B1)
     await book.give(place, WINDOW, over=None)
-    seen = await book.standing(place)
+    seen = await book.stored(place)
     assert seen is not None
 
     await book.give(place, MaintenanceWindow(since_ms=1, until_ms=9_000), over=seen)
@@ -208,7 +208,7 @@ async def test_an_order_that_was_withdrawn_meanwhile_is_not_given_over_it() -> N
     cluster = await Cluster.start()
     book, place = OrderBook(cluster.store, UR), drain_place(UR, B1)
     await book.give(place, DrainOrder(since_ms=1), over=None)
-    seen = await book.standing(place)
+    seen = await book.stored(place)
     assert seen is not None
 
     await book.withdraw(place, over=seen)
@@ -240,9 +240,9 @@ async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
         await book.read()
         assert len(logs) == 3, "another hand, another report"
 
-    standing = await book.standing(limits_place(UR))
-    assert standing is not None
-    assert standing.order is None, "whoever overwrites it sees that it is there"
+    source_health = await book.stored(limits_place(UR))
+    assert source_health is not None
+    assert source_health.order is None, "whoever overwrites it sees that it is there"
 
 
 @in_virtual_time
@@ -328,7 +328,7 @@ async def test_a_hold_that_cannot_be_read_holds_until_it_is_replaced_or_taken_ba
     assert (found.is_held, found.unreadable) == (True, (place.path,))
     assert found.at(cluster.clock.wall_ms()).hold == HoldOrder.unreadable(since_ms=written_ms)
 
-    over = await book.standing(place)
+    over = await book.stored(place)
     await book.give(place, HoldOrder(since_ms=1, is_released=True), over=over)
     found = await book.read()
     assert (found.is_held, found.unreadable) == (False, ())

@@ -17,7 +17,7 @@ from replication.marks import (
     prepare_tree,
     read_marks,
 )
-from replication.nodes import Half, LiveNode, Membership, live_nodes
+from replication.nodes import LiveNode, Membership, Role, live_nodes
 from replication.reasons import Reason
 from replication.znodes import Mark, nodes_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -63,11 +63,11 @@ async def test_members_see_each_other_while_their_sessions_live() -> None:
     cluster = await Cluster.start()
     one, two = MemoryStore(cluster.tree), MemoryStore(cluster.tree)
     first = await Membership.join(one, UR, node_info("host-a"))
-    await Membership.join(two, UR, node_info("host-b", Half.AUDITOR))
+    await Membership.join(two, UR, node_info("host-b", Role.AUDITOR))
 
     assert await first.everybody() == [
         LiveNode(info=node_info("host-a"), session_id=one.session_id),
-        LiveNode(info=node_info("host-b", Half.AUDITOR), session_id=two.session_id),
+        LiveNode(info=node_info("host-b", Role.AUDITOR), session_id=two.session_id),
     ]
 
     await two.close()
@@ -77,7 +77,7 @@ async def test_members_see_each_other_while_their_sessions_live() -> None:
 @in_virtual_time
 async def test_members_of_a_later_release_are_passed_over() -> None:
     cluster = await Cluster.start()
-    for name, data in [("a", b"not json"), ("b", b"[]"), ("c", b'{"half": "third"}')]:
+    for name, data in [("a", b"not json"), ("b", b"[]"), ("c", b'{"role": "third"}')]:
         await cluster.store.create(f"{nodes_path(UR)}/{name}", data)
 
     assert await live_nodes(cluster.store, UR) == []

@@ -15,7 +15,7 @@ from replication.entry_runs import EntryRuns
 from replication.orders import MaintenanceWindow, Orders
 from replication.plan import Plan, plan_repair
 from replication.reasons import Reason
-from replication.targets import Bar, Targets
+from replication.targets import Exclusion, Targets
 from tests.replication.ledger_values import (
     B1,
     B2,
@@ -59,7 +59,7 @@ def targets_of(
             for b in bookies
             if b not in refused
         },
-        barred=dict.fromkeys(refused, Bar.REFUSED),
+        barred=dict.fromkeys(refused, Exclusion.REFUSED),
         placement=RandomPlacement(random.Random(seed), local=local),
         **fields,
     )
@@ -359,9 +359,9 @@ def test_where_maintenance_keeps_bookies_from_taking_over_they_come_before_new_o
         bookies=running(B1, B2, B3, B4),
         orders=Orders(maintenance=dict.fromkeys(resting, window)),
     )
-    survey = replace(survey_of([finding(2, Verdict.DRAINING)]), view=view)
+    inspection = replace(survey_of([finding(2, Verdict.DRAINING)]), view=view)
 
-    made = plan_repair(survey, targets_of((B1, B2), **fields))
+    made = plan_repair(inspection, targets_of((B1, B2), **fields))
 
     [blocked] = made.blocked
     told = blocked.detail.rpartition("already hold this part of the ledger or its open end; ")[2]

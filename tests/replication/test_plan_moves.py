@@ -55,8 +55,8 @@ def plan(
         placement=RuledPlacement(RackRule(), random.Random(0), locate=RACKS.get),
         only_local=only_local,
     )
-    survey = survey_of(findings, metadata or closed_ledger(members, write_quorum=write_quorum))
-    return plan_repair(survey, targets, moves_misplaced=moves_misplaced)
+    inspection = survey_of(findings, metadata or closed_ledger(members, write_quorum=write_quorum))
+    return plan_repair(inspection, targets, moves_misplaced=moves_misplaced)
 
 
 def test_a_copy_of_a_misplaced_ensemble_moves_to_another_rack() -> None:

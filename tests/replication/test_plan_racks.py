@@ -13,7 +13,7 @@ from ledgers.registration import BookieView
 from ledgers.store import Stat
 from replication.cluster import ClusterView
 from replication.copy_checks import IndexFinding, Verdict
-from replication.inspection import Survey
+from replication.inspection import Inspection
 from replication.plan import Plan, plan_repair
 from replication.reasons import Reason
 from replication.targets import Targets
@@ -32,7 +32,7 @@ def plan(
     seed: int = 0,
 ) -> Plan:
     ensemble = (B1, B2, B3)
-    survey = Survey(
+    inspection = Inspection(
         versioned=VersionedMetadata(
             ledger_id=7, metadata=closed_ledger(ensemble), stat=Stat(version=0), data=b""
         ),
@@ -54,7 +54,7 @@ def plan(
         candidates={b: Candidate(bookie=b, rack=racks[b]) for b in candidates},
         placement=placement,
     )
-    return plan_repair(survey, targets)
+    return plan_repair(inspection, targets)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -13,7 +13,7 @@ from replication.copy_checks import IndexFinding, Verdict
 from replication.entry_runs import EntryRuns
 from replication.plan import Plan, plan_repair
 from replication.reasons import Reason
-from replication.targets import SMALL_COPY_BYTES, Bar, Receivers, Targets
+from replication.targets import SMALL_COPY_BYTES, Exclusion, Targets, TargetSelector
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment, survey_of
 from tests.replication.nodes import working
@@ -108,7 +108,7 @@ def test_rule_s11_nor_is_a_live_bookie_short_of_room_given_anything_where_only_t
         verdict=Verdict.MISSING,
         absent=EntryRuns((1,)),
     )
-    barred = {B2: Bar.NOT_LOCAL}
+    barred = {B2: Exclusion.NOT_LOCAL}
 
     short = plan({B2: -1}, lacking, barred=barred, only_local=B4, entry_bytes=10)
     enough = plan({B2: 1}, lacking, barred=barred, only_local=B4, entry_bytes=10)
@@ -117,7 +117,7 @@ def test_rule_s11_nor_is_a_live_bookie_short_of_room_given_anything_where_only_t
     assert [repair.target for repair in enough.repairs] == [B2]
 
 
-class Rooms:
+class DiskSpaces:
     """B4 alone has little to spare."""
 
     def free_bytes(self, bookie: BookieId) -> int | None:
@@ -148,7 +148,7 @@ async def test_rule_s11_ledgers_that_are_planned_in_one_moment_count_together() 
     await cluster.kill(B2)
     under_way, landed, seen = Counter[BookieId](), Counter[BookieId](), []
 
-    class Watched(Receivers):
+    class Watched(TargetSelector):
         @contextmanager
         def under_way(self, bookie: BookieId, byte_count: int) -> Iterator[None]:
             under_way[bookie] += byte_count
@@ -161,8 +161,8 @@ async def test_rule_s11_ledgers_that_are_planned_in_one_moment_count_together() 
             landed[bookie] += byte_count
 
     async with cluster.node() as node:
-        node.repairer._copier._receivers = Watched(
-            RandomPlacement(random.Random(1)), clock=cluster.clock, rooms=Rooms()
+        node.repairer._copier._target_selector = Watched(
+            RandomPlacement(random.Random(1)), clock=cluster.clock, rooms=DiskSpaces()
         )
         async with working(node):
             await until(cluster, lambda: queue_empty(cluster))

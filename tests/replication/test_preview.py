@@ -19,11 +19,11 @@ from ledgers.placement import (
 from ledgers.registration import Registration
 from ledgers.store import Operation
 from replication.cluster import ViewSource
-from replication.inspection import Surveyor
+from replication.inspection import Inspector
 from replication.orders import HoldOrder, OrderBook, hold_place
 from replication.preview import Preview, Previewer
 from replication.reasons import Reason, gravest
-from replication.targets import Receivers
+from replication.targets import TargetSelector
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT, UR
@@ -63,7 +63,7 @@ async def preview(
     views = ViewSource(
         Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
     )
-    surveyor = Surveyor(
+    inspector = Inspector(
         manager=cluster.manager,
         bookies=cluster.bookies,
         clock=cluster.clock,
@@ -73,14 +73,14 @@ async def preview(
     placement: PlacementPolicy = RandomPlacement(rng, local=local)
     if racks is not None:
         placement = RuledPlacement(RackRule(), rng, locate=racks.get)
-    receivers = Receivers(
+    target_selector = TargetSelector(
         placement,
         clock=cluster.clock,
         local=local,
         rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
     )
     view = await views.refresh()
-    previewer = Previewer(surveyor, receivers, view, moves_misplaced=moves_misplaced)
+    previewer = Previewer(inspector, target_selector, view, moves_misplaced=moves_misplaced)
     async with touching_nothing(cluster):
         return await previewer.preview(LEDGER, distrusted=distrusted)
 

@@ -152,7 +152,7 @@ async def test_a_mark_that_nobody_can_read_is_still_work() -> None:
         assert stat is not None
         seen = SeenMark(path=MARK, mark=Mark(), version=0, czxid=stat.czxid, mzxid=stat.mzxid)
         assert queued.marks == (seen,)
-        assert await node.queue.take(queued) is not None
+        assert await node.queue.lease(queued) is not None
 
 
 # --- Taking ---------------------------------------------------------------------------------------
@@ -167,12 +167,12 @@ async def test_rule_s3_a_lock_of_ours_is_ephemeral_says_who_we_are_and_stands_at
     await cluster.mark(B1)
 
     async with cluster.node("host-a") as node:
-        take = await node.take()
+        lease = await node.lease()
 
         data, stat = await cluster.store.get(LOCK)
         assert data == b'bookieId: "host-a"\n'
         assert stat.ephemeral_owner == node.store.session_id
-        assert stat.version == take.lock.version > 0
+        assert stat.version == lease.lock.version > 0
     assert await cluster.locked() == []
 
 
@@ -186,7 +186,7 @@ async def test_a_lock_of_javas_is_respected_and_never_deleted() -> None:
         queued = await node.queued()
         await cluster.store.create(LOCK, b'bookieId: "java"\n', is_ephemeral=True)
 
-        assert await node.queue.take(queued) is None
+        assert await node.queue.lease(queued) is None
     assert await cluster.locked() == ["urL0000000007"]
 
 
@@ -199,7 +199,7 @@ async def test_a_ledger_that_was_marked_again_is_not_taken_at_the_version_seen()
         queued = await node.queued()
         await cluster.mark(B1, B2)
 
-        assert await node.queue.take(queued) is None
+        assert await node.queue.lease(queued) is None
         assert await cluster.locked() == []
 
 
@@ -213,7 +213,7 @@ async def test_a_ledger_that_is_done_already_is_not_taken() -> None:
         queued = await node.queued()
         await cluster.store.delete(MARK)
 
-        assert await node.queue.take(queued) is None
+        assert await node.queue.lease(queued) is None
         assert await cluster.locked() == []
 
 
@@ -232,9 +232,9 @@ async def test_after_a_lost_reply_a_lock_is_known_for_ours(fault: Fault, is_take
     async with cluster.node() as node:
         queued = await node.queued()
         fault_once(cluster, node.store, Create, fault)
-        take = await node.queue.take(queued)
+        lease = await node.queue.lease(queued)
 
-        assert (take is not None) is is_taken
+        assert (lease is not None) is is_taken
         assert len(await cluster.locked()) == is_taken
 
 
@@ -251,7 +251,7 @@ async def test_rule_s8_after_a_lost_reply_the_server_is_brought_up_to_date_befor
         queue = Queue(behind, node.batcher, UR, holder="node-1", clock=cluster.clock)
         fault_once(cluster, node.store, Create, Fault.LOST_REPLY)
 
-        assert await queue.take(queued) is not None
+        assert await queue.lease(queued) is not None
 
 
 class BehindUntilSynced(MemoryStore):
@@ -278,10 +278,10 @@ async def test_after_a_lost_reply_another_nodes_lock_is_not_taken_for_ours() -> 
 
     async with cluster.node("node-1") as ours, cluster.node("node-2") as theirs:
         queued = await ours.queued()
-        await theirs.take()
+        await theirs.lease()
         fault_once(cluster, ours.store, Create, Fault.LOST_REPLY)
 
-        assert await ours.queue.take(queued) is None
+        assert await ours.queue.lease(queued) is None
 
 
 @in_virtual_time
@@ -292,16 +292,16 @@ async def test_a_refusal_that_is_nobodys_lock_is_not_taken_for_one(
     await cluster.mark(B1)
 
     async with cluster.node() as node:
-        queued, take = await node.queued(), await node.take()
+        queued, lease = await node.queued(), await node.lease()
 
         async def shut_out(operations: Sequence[Operation], **_: object) -> list[OperationResult]:
             raise MultiFailed(0, UnauthorizedError("no access"))
 
         monkeypatch.setattr(node.batcher, "commit", shut_out)
         with pytest.raises(UnauthorizedError):
-            await node.queue.take(queued)
+            await node.queue.lease(queued)
         with capture_logs() as logs:
-            await node.queue.give_back(take)  # it ends with the session
+            await node.queue.give_back(lease)  # it ends with the session
     assert [each["event"] for each in logs if each["log_level"] == "error"] == ["lock.kept"]
 
 
@@ -320,8 +320,8 @@ async def test_two_nodes_after_the_same_ledgers_take_each_of_them_once() -> None
         found = await one.queue.read(await look(one.queue))
 
         async def take_all(queue: Queue, wanted: Sequence[QueuedLedger]) -> list[int]:
-            takes = await asyncio.gather(*(queue.take(queued) for queued in wanted))
-            return [take.ledger_id for take in takes if take is not None]
+            leases = await asyncio.gather(*(queue.lease(queued) for queued in wanted))
+            return [lease.ledger_id for lease in leases if lease is not None]
 
         ours, theirs = await asyncio.gather(
             take_all(one.queue, found), take_all(two.queue, found[::-1])
@@ -343,5 +343,5 @@ async def test_rule_s3_nothing_is_taken_once_the_session_is_not_proven_ours() ->
         await cluster.store.delete(node.membership.path)
 
         with pytest.raises(SessionLostError):
-            await node.queue.take(queued)
+            await node.queue.lease(queued)
         assert await cluster.locked() == []

@@ -31,16 +31,16 @@ async def test_done_removes_mark_directory_and_lock_in_one_request() -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         await settle()  # its view of the bookies has been read
         before = node.store.request_count
 
-        assert await node.queue.finish(take)
+        assert await node.queue.finish(lease)
 
         assert node.store.request_count == before + 1
         assert await cluster.locked() == []
         assert await cluster.store.exists(DIRECTORY) is None
-        assert await node.queue.is_finished(take)
+        assert await node.queue.is_finished(lease)
 
 
 @in_virtual_time
@@ -50,13 +50,13 @@ async def test_what_goes_with_it_is_written_with_it_or_not_at_all() -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         with pytest.raises(ConflictError):
-            await node.queue.finish(take, [SetData(path=EXTRA, data=b"x", version=5)])
+            await node.queue.finish(lease, [SetData(path=EXTRA, data=b"x", version=5)])
         assert await cluster.marked() == [LEDGER]
         assert len(await cluster.locked()) == 1
 
-        assert await node.queue.finish(take, [SetData(path=EXTRA, data=b"x", version=0)])
+        assert await node.queue.finish(lease, [SetData(path=EXTRA, data=b"x", version=0)])
         await cluster.assert_queue_empty()
     assert (await cluster.store.get(EXTRA))[0] == b"x"
 
@@ -69,15 +69,15 @@ async def test_rule_s6_a_ledger_that_was_marked_again_meanwhile_stays_marked() -
     await cluster.mark(B1)
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         await cluster.mark(B1, B2)
 
-        assert not await node.queue.finish(take, [SetData(path=EXTRA, data=b"x", version=0)])
+        assert not await node.queue.finish(lease, [SetData(path=EXTRA, data=b"x", version=0)])
 
         assert (await cluster.store.get(EXTRA))[0] == b"x"
         assert await cluster.marked() == [LEDGER]
-        assert not await node.queue.is_finished(take)
-        await node.queue.give_back(take)
+        assert not await node.queue.is_finished(lease)
+        await node.queue.give_back(lease)
         assert await cluster.locked() == []
 
 
@@ -88,12 +88,12 @@ async def test_a_mark_that_somebody_deleted_is_as_good_as_done(is_directory_left
     await cluster.mark(B1)
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         await cluster.store.delete(MARK)
         if not is_directory_left:
             await cluster.store.delete(DIRECTORY)
 
-        assert await node.queue.finish(take)
+        assert await node.queue.finish(lease)
         await cluster.assert_queue_empty()
     assert await cluster.store.exists(DIRECTORY) is None
 
@@ -105,7 +105,7 @@ async def test_a_strange_znode_beside_the_mark_is_no_obstacle_and_stays() -> Non
     await cluster.store.create(f"{DIRECTORY}/strange")
 
     async with cluster.node() as node:
-        assert await node.queue.finish(await node.take())
+        assert await node.queue.finish(await node.lease())
 
         await cluster.assert_queue_empty()
     assert await cluster.store.children(DIRECTORY) == ["strange"]
@@ -121,20 +121,20 @@ async def test_rule_s3_without_its_lock_a_ledger_is_neither_written_nor_unmarked
     await cluster.mark(B1)
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         await cluster.store.delete(LOCK)
         if is_retaken:
             await cluster.store.create(LOCK, is_ephemeral=True)
 
         write = SetData(path=EXTRA, data=b"x", version=0)
         with pytest.raises(LockLostError):
-            await node.queue.finish(take)
+            await node.queue.finish(lease)
         with pytest.raises(LockLostError):
-            await node.queue.write(take, [write])
+            await node.queue.write(lease, [write])
         with pytest.raises(LockLostError):
-            await node.queue.finish(take, [write])
+            await node.queue.finish(lease, [write])
 
-        await node.queue.give_back(take)
+        await node.queue.give_back(lease)
         assert await cluster.marked() == [LEDGER]
         assert len(await cluster.locked()) == is_retaken
     assert (await cluster.store.get(EXTRA))[0] == b""
@@ -155,12 +155,12 @@ async def test_after_a_lost_reply_it_is_known_whether_the_ledger_is_done(
     await cluster.mark(B1)
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         fault_once(cluster, node.store, Delete, fault)
         with pytest.raises(UnknownOutcomeError):
-            await node.queue.finish(take)
+            await node.queue.finish(lease)
 
-        assert await node.queue.is_finished(take) is is_finished
+        assert await node.queue.is_finished(lease) is is_finished
 
 
 @in_virtual_time
@@ -171,15 +171,15 @@ async def test_rule_s3_done_by_a_lost_reply_and_marked_again_the_lock_is_not_our
     await cluster.mark(B1)
 
     async with cluster.node("node-1") as ours, cluster.node("node-2") as theirs:
-        take = await ours.take()
+        lease = await ours.lease()
         fault_once(cluster, ours.store, Delete, Fault.LOST_REPLY)
         with pytest.raises(UnknownOutcomeError):
-            await ours.queue.finish(take)
+            await ours.queue.finish(lease)
         await cluster.mark(B3)
-        await theirs.take()
+        await theirs.lease()
 
         with pytest.raises(LockLostError):
-            await ours.queue.is_finished(take)
+            await ours.queue.is_finished(lease)
 
 
 # --- Giving back ----------------------------------------------------------------------------------
@@ -192,10 +192,10 @@ async def test_a_ledger_given_back_can_be_taken_by_another_node() -> None:
     await cluster.mark(B1)
 
     async with cluster.node("node-1") as one, cluster.node("node-2") as two:
-        await one.queue.give_back(await one.take())
+        await one.queue.give_back(await one.lease())
 
         assert await cluster.marked() == [LEDGER]
-        await two.take()
+        await two.lease()
 
 
 @pytest.mark.compat(
@@ -209,11 +209,11 @@ async def test_rule_s3_giving_back_never_deletes_another_nodes_lock() -> None:
     await cluster.mark(B1)
 
     async with cluster.node("node-1") as ours, cluster.node("node-2") as theirs:
-        take = await ours.take()
+        lease = await ours.lease()
         await cluster.store.delete(LOCK)  # a Java worker deletes locks without looking whose
-        await theirs.take()
+        await theirs.lease()
 
-        await ours.queue.give_back(take)
+        await ours.queue.give_back(lease)
 
         _, stat = await cluster.store.get(LOCK)
         assert stat.ephemeral_owner == theirs.store.session_id
@@ -225,9 +225,9 @@ async def test_giving_back_twice_is_harmless() -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:
-        take = await node.take()
-        await node.queue.give_back(take)
-        await node.queue.give_back(take)
+        lease = await node.lease()
+        await node.queue.give_back(lease)
+        await node.queue.give_back(lease)
 
         assert await cluster.locked() == []
     assert await cluster.marked() == [LEDGER]

@@ -1,4 +1,4 @@
-"""Shared and own queue: one ledger, one lock, and a mark in either tree or in both."""
+"""Shared and private queue: one ledger, one lock, and a mark in either tree or in both."""
 
 import random
 
@@ -58,11 +58,11 @@ async def test_a_ledger_is_taken_and_done_wherever_it_is_marked(paths: list[str]
         queued = await find(node.queue)
         assert [seen.path for seen in queued.marks] == paths
         assert queued.is_loss is (SHARED_MARK in paths)
-        take = await node.queue.take(queued)
-        assert take is not None
+        lease = await node.queue.lease(queued)
+        assert lease is not None
         requests = node.store.request_count
 
-        assert await node.queue.finish(take)
+        assert await node.queue.finish(lease)
 
         assert node.store.request_count == requests + 1
         assert not await node.queue.is_marked(LEDGER)
@@ -84,7 +84,7 @@ async def test_rule_s6_a_ledger_is_not_taken_when_either_mark_has_changed(change
         queued = await find(node.queue)
         await cluster.store.set(changed, znodes.mark_to_bytes(Mark(replicas=(B1, B2))), version=0)
 
-        assert await node.queue.take(queued) is None
+        assert await node.queue.lease(queued) is None
         assert await cluster.locked() == []
 
 
@@ -98,11 +98,11 @@ async def test_rule_s6_a_mark_extended_meanwhile_stays_and_the_other_goes(
     cluster = await marked_in(SHARED_MARK, OWN_MARK)
 
     async with cluster.node() as node:
-        take = await node.queue.take(await find(node.queue))
-        assert take is not None
+        lease = await node.queue.lease(await find(node.queue))
+        assert lease is not None
         await cluster.store.set(extended, b"", version=0)
 
-        assert not await node.queue.finish(take)
+        assert not await node.queue.finish(lease)
 
         assert await cluster.store.exists(extended) is not None
         assert await cluster.store.exists(other) is None
@@ -119,11 +119,11 @@ async def test_what_is_done_in_steps_empties_a_tree_to_its_root_and_no_further(p
     await mark(cluster, path)
 
     async with cluster.node() as node:
-        take = await node.queue.take(await find(node.queue))
-        assert take is not None
+        lease = await node.queue.lease(await find(node.queue))
+        assert lease is not None
         await cluster.store.delete(path)
 
-        assert await node.queue.finish(take)
+        assert await node.queue.finish(lease)
     assert cluster.tree.snapshot() == before
 
 
@@ -132,12 +132,12 @@ async def test_a_mark_made_in_the_other_tree_meanwhile_is_another_piece_of_work(
     cluster = await marked_in(SHARED_MARK)
 
     async with cluster.node() as node:
-        take = await node.queue.take(await find(node.queue))
-        assert take is not None
+        lease = await node.queue.lease(await find(node.queue))
+        assert lease is not None
         await mark(cluster, OWN_MARK)
         fault_once(cluster, node.store, Delete, Fault.LOST_REPLY)
         with pytest.raises(UnknownOutcomeError):
-            await node.queue.finish(take)
+            await node.queue.finish(lease)
 
-        assert await node.queue.is_finished(take)
+        assert await node.queue.is_finished(lease)
         assert (await find(node.queue)).marks[0].path == OWN_MARK

@@ -315,7 +315,7 @@ async def test_rule_s8_a_ledger_is_believed_gone_only_after_a_sync_and_a_second_
     await cluster.write_ledger((B1, B2))
     await cluster.mark()
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         await cluster.manager.delete(LEDGER, version=0)
         synced: list[str] = []
         sync = node.store.sync
@@ -327,7 +327,7 @@ async def test_rule_s8_a_ledger_is_believed_gone_only_after_a_sync_and_a_second_
 
         node.store.sync = sync_and_find_it  # type: ignore[method-assign]
 
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome == DONE
     assert synced == [cluster.manager.path(LEDGER)]

@@ -68,13 +68,13 @@ async def test_it_is_remembered_from_one_try_to_the_next() -> None:
     async with cluster.node() as node:
         outcomes = []
         for _ in range(2):
-            take = await node.take()
-            outcomes.append(await node.repairer.repair(take))
-            await node.queue.give_back(take)
+            lease = await node.lease()
+            outcomes.append(await node.repairer.repair(lease))
+            await node.queue.give_back(lease)
         await cluster.unregister(B3)
         await cluster.register(B3)
         await asyncio.sleep(1)
-        outcomes.append(await node.repairer.repair(await node.take()))
+        outcomes.append(await node.repairer.repair(await node.lease()))
 
     assert [outcome.reason for outcome in outcomes[:2]] == [Reason.NO_TARGET, Reason.NO_TARGET]
     assert outcomes[2].kind is OutcomeKind.DONE
@@ -88,7 +88,7 @@ async def with_gaps(*, is_own: bool = False) -> Cluster:
     """B2 is lost, and B3 lacks all but its ends. It may not be given them, and nobody else is left
     to take them.
 
-    ``is_own``: marked in our own queue alone.
+    ``is_own``: marked in our private queue alone.
     """
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, last=199)
@@ -149,14 +149,14 @@ async def test_that_the_ledger_was_marked_anew_since_makes_it_no_less_true() -> 
 async def test_a_repair_that_breaks_off_afterwards_tells_of_them(error: type[Exception]) -> None:
     cluster = await with_gaps()
     async with cluster.node("one") as one:
-        find, calls = one.repairer._surveyor.find, itertools.count()
+        find, calls = one.repairer._inspector.find, itertools.count()
 
         async def break_off(ledger_id: int) -> VersionedMetadata | Blocked | None:
             if next(calls) == 1:
                 raise error("broken off")
             return await find(ledger_id)
 
-        one.repairer._surveyor.find = break_off  # type: ignore[method-assign]
+        one.repairer._inspector.find = break_off  # type: ignore[method-assign]
         async with working(one):
             await asyncio.sleep(1)
         assert next(calls) == 2, "it was not tried again"
@@ -238,8 +238,8 @@ async def test_who_has_read_the_mark_before_takes_it_no_more(lost_count: int) ->
                 await asyncio.sleep(20)
         assert next(lost, None) is None
 
-        assert await late.queue.take(queued) is None
-        assert await late.queue.take(await late.queued()) is not None
+        assert await late.queue.lease(queued) is None
+        assert await late.queue.lease(await late.queued()) is not None
 
 
 @pytest.mark.parametrize("error", [QuotaError, UnknownOutcomeError])

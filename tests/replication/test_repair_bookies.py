@@ -73,9 +73,9 @@ async def test_rule_s11_what_a_bookie_refused_is_not_offered_to_it_again_until_i
 
     cluster.bookies.before_transfer = note
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         for _ in range(3):
-            outcome = await node.repairer.repair(take)
+            outcome = await node.repairer.repair(lease)
             assert outcome.reason is Reason.NO_TARGET
             assert "1 refused it" in outcome.detail
         assert offers == [B4]
@@ -84,7 +84,7 @@ async def test_rule_s11_what_a_bookie_refused_is_not_offered_to_it_again_until_i
         cluster.bookie(B4).crash()
         await cluster.revive(B4)
         await settle()
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome.kind is OutcomeKind.DONE
     await cluster.assert_whole()
@@ -96,12 +96,12 @@ async def test_rule_s11_a_bookie_that_merely_did_not_answer_is_tried_by_the_next
     cluster.bookies.fail(B4, Op.ADD, Fault(error=UnavailableError))
 
     async with cluster.node() as node:
-        take = await node.take()
-        outcome = await node.repairer.repair(take)
+        lease = await node.lease()
+        outcome = await node.repairer.repair(lease)
         assert outcome.reason is Reason.NO_TARGET
 
         cluster.bookies.stop_failing(B4, Op.ADD)
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome.kind is OutcomeKind.DONE
     await cluster.assert_whole()
@@ -204,7 +204,7 @@ async def test_rule_s6_of_a_ledger_that_was_found_whole_too() -> None:
     await cluster.mark(B3)
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
 
         async def go(transfer: Transfer) -> None:
             if B3 in transfer.reads:  # it said that it has everything
@@ -212,7 +212,7 @@ async def test_rule_s6_of_a_ledger_that_was_found_whole_too() -> None:
                 await cluster.kill(B3)
 
         cluster.bookies.after_transfer = go
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome.kind is OutcomeKind.DONE
     assert B3 not in (await cluster.metadata()).bookies

@@ -65,7 +65,7 @@ async def marked_for_b3_which_is_back() -> Cluster:
 async def test_a_whole_ledger_stays_marked_if_its_bookie_goes_again_before_the_unmark() -> None:
     cluster = await marked_for_b3_which_is_back()
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         finish, is_first = node.queue.finish, True
 
         async def go_first(*args: object, **options: object) -> bool:
@@ -78,7 +78,7 @@ async def test_a_whole_ledger_stays_marked_if_its_bookie_goes_again_before_the_u
 
         node.queue.finish = go_first  # type: ignore[method-assign]
 
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome.kind is OutcomeKind.WAITING
     assert await cluster.marked() == [LEDGER]
@@ -88,7 +88,7 @@ async def test_a_whole_ledger_stays_marked_if_its_bookie_goes_again_before_the_u
 async def test_a_ledger_that_was_written_after_it_was_found_whole_is_checked_again() -> None:
     cluster = await marked_for_b3_which_is_back()
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         finish, calls = node.queue.finish, 0
 
         async def touch_first(*args: object, **options: object) -> bool:
@@ -100,7 +100,7 @@ async def test_a_ledger_that_was_written_after_it_was_found_whole_is_checked_aga
 
         node.queue.finish = touch_first  # type: ignore[method-assign]
 
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome.kind is DONE.kind
     assert calls == 2
@@ -123,7 +123,10 @@ def queued(*replicas: BookieId, mzxid: int, is_loss: bool = True) -> QueuedLedge
         pytest.param(queued(B2, mzxid=50), {B2: 0}, {B2}, id="ACLs hide when it registered"),
         pytest.param(queued(mzxid=50), {B2: 10}, set(), id="the mark names no bookie"),
         pytest.param(
-            queued(B2, mzxid=50, is_loss=False), {B2: 10}, set(), id="marked in our own queue alone"
+            queued(B2, mzxid=50, is_loss=False),
+            {B2: 10},
+            set(),
+            id="marked in our private queue alone",
         ),
         pytest.param(queued(B2, B3, mzxid=50), {B2: 10, B3: 60}, {B2}, id="each by itself"),
     ],

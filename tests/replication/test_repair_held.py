@@ -21,15 +21,15 @@ async def hold(cluster: Cluster, *, for_s: float | None = None, reason: str = ""
     until_ms = None if for_s is None else now_ms + int(for_s * 1000)
     book, place = OrderBook(cluster.store, UR), hold_place(UR)
     order = HoldOrder(since_ms=now_ms, until_ms=until_ms, reason=reason)
-    await book.give(place, order, over=await book.standing(place))
+    await book.give(place, order, over=await book.stored(place))
     return until_ms
 
 
 async def end_hold(cluster: Cluster) -> None:
     book, place = OrderBook(cluster.store, UR), hold_place(UR)
-    standing = await book.standing(place)
-    assert standing is not None
-    await book.withdraw(place, over=standing)
+    source_health = await book.stored(place)
+    assert source_health is not None
+    await book.withdraw(place, over=source_health)
 
 
 @pytest.mark.parametrize("for_s", [60.0, None], ids=["with an end", "until somebody ends it"])
@@ -59,12 +59,12 @@ async def test_a_hold_that_begins_during_the_grace_keeps_the_ledger_from_being_f
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
         assert first.reason is Reason.OPEN_LEDGER_GRACE
         await hold(cluster)
         await asyncio.sleep(1)
-        outcome = await node.repairer.repair(take, first.sighting)
+        outcome = await node.repairer.repair(lease, first.sighting)
 
     assert outcome.reason is Reason.HOLD
     assert fenced == []

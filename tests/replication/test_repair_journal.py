@@ -39,9 +39,9 @@ async def test_nor_is_an_open_ledger_recovered_without_a_record() -> None:
     before = await cluster.manager.read(LEDGER)
 
     async with cluster.node(journal=full) as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
-        outcome = await node.repairer.repair(take, first.sighting)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
+        outcome = await node.repairer.repair(lease, first.sighting)
 
     assert outcome.reason is Reason.JOURNAL
     assert await cluster.manager.read(LEDGER) == before

@@ -81,7 +81,7 @@ async def test_a_mark_that_was_made_anew_stands_for_all_that_was_found(is_made_a
         if is_made_anew:
             await cluster.store.delete(znodes.mark_path(UR, LEDGER))
             await cluster.mark(B2)
-        take = await node.queue.take(queued)
-        assert take is not None
+        lease = await node.queue.lease(queued)
+        assert lease is not None
 
-        assert await node.queue.found_bad(take) == ({B1, B2} if is_made_anew else {B1})
+        assert await node.queue.found_bad(lease) == ({B1, B2} if is_made_anew else {B1})

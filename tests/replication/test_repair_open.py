@@ -26,10 +26,10 @@ from tests.replication.watched import settle
 
 async def repair_through_graces(node: Node, *, grace_count: int = 1) -> Outcome:
     """As the worker does, without the waiting."""
-    take = await node.take()
-    outcome = await node.repairer.repair(take)
+    lease = await node.lease()
+    outcome = await node.repairer.repair(lease)
     for _ in range(grace_count):
-        outcome = await node.repairer.repair(take, outcome.sighting)
+        outcome = await node.repairer.repair(lease, outcome.sighting)
     return outcome
 
 
@@ -48,7 +48,7 @@ async def test_a_ledger_whose_open_fragment_misses_a_bookie_is_left_to_its_write
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.take())
+        outcome = await node.repairer.repair(await node.lease())
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.OPEN_LEDGER_GRACE)
     assert outcome.sighting is not None
@@ -95,12 +95,12 @@ async def test_a_writer_that_replaced_the_bookie_meanwhile_is_not_fenced() -> No
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
         versioned = await cluster.manager.read(LEDGER)
         changed = versioned.metadata.with_segment(Segment(first_entry_id=10, ensemble=(B1, B4, B3)))
         await cluster.manager.write(LEDGER, changed, read_as=versioned)
-        outcome = await node.repairer.repair(take, first.sighting)
+        outcome = await node.repairer.repair(lease, first.sighting)
 
     metadata = await cluster.metadata()
     assert outcome.kind is OutcomeKind.DONE
@@ -124,7 +124,7 @@ async def test_rule_s12_closed_fragments_of_an_open_ledger_are_repaired_without_
     await cluster.kill(B2)
 
     async with cluster.node(local=B4) as node:
-        outcome = await node.repairer.repair(await node.take())
+        outcome = await node.repairer.repair(await node.lease())
 
     first, last = await cluster.ensembles()
     assert outcome.kind is OutcomeKind.DONE
@@ -142,8 +142,8 @@ async def test_rule_s4_closed_fragments_do_not_wait_for_the_grace_of_the_open_on
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        outcome = await node.repairer.repair(take)
+        lease = await node.lease()
+        outcome = await node.repairer.repair(lease)
         first, last = await cluster.ensembles()
 
         assert outcome.reason is Reason.OPEN_LEDGER_GRACE
@@ -156,7 +156,7 @@ async def test_rule_s4_closed_fragments_do_not_wait_for_the_grace_of_the_open_on
         assert await cluster.marked() == [LEDGER]
         assert node.written == [await cluster.manager.read(LEDGER)]
 
-        outcome = await node.repairer.repair(take, outcome.sighting)
+        outcome = await node.repairer.repair(lease, outcome.sighting)
 
     assert outcome.kind is OutcomeKind.DONE
     assert (await cluster.ensembles())[0] == first
@@ -210,16 +210,16 @@ async def test_rule_s13_while_the_absent_bookie_takes_entries_its_writer_is_aliv
     await cluster.unregister(B2)  # ZooKeeper lost sight of it, the writer did not
 
     async with cluster.node() as node:
-        take = await node.take()
-        outcome = await node.repairer.repair(take)
+        lease = await node.lease()
+        outcome = await node.repairer.repair(lease)
         for entry_id in range(10, 9 + GRACES_MAX):
             last_entry(cluster, entry_id)
-            outcome = await node.repairer.repair(take, outcome.sighting)
+            outcome = await node.repairer.repair(lease, outcome.sighting)
             assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.WRITER_ALIVE)
         assert fenced == []
 
         last_entry(cluster, 9 + GRACES_MAX)
-        outcome = await node.repairer.repair(take, outcome.sighting)
+        outcome = await node.repairer.repair(lease, outcome.sighting)
 
     assert outcome.kind is OutcomeKind.DONE
     assert fenced
@@ -247,12 +247,12 @@ async def test_a_ledger_that_its_writer_closed_during_the_grace_is_just_repaired
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
         versioned = await cluster.manager.read(LEDGER)
         closed = versioned.metadata.closed(last_entry_id=9, length=100)
         await cluster.manager.write(LEDGER, closed, read_as=versioned)
-        outcome = await node.repairer.repair(take, first.sighting)
+        outcome = await node.repairer.repair(lease, first.sighting)
 
     assert outcome.kind is OutcomeKind.DONE
     assert fenced == []
@@ -265,11 +265,11 @@ async def test_a_ledger_that_was_deleted_during_the_grace_is_unmarked() -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
         await cluster.manager.delete(LEDGER, version=0)
 
-        outcome = await node.repairer.repair(take, first.sighting)
+        outcome = await node.repairer.repair(lease, first.sighting)
 
     assert outcome.kind is OutcomeKind.DONE
     await cluster.assert_queue_empty()
@@ -295,16 +295,16 @@ async def test_rule_s5_the_no_of_a_bookie_that_came_back_empty_while_the_end_was
         return NO_FAULT
 
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
         cluster.bookies.faults = meanwhile
-        await node.repairer.repair(take, first.sighting)
+        await node.repairer.repair(lease, first.sighting)
         assert returning
         assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
         await cluster.revive(B1)
         await settle()
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome.kind is OutcomeKind.DONE
     assert (await cluster.metadata()).last_entry_id == 10
@@ -323,14 +323,14 @@ async def test_rule_s6_an_open_ledger_of_which_only_empty_bookies_speak_stays_ma
         cluster.bookies.fail(B3, op, Fault(error=UnavailableError))
 
     async with cluster.node() as node:
-        take = await node.take()
-        outcome = await node.repairer.repair(take)
+        lease = await node.lease()
+        outcome = await node.repairer.repair(lease)
         assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_ANSWER)
         assert B3 in outcome.detail
 
         for op in (Op.READ, Op.READ_LAC):
             cluster.bookies.stop_failing(B3, op)
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
         assert outcome.reason is Reason.OPEN_LEDGER_GRACE
 
 
@@ -341,8 +341,8 @@ async def test_a_ledger_that_its_writer_repaired_while_a_lost_bookie_was_asked_i
     cluster = await open_ledger()
     await cluster.kill(B2)
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
         fenced = watch_fencing(cluster)
         inner = cluster.bookies.read
 
@@ -357,7 +357,7 @@ async def test_a_ledger_that_its_writer_repaired_while_a_lost_bookie_was_asked_i
 
         cluster.bookies.read = replace_first  # type: ignore[method-assign]
 
-        await node.repairer.repair(take, first.sighting)
+        await node.repairer.repair(lease, first.sighting)
 
     assert (await cluster.metadata()).state is LedgerState.OPEN
     assert fenced == []

@@ -145,15 +145,15 @@ async def test_rule_s16_with_the_order_to_fence_an_open_ledger_is_closed_after_t
     await drain(cluster, B2, may_fence=True)
 
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
 
         assert (first.kind, first.reason) == (OutcomeKind.WAITING, Reason.OPEN_LEDGER_GRACE)
         assert f"is on {B2}, which drains" in first.detail
         assert fenced == []
 
         cluster.put(LEDGER, 10, B1, B2, B3)  # its writer goes on: he was given his time
-        outcome = await node.repairer.repair(take, first.sighting)
+        outcome = await node.repairer.repair(lease, first.sighting)
 
     metadata = await cluster.metadata()
     assert outcome.kind is OutcomeKind.DONE
@@ -284,8 +284,8 @@ async def test_an_open_ledger_is_not_fenced_before_the_window_of_its_bookie_is_o
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        away = await node.repairer.repair(take)
+        lease = await node.lease()
+        away = await node.repairer.repair(lease)
 
         assert (away.kind, away.reason) == (OutcomeKind.WAITING, Reason.MAINTENANCE)
         assert away.retry_at_ms == until_ms
@@ -293,9 +293,9 @@ async def test_an_open_ledger_is_not_fenced_before_the_window_of_its_bookie_is_o
 
         await cluster.clock.sleep(61)
         await settle()
-        first = await node.repairer.repair(take)
+        first = await node.repairer.repair(lease)
         assert first.reason is Reason.OPEN_LEDGER_GRACE
-        outcome = await node.repairer.repair(take, first.sighting)
+        outcome = await node.repairer.repair(lease, first.sighting)
 
     assert outcome.kind is OutcomeKind.DONE
     assert fenced

@@ -1,5 +1,5 @@
 """Small ledgers: copied at once, while their bookies prove that all else is there
-(``Surveyor.presume``)."""
+(``Inspector.inspect_optimistically``)."""
 
 import pytest
 

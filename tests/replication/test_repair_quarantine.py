@@ -7,7 +7,7 @@ from ledgers.errors import NoAnswerError
 from ledgers.health import WAIT_MIN_S
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
-from replication.locks import Take
+from replication.locks import LedgerLease
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -37,11 +37,11 @@ async def lost(cluster: Cluster, *ledger_ids: int) -> None:
     await cluster.kill(B2)
 
 
-async def learn(node: Node, ledger_id: int) -> Take:
+async def learn(node: Node, ledger_id: int) -> LedgerLease:
     """A first repair finds out."""
-    take = await node.take(ledger_id)
-    assert (await node.repairer.repair(take)).kind is OutcomeKind.WAITING
-    return take
+    lease = await node.lease(ledger_id)
+    assert (await node.repairer.repair(lease)).kind is OutcomeKind.WAITING
+    return lease
 
 
 @in_virtual_time
@@ -53,7 +53,7 @@ async def test_the_second_ledger_does_not_wait_for_a_member_that_was_silent_at_t
         await learn(node, 1)
         before_s = cluster.clock.now_s()
 
-        outcome = await node.repairer.repair(await node.take(2))
+        outcome = await node.repairer.repair(await node.lease(2))
 
         assert cluster.clock.now_s() - before_s < 1
         assert outcome.reason is Reason.NO_ANSWER
@@ -69,7 +69,7 @@ async def test_a_target_that_was_silent_is_not_chosen_for_the_next_ledger() -> N
     silence(cluster, B4)
     async with cluster.node(local=B4) as node:  # among equals the local one comes first
         for ledger_id in (1, 2):
-            outcome = await node.repairer.repair(await node.take(ledger_id))
+            outcome = await node.repairer.repair(await node.lease(ledger_id))
             assert outcome.kind is OutcomeKind.DONE
 
     assert [t.ledger_id for t, _ in cluster.bookies.transfers if t.target == B4] == [1]
@@ -83,7 +83,7 @@ async def test_when_only_quarantine_leaves_no_target_the_ledger_waits_for_its_en
     silence(cluster, B4)
     async with cluster.node() as node:
         for ledger_id in (1, 2):
-            outcome = await node.repairer.repair(await node.take(ledger_id))
+            outcome = await node.repairer.repair(await node.lease(ledger_id))
 
             assert outcome.reason is Reason.NO_TARGET
             assert "1 is in quarantine" in outcome.detail
@@ -97,13 +97,13 @@ async def test_a_bookie_that_registers_anew_is_asked_at_once() -> None:
     await lost(cluster, 1)
     silence(cluster, B4)
     async with cluster.node() as node:
-        take = await learn(node, 1)
+        lease = await learn(node, 1)
 
         mend(cluster, B4)
         await cluster.unregister(B4)
         await cluster.register(B4)
         await settle()
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome.kind is OutcomeKind.DONE
     await cluster.assert_whole(1)
@@ -146,7 +146,7 @@ async def test_what_a_silent_bookie_demands_is_told_with_the_ledger() -> None:
         for bookie in (B1, B4):
             node.quarantine.note_silence(bookie, demand)
 
-        outcome = await node.repairer.repair(await node.take(1))
+        outcome = await node.repairer.repair(await node.lease(1))
 
     assert outcome.kind is OutcomeKind.WAITING
     assert demand in outcome.detail

@@ -10,7 +10,7 @@ from ledgers.memory.bookies import Fault, Op
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import SetData
 from replication import znodes
-from replication.locks import Take
+from replication.locks import LedgerLease
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from replication.repair import ROUNDS_MAX
@@ -167,9 +167,9 @@ async def test_a_repair_whose_last_reply_was_lost_is_done_once(fault: StoreFault
     cluster = await lost_b2()
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         fault_once(cluster, node.store, SetData, fault)
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome.kind is OutcomeKind.DONE
     assert cluster.bookies.copied_count == 7
@@ -199,17 +199,17 @@ async def test_rule_s3_done_but_for_a_reply_and_marked_again_the_repair_lets_go(
     cluster = await lost_b2()
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         fault_once(cluster, node.store, SetData, StoreFault.LOST_REPLY)
         is_finished = node.queue.is_finished
 
-        async def marked_again_first(take: Take) -> bool:
+        async def marked_again_first(lease: LedgerLease) -> bool:
             await cluster.mark(B3)
-            return await is_finished(take)
+            return await is_finished(lease)
 
         node.queue.is_finished = marked_again_first  # type: ignore[method-assign]
         with pytest.raises(LockLostError):
-            await node.repairer.repair(take)
+            await node.repairer.repair(lease)
 
     assert await cluster.marked() == [LEDGER]
     await cluster.assert_whole()

@@ -37,15 +37,15 @@ async def test_one_that_was_begun_in_vain_is_ended_once_its_bookies_are_back() -
     cluster = await open_ledger()
     await cluster.kill(B2, B3)
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
-        failed = await node.repairer.repair(take, first.sighting)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
+        failed = await node.repairer.repair(lease, first.sighting)
         assert failed.reason is Reason.NO_COVERAGE
         for bookie in (B2, B3):
             await cluster.revive(bookie)
         await settle()
 
-        assert (await node.repairer.repair(take)).kind is OutcomeKind.DONE
+        assert (await node.repairer.repair(lease)).kind is OutcomeKind.DONE
 
     metadata = await cluster.metadata()
     assert (metadata.is_closed, metadata.last_entry_id) == (True, 9)

@@ -32,9 +32,9 @@ async def test_too_few_bookies_for_a_recovery_leave_the_ledger_waiting() -> None
     await cluster.kill(B2, B3)
 
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
-        failed = await node.repairer.repair(take, first.sighting)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
+        failed = await node.repairer.repair(lease, first.sighting)
 
         assert (failed.kind, failed.reason) == (OutcomeKind.WAITING, Reason.NO_COVERAGE)
         assert failed.detail.endswith(f"; away, and wanted back: {B2}, {B3}")
@@ -43,8 +43,8 @@ async def test_too_few_bookies_for_a_recovery_leave_the_ledger_waiting() -> None
 
         await cluster.revive(B3)
         await settle()
-        again = await node.repairer.repair(take)
-        outcome = await node.repairer.repair(take, again.sighting)
+        again = await node.repairer.repair(lease)
+        outcome = await node.repairer.repair(lease, again.sighting)
 
     assert outcome.kind is OutcomeKind.DONE
     assert (await cluster.metadata()).last_entry_id == 9
@@ -58,9 +58,9 @@ async def test_bookies_that_are_registered_and_do_not_answer_just_now_may_do_so_
     cluster.bookie(B3).is_down = True
 
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
-        failed = await node.repairer.repair(take, first.sighting)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
+        failed = await node.repairer.repair(lease, first.sighting)
 
     assert failed.reason is Reason.RECOVERY_FAILED
 
@@ -77,10 +77,10 @@ async def test_rule_s5_a_wiped_bookies_no_is_never_believed_however_often_recove
     await cluster.kill(B1)
 
     async with cluster.node() as node:
-        take = await node.take()
+        lease = await node.lease()
         for _ in range(3):
-            first = await node.repairer.repair(take)
-            failed = await node.repairer.repair(take, first.sighting)
+            first = await node.repairer.repair(lease)
+            failed = await node.repairer.repair(lease, first.sighting)
             assert failed.reason is Reason.END_UNPROVEN
             assert (
                 f"set up after the ledger was made, so its 'no' is not believed: {B2}"
@@ -89,7 +89,7 @@ async def test_rule_s5_a_wiped_bookies_no_is_never_believed_however_often_recove
 
         await cluster.revive(B1)
         await settle()
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome.kind is OutcomeKind.DONE
     assert (await cluster.metadata()).last_entry_id == 10
@@ -110,9 +110,9 @@ async def test_nor_is_that_of_one_whose_copies_a_check_found_missing() -> None:
     await cluster.mark(B1, B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
-        failed = await node.repairer.repair(take, first.sighting)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
+        failed = await node.repairer.repair(lease, first.sighting)
 
     assert failed.reason is Reason.END_UNPROVEN
     assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
@@ -124,12 +124,12 @@ async def test_rule_s3_a_ledger_is_not_closed_once_its_lock_is_lost() -> None:
     await cluster.kill(B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        first = await node.repairer.repair(take)
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
         await cluster.store.delete(znodes.lock_path(UR, LEDGER))
 
         with pytest.raises(LockLostError):
-            await node.repairer.repair(take, first.sighting)
+            await node.repairer.repair(lease, first.sighting)
 
     assert (await cluster.metadata()).state is LedgerState.OPEN
 
@@ -148,8 +148,8 @@ async def test_rule_s6_a_wiped_member_of_the_open_fragment_keeps_the_mark_and_is
     await cluster.revive(B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        outcome = await node.repairer.repair(take)
+        lease = await node.lease()
+        outcome = await node.repairer.repair(lease)
 
         assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.OPEN_FRAGMENT)
         assert fenced == []
@@ -158,7 +158,7 @@ async def test_rule_s6_a_wiped_member_of_the_open_fragment_keeps_the_mark_and_is
         versioned = await cluster.manager.read(LEDGER)
         closed = versioned.metadata.closed(last_entry_id=9, length=100)
         await cluster.manager.write(LEDGER, closed, read_as=versioned)
-        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(lease)
 
     assert outcome.kind is OutcomeKind.DONE
     await cluster.assert_whole()
@@ -174,7 +174,7 @@ async def test_an_open_ledger_that_misses_nothing_is_unmarked_and_left_open() ->
     fenced = watch_fencing(cluster)
 
     async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.take())
+        outcome = await node.repairer.repair(await node.lease())
 
     assert outcome.kind is OutcomeKind.DONE
     assert fenced == []
@@ -198,7 +198,7 @@ async def test_without_a_known_end_an_open_ledger_waits(
         cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=error))
 
     async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.take())
+        outcome = await node.repairer.repair(await node.lease())
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, reason)
     assert await cluster.marked() == [LEDGER]
@@ -211,7 +211,7 @@ async def test_rule_s12_a_member_of_the_last_ensemble_is_not_refilled_while_it_i
     cluster.bookie(B2).lose(LEDGER, 9)
 
     async with cluster.node() as node:
-        outcome = await node.repairer.repair(await node.take())
+        outcome = await node.repairer.repair(await node.lease())
 
     (b1, b2, other), last = await cluster.ensembles()
     assert outcome.kind is OutcomeKind.DONE
@@ -264,12 +264,12 @@ async def test_the_last_copies_are_saved_where_no_end_can_be_proven() -> None:
     await lose_tail(cluster, B1, B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        failed = await node.repairer.repair(take)
+        lease = await node.lease()
+        failed = await node.repairer.repair(lease)
         assert failed.reason is Reason.END_UNPROVEN
         assert "0 to 3 are left, and have their copies again" in failed.detail
 
-        assert (await node.repairer.repair(take)).kind is OutcomeKind.DONE
+        assert (await node.repairer.repair(lease)).kind is OutcomeKind.DONE
 
     assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
     assert all(cluster.holds(bookie, LEDGER, i) for bookie in THREE for i in range(4))
@@ -298,8 +298,8 @@ async def test_copies_that_are_on_their_way_to_a_bookie_set_up_lately_are_waited
         cluster.put(LEDGER, entry_id, B2, lac=-1)
 
     async with cluster.node() as node:
-        take = await node.take()
-        repairing = asyncio.create_task(node.repairer.repair(take))
+        lease = await node.lease()
+        repairing = asyncio.create_task(node.repairer.repair(lease))
         await cluster.clock.sleep(0.5)
         cluster.put(LEDGER, 3, B2, lac=-1)
 
@@ -312,19 +312,19 @@ async def test_an_entry_left_on_fewer_than_an_ack_quorum_is_saved_after_the_writ
     await lose_tail(cluster, B1, B2)
 
     async with cluster.node() as node:
-        take = await node.take()
-        waits = await node.repairer.repair(take)
+        lease = await node.lease()
+        waits = await node.repairer.repair(lease)
         assert waits.reason is Reason.OPEN_LEDGER_GRACE
         assert f"lacks copies of entry 0 on {B1}, {B2}" in waits.detail
 
         cluster.put(LEDGER, 4, *THREE, lac=-1)
-        alive = await node.repairer.repair(take, waits.sighting)
+        alive = await node.repairer.repair(lease, waits.sighting)
         assert alive.reason is Reason.WRITER_ALIVE
         assert f"{B1}, {B2}, which lack entry 0" in alive.detail
 
-        failed = await node.repairer.repair(take, alive.sighting)
+        failed = await node.repairer.repair(lease, alive.sighting)
         assert failed.reason is Reason.END_UNPROVEN
-        assert (await node.repairer.repair(take)).kind is OutcomeKind.DONE
+        assert (await node.repairer.repair(lease)).kind is OutcomeKind.DONE
 
     assert all(cluster.holds(bookie, LEDGER, i) for bookie in THREE for i in range(5))
 
@@ -366,11 +366,11 @@ async def test_a_writer_is_not_fenced_for_what_takes_its_time_to_a_bookie_set_up
     fenced = watch_fencing(cluster)
 
     async with cluster.node() as node:
-        take, sighting = await node.take(), None
+        lease, sighting = await node.lease(), None
         for last in range(2 * GRACES_MAX):
             cluster.put(LEDGER, last, B2, lac=-1)
             cluster.put(LEDGER, last + 4, B1, B3, lac=-1)
-            outcome = await node.repairer.repair(take, sighting)
+            outcome = await node.repairer.repair(lease, sighting)
             assert outcome.reason is Reason.OPEN_LEDGER_GRACE
             sighting = outcome.sighting
 

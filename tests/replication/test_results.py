@@ -9,7 +9,7 @@ from ledgers.errors import FencedError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster import ClusterView
-from replication.commit import CopyResults, Foresight
+from replication.commit import CopyResults, PlannedOutcome
 from replication.copy_checks import IndexFinding, Verdict
 from replication.copying import CopyOutcome
 from replication.entry_runs import EntryRuns
@@ -38,7 +38,7 @@ def results(
     changed: Sequence[BookieId] = (),
 ) -> CopyResults:
     return CopyResults(
-        survey=survey_of(findings),
+        inspection=survey_of(findings),
         plan=Plan(repairs=tuple(step for step, _ in steps)),
         outcomes=[outcome for _, outcome in steps],
         is_unchanged=lambda bookie: bookie not in changed,
@@ -84,7 +84,7 @@ def test_rule_s3_a_target_that_is_another_one_by_now_is_not_named() -> None:
 
     found = results([(repair(1, B4), COPIED), (repair(2, B5), lost)], changed=[B4, B5])
 
-    assert found.metadata == found.survey.metadata
+    assert found.metadata == found.inspection.metadata
     assert not found.is_complete
 
 
@@ -134,15 +134,15 @@ def foreseen_without_b2_and_b3(last: int) -> CopyResults:
     lost = [IndexFinding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (1, 2)]
     good = IndexFinding(fragment=whole, index=0, verdict=Verdict.GOOD)
     writable = {B1: RegisteredBookie(bookie_id=B1, address=None, czxid=1, is_writable=True)}
-    survey = replace(
+    inspection = replace(
         survey_of([good, *lost], closed_ledger((B1, B2, B3), last_entry_id=last)),
         view=ClusterView(bookies=BookieView(writable=writable)),
     )
     step = Repair(fragment=whole, index=1, target=B4, entry_ids=whole.entries_of(1))
     return CopyResults(
-        survey=survey,
+        inspection=inspection,
         plan=Plan(repairs=(step,), untargeted=(lost[1],)),
-        outcomes=[Foresight(survey).outcome(step)],
+        outcomes=[PlannedOutcome(inspection).outcome(step)],
         is_unchanged=lambda bookie: True,
         are_foreseen=True,
     )
@@ -180,13 +180,13 @@ def test_what_will_come_of_a_copy_is_foreseen_whatever_its_size(
 def test_a_run_of_lost_entries_that_nobody_counts_to_its_end_is_not_cut_out() -> None:
     whole = fragment((B2, B3), last=10**6)
     lost = [IndexFinding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (0, 1)]
-    survey = survey_of(lost, closed_ledger((B2, B3), last_entry_id=10**6))
+    inspection = survey_of(lost, closed_ledger((B2, B3), last_entry_id=10**6))
     step = Repair(fragment=whole, index=0, target=B4, entry_ids=whole.entries_of(0))
 
     found = CopyResults(
-        survey=survey,
+        inspection=inspection,
         plan=Plan(repairs=(step,)),
-        outcomes=[Foresight(survey).outcome(step)],
+        outcomes=[PlannedOutcome(inspection).outcome(step)],
         is_unchanged=lambda bookie: True,
         are_foreseen=True,
     )
@@ -198,10 +198,10 @@ def test_a_run_of_lost_entries_that_nobody_counts_to_its_end_is_not_cut_out() ->
 def test_what_has_neither_copy_nor_target_is_told_without_counting_it_all() -> None:
     whole = fragment((B2, B3), last=10**9)
     lost = [IndexFinding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (0, 1)]
-    survey = survey_of(lost, closed_ledger((B2, B3), last_entry_id=10**9))
+    inspection = survey_of(lost, closed_ledger((B2, B3), last_entry_id=10**9))
 
     [blocked] = CopyResults(
-        survey=survey,
+        inspection=inspection,
         plan=Plan(untargeted=tuple(lost)),
         outcomes=[],
         is_unchanged=lambda bookie: True,
@@ -218,7 +218,7 @@ def test_what_was_looked_for_in_vain_is_not_told_again_where_it_has_no_target_ei
     step = Repair(fragment=whole, index=1, target=B4, entry_ids=whole.entries_of(1))
 
     found = CopyResults(
-        survey=survey_of([finding(0, Verdict.GOOD), *lost]),
+        inspection=survey_of([finding(0, Verdict.GOOD), *lost]),
         plan=Plan(repairs=(step,), untargeted=(lost[1],)),
         outcomes=[CopyOutcome(entry_count=3, without_copy=(1, 4, 7))],
         is_unchanged=lambda bookie: True,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ledgers.bookies import Room
+from ledgers.bookies import DiskSpace
 from ledgers.errors import AuthenticationRequiredError, UnavailableError
 from ledgers.health import Quarantine
 from ledgers.memory.bookies import Fault, MemoryBookies, Op
@@ -20,7 +20,7 @@ from replication.disk_space import (
     NEAR_INTERVAL_S,
     STALE_S,
     START_TIMEOUT_S,
-    RoomSource,
+    DiskSpaceSource,
     is_short,
     spare_bytes,
 )
@@ -31,8 +31,8 @@ from tests.replication.nodes import ROOT
 LONGEST_S = INTERVAL_S * (1 + JITTER) + 0.1
 
 
-def room(free_bytes: int, total_bytes: int = 1000) -> Room:
-    return Room(free_bytes=free_bytes, total_bytes=total_bytes)
+def room(free_bytes: int, total_bytes: int = 1000) -> DiskSpace:
+    return DiskSpace(free_bytes=free_bytes, total_bytes=total_bytes)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def room(free_bytes: int, total_bytes: int = 1000) -> Room:
     ],
 )
 def test_a_bookie_is_short_when_less_than_the_floor_is_free(
-    told: Room | None, floor_share: float, spare: int | None, expected: bool
+    told: DiskSpace | None, floor_share: float, spare: int | None, expected: bool
 ) -> None:
     assert spare_bytes(told, floor_share=floor_share) == spare
     assert is_short(told, floor_share=floor_share) is expected
@@ -65,7 +65,7 @@ class CountingBookies(MemoryBookies):
         self.in_flight = 0
         self.in_flight_max = 0
 
-    async def room(self, bookie: BookieId) -> Room:
+    async def room(self, bookie: BookieId) -> DiskSpace:
         self.asked.append(bookie)
         self.in_flight += 1
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
@@ -78,11 +78,11 @@ class CountingBookies(MemoryBookies):
 @asynccontextmanager
 async def running(
     cluster: Cluster, bookies: MemoryBookies, *, floor_share: float = 0.1
-) -> AsyncIterator[RoomSource]:
+) -> AsyncIterator[DiskSpaceSource]:
     """A source that has asked everybody once."""
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
     await views.refresh()
-    source = RoomSource(
+    source = DiskSpaceSource(
         bookies, views, floor_share=floor_share, clock=cluster.clock, rng=random.Random(1)
     )
     async with asyncio.TaskGroup() as tasks:
@@ -96,7 +96,7 @@ async def running(
 @asynccontextmanager
 async def one_bookie(
     *, free_bytes: int
-) -> AsyncIterator[tuple[Cluster, CountingBookies, RoomSource]]:
+) -> AsyncIterator[tuple[Cluster, CountingBookies, DiskSpaceSource]]:
     """B1 alone, and a source that has asked it once."""
     cluster = await Cluster.start(B1)
     bookies = CountingBookies(cluster, B1)
@@ -225,7 +225,9 @@ async def test_a_start_waits_for_the_figures_but_not_for_who_takes_its_time() ->
     bookies.fail(B2, Op.ROOM, Fault(delay_s=100.0))
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
     await views.refresh()
-    source = RoomSource(bookies, views, floor_share=0.1, clock=cluster.clock, rng=random.Random(1))
+    source = DiskSpaceSource(
+        bookies, views, floor_share=0.1, clock=cluster.clock, rng=random.Random(1)
+    )
     began_s = cluster.clock.now_s()
 
     await source.start()
@@ -243,7 +245,7 @@ async def test_a_bookie_that_wants_authentication_is_left_alone_and_it_is_told_w
     quarantine = Quarantine(cluster.clock, life=lambda bookie: 1)
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
     await views.refresh()
-    source = RoomSource(
+    source = DiskSpaceSource(
         bookies,
         views,
         floor_share=0.1,

@@ -11,19 +11,19 @@ from tests.virtual_time import run
 def test_a_place_is_lent_once_the_wait_is_long_and_taken_again_after_it() -> None:
     async def scenario() -> None:
         slots = Slots(1)
-        await slots.take()
+        await slots.acquire()
 
         async with slots.lent_after(1.0):
             await asyncio.sleep(0.9)
             assert slots.lent_count == 0
-            await slots.take()  # waits for the loan
+            await slots.acquire()  # waits for the loan
             assert now_s() == 1.0
             slots.give_back()
             assert slots.lent_count == 1
 
         assert slots.lent_count == 0
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(slots.take(), 100)
+            await asyncio.wait_for(slots.acquire(), 100)
 
     run(scenario())
 
@@ -31,7 +31,7 @@ def test_a_place_is_lent_once_the_wait_is_long_and_taken_again_after_it() -> Non
 def test_what_ends_in_time_is_not_lent() -> None:
     async def scenario() -> None:
         slots = Slots(1)
-        await slots.take()
+        await slots.acquire()
 
         async with slots.lent_after(1.0):
             await asyncio.sleep(0.9)
@@ -47,9 +47,9 @@ def test_what_ends_in_time_is_not_lent() -> None:
 def test_who_has_waited_gets_a_place_again_when_one_is_free() -> None:
     async def scenario() -> None:
         slots = Slots(1)
-        await slots.take()
+        await slots.acquire()
         async with slots.lent():
-            await slots.take()
+            await slots.acquire()
             asyncio.get_running_loop().call_later(5, slots.give_back)
 
         assert now_s() == 5
@@ -71,7 +71,7 @@ def test_where_all_are_taken_half_are_waited_for(
     async def scenario() -> None:
         slots = Slots(4)
         for _ in range(4):
-            await slots.take()
+            await slots.acquire()
         for at_s in given_back:
             asyncio.get_running_loop().call_later(at_s, slots.give_back)
 
@@ -86,7 +86,7 @@ def test_while_any_is_free_no_others_are_waited_for() -> None:
     async def scenario() -> None:
         slots = Slots(4)
         for _ in range(3):
-            await slots.take()
+            await slots.acquire()
 
         await slots.wait_half_free(10.0)
 
@@ -97,7 +97,7 @@ def test_while_any_is_free_no_others_are_waited_for() -> None:
 
 def test_no_more_than_so_many_of_those_that_take_long_are_lent() -> None:
     async def be_long(slots: Slots) -> None:
-        await slots.take()
+        await slots.acquire()
         async with slots.lent_after(1.0):
             await asyncio.sleep(1_000)
         slots.give_back()
@@ -115,7 +115,7 @@ def test_no_more_than_so_many_of_those_that_take_long_are_lent() -> None:
 
 def test_places_within_others_leave_some_of_these_free_even_when_they_are_lent() -> None:
     async def be_long(slots: Slots) -> None:
-        await slots.take()
+        await slots.acquire()
         async with slots.lent_after(1.0):
             await asyncio.sleep(1_000)
         slots.give_back()
@@ -128,7 +128,7 @@ def test_places_within_others_leave_some_of_these_free_even_when_they_are_lent()
 
         assert inner.is_full
         assert slots.lent_count == inner.lent_count == 3 * LATE_TIMES_MAX
-        await asyncio.wait_for(slots.take(), 1)
+        await asyncio.wait_for(slots.acquire(), 1)
         assert slots.is_full
         slots.give_back()
 
@@ -143,14 +143,14 @@ def test_places_within_others_count_among_these() -> None:
         slots = Slots(4)
         inner = Slots(3, within=slots)
         for _ in range(3):
-            await slots.take()
-        await inner.take()
+            await slots.acquire()
+        await inner.acquire()
 
         assert slots.is_full
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(inner.take(), 100)
+            await asyncio.wait_for(inner.acquire(), 100)
         inner.give_back()
-        await asyncio.wait_for(inner.take(), 1)
+        await asyncio.wait_for(inner.acquire(), 1)
 
     run(scenario())
 

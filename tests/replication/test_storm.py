@@ -265,14 +265,14 @@ async def weather(seed: int) -> None:
             assert leader.task is not None
             await asyncio.wait([leader.task])
 
-    halves = [asyncio.create_task(restarting(half)) for half in (work, work, audit, audit)]
+    halves = [asyncio.create_task(restarting(role)) for role in (work, work, audit, audit)]
     halves.append(asyncio.create_task(storm.flush()))
     await storm.blow()
     await until(cluster, lambda: is_calm(cluster))
     await asyncio.sleep(ADOPT_INTERVAL_S + REREAD_S + RETRY_MAX_S)
     await until(cluster, lambda: is_calm(cluster))
-    for half in halves:
-        half.cancel()
+    for role in halves:
+        role.cancel()
     await asyncio.gather(*halves, return_exceptions=True)
 
     await asyncio.sleep(1)

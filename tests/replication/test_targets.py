@@ -8,7 +8,7 @@ from ledgers.placement import RandomPlacement
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster import ClusterView
 from replication.orders import DrainOrder, MaintenanceWindow, Orders
-from replication.targets import SORTED_AGAIN_S, Bar, Receivers, Targets, why_nobody
+from replication.targets import SORTED_AGAIN_S, Exclusion, Targets, TargetSelector, why_nobody
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
 from tests.virtual_time import LoopClock
@@ -55,39 +55,41 @@ def view(
     )
 
 
-def receivers(rooms: TestRooms | None = None, **options: object) -> Receivers:
+def target_selector(rooms: TestRooms | None = None, **options: object) -> TargetSelector:
     placement = RandomPlacement(random.Random(1))
-    return Receivers(placement, clock=LoopClock(), rooms=rooms, **options)  # type: ignore[arg-type]
+    return TargetSelector(placement, clock=LoopClock(), rooms=rooms, **options)  # type: ignore[arg-type]
 
 
 @in_virtual_time
 async def test_rule_s11_whoever_may_not_receive_is_told_by_its_rule() -> None:
-    found = receivers(TestRooms(b4=GB - 1)).targets(view(draining=[B2], away=[B3]), refused={B5})
+    found = target_selector(TestRooms(b4=GB - 1)).targets(
+        view(draining=[B2], away=[B3]), refused={B5}
+    )
 
     assert found.barred == {
-        B2: Bar.DRAINING,
-        B3: Bar.MAINTENANCE,
-        B4: Bar.SHORT_OF_ROOM,
-        B5: Bar.REFUSED,
+        B2: Exclusion.DRAINING,
+        B3: Exclusion.MAINTENANCE,
+        B4: Exclusion.SHORT_OF_ROOM,
+        B5: Exclusion.REFUSED,
     }
     assert set(found.candidates) == set(BOOKIES) - {B2, B3, B4, B5}
 
 
 @in_virtual_time
 async def test_what_is_under_way_counts_as_load_and_against_the_room() -> None:
-    shared, seen = receivers(TestRooms(b1=2 * GB)), view()
+    shared, seen = target_selector(TestRooms(b1=2 * GB)), view()
 
     with shared.under_way(B1, GB // 2):
         assert shared.targets(seen).candidates[B1].load_bytes == GB // 2
         with shared.under_way(B1, GB):
-            assert shared.targets(seen).barred == {B1: Bar.SHORT_OF_ROOM}
+            assert shared.targets(seen).barred == {B1: Exclusion.SHORT_OF_ROOM}
 
     assert shared.targets(seen).candidates[B1].load_bytes == 0
 
 
 @in_virtual_time
 async def test_rule_s11_what_landed_counts_against_the_room_from_then_on() -> None:
-    shared, seen = receivers(TestRooms(b1=2 * GB)), view()
+    shared, seen = target_selector(TestRooms(b1=2 * GB)), view()
 
     with shared.under_way(B1, GB):
         shared.landed(B1, GB // 2)
@@ -95,19 +97,21 @@ async def test_rule_s11_what_landed_counts_against_the_room_from_then_on() -> No
     found = shared.targets(seen)
     assert found.candidates[B1].load_bytes == 0
     assert B1 in found.having_room(GB // 2, {}).candidates
-    assert found.having_room(GB // 2 + 1, {}).barred == {B1: Bar.SHORT_OF_ROOM}
+    assert found.having_room(GB // 2 + 1, {}).barred == {B1: Exclusion.SHORT_OF_ROOM}
 
 
 @in_virtual_time
 async def test_rule_s11_what_would_leave_too_little_goes_elsewhere() -> None:
-    shared = receivers(TestRooms(b1=2 * GB, b2=5 * GB))
+    shared = target_selector(TestRooms(b1=2 * GB, b2=5 * GB))
 
     with shared.under_way(B1, GB // 2):
         found = shared.targets(view())
         assert B1 in found.having_room(GB // 2, {}).candidates
-        assert found.having_room(GB // 2 + 1, {}).barred == {B1: Bar.SHORT_OF_ROOM}
-        assert found.having_room(GB // 4, {B1: GB // 2}).barred == {B1: Bar.SHORT_OF_ROOM}
-        assert found.having_room(5 * GB, {}).barred == dict.fromkeys((B1, B2), Bar.SHORT_OF_ROOM)
+        assert found.having_room(GB // 2 + 1, {}).barred == {B1: Exclusion.SHORT_OF_ROOM}
+        assert found.having_room(GB // 4, {B1: GB // 2}).barred == {B1: Exclusion.SHORT_OF_ROOM}
+        assert found.having_room(5 * GB, {}).barred == dict.fromkeys(
+            (B1, B2), Exclusion.SHORT_OF_ROOM
+        )
 
     assert B1 in shared.targets(view()).having_room(GB, {}).candidates
 
@@ -115,7 +119,7 @@ async def test_rule_s11_what_would_leave_too_little_goes_elsewhere() -> None:
 @in_virtual_time
 async def test_a_bookie_that_has_room_again_receives_again() -> None:
     rooms = TestRooms(b1=0)
-    shared, seen = receivers(rooms), view()
+    shared, seen = target_selector(rooms), view()
     assert B1 in shared.targets(seen).barred
     rooms.free["b1"] = 5 * GB
 
@@ -126,7 +130,7 @@ async def test_a_bookie_that_has_room_again_receives_again() -> None:
 
 @in_virtual_time
 async def test_what_one_ledger_was_refused_is_no_matter_for_others() -> None:
-    shared, seen = receivers(), view()
+    shared, seen = target_selector(), view()
 
     shared.targets(seen, refused={B1})
 
@@ -135,17 +139,17 @@ async def test_what_one_ledger_was_refused_is_no_matter_for_others() -> None:
 
 @in_virtual_time
 async def test_target_local_bars_all_others_but_not_from_what_they_lack_themselves() -> None:
-    found = receivers(local=B1, is_local_only=True).targets(view(draining=[B2]))
+    found = target_selector(local=B1, is_local_only=True).targets(view(draining=[B2]))
 
     assert set(found.candidates) == {B1}
-    assert found.barred[B3] is Bar.NOT_LOCAL
+    assert found.barred[B3] is Exclusion.NOT_LOCAL
     assert found.may_refill(B3)
     assert not found.may_refill(B2)
 
 
 @in_virtual_time
 async def test_who_takes_over_in_a_recovery_is_anybody_who_may_receive() -> None:
-    shared = receivers(TestRooms(b4=0), local=B1, is_local_only=True)
+    shared = target_selector(TestRooms(b4=0), local=B1, is_local_only=True)
 
     found = shared.candidates(view([B1, B2, B3, B4, B5], draining=[B2], away=[B3]))
 
@@ -154,7 +158,7 @@ async def test_who_takes_over_in_a_recovery_is_anybody_who_may_receive() -> None
 
 @in_virtual_time
 async def test_each_rule_that_leaves_nobody_is_told_with_its_number() -> None:
-    found = receivers(TestRooms(b5=0)).targets(
+    found = target_selector(TestRooms(b5=0)).targets(
         view([B1, B2, B3, B4, B5, B6], draining=[B4]), refused={B6}
     )
 

@@ -9,12 +9,12 @@ from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.store import Stat
 from replication.cluster import ClusterView
-from replication.ledger_record import BINDING_MAX_MS, WaitingNote, World
+from replication.ledger_record import BINDING_MAX_MS, ClusterFingerprint, WaitingNote
 from replication.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
 from replication.reasons import Reason, whereabouts
 from tests.replication.ledger_values import B1, B2, B3
 
-WORLD = World(newest_czxid=7, bookies="b", orders="o")
+WORLD = ClusterFingerprint(newest_czxid=7, bookies="b", orders="o")
 BETTER = replace(WORLD, newest_czxid=8)
 NOTE = WaitingNote(
     ledger_id=5,
@@ -24,7 +24,7 @@ NOTE = WaitingNote(
     since_ms=1,
     tries=3,
     next_try_ms=1_000,
-    world=WORLD,
+    fingerprint=WORLD,
     bad_sources=frozenset({B1, B2}),
 )
 
@@ -34,8 +34,8 @@ NOTE = WaitingNote(
 def test_a_note_from_a_mad_clock_binds_for_a_day_after_it_was_written() -> None:
     note = replace(NOTE, next_try_ms=10**15, written_ms=1_000)
 
-    assert note.wait_ms(now_ms=1_000, world=WORLD) == BINDING_MAX_MS
-    assert note.wait_ms(now_ms=1_000 + BINDING_MAX_MS, world=WORLD) == 0
+    assert note.wait_ms(now_ms=1_000, fingerprint=WORLD) == BINDING_MAX_MS
+    assert note.wait_ms(now_ms=1_000 + BINDING_MAX_MS, fingerprint=WORLD) == 0
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,16 @@ def test_a_note_from_a_mad_clock_binds_for_a_day_after_it_was_written() -> None:
             0,
             id="it bound its writer only",
         ),
-        pytest.param(replace(NOTE, world=None), 400, WORLD, 0, id="of the first releases"),
+        pytest.param(replace(NOTE, fingerprint=None), 400, WORLD, 0, id="of the first releases"),
         pytest.param(
             replace(NOTE, next_try_ms=10**15), 0, WORLD, BINDING_MAX_MS, id="from a mad clock"
         ),
     ],
 )
-def test_how_long_a_note_binds(note: WaitingNote, now_ms: int, world: World, wait_ms: int) -> None:
-    assert note.wait_ms(now_ms=now_ms, world=world) == wait_ms
+def test_how_long_a_note_binds(
+    note: WaitingNote, now_ms: int, fingerprint: ClusterFingerprint, wait_ms: int
+) -> None:
+    assert note.wait_ms(now_ms=now_ms, fingerprint=fingerprint) == wait_ms
 
 
 GRACE = replace(NOTE, reason=Reason.OPEN_LEDGER_GRACE, grace_until_ms=900)
@@ -69,7 +71,7 @@ GRACE = replace(NOTE, reason=Reason.OPEN_LEDGER_GRACE, grace_until_ms=900)
     [
         pytest.param(NOTE, WORLD, False, id="all is as it was"),
         pytest.param(NOTE, BETTER, True, id="a bookie came"),
-        pytest.param(replace(NOTE, world=None), BETTER, False, id="of the first releases"),
+        pytest.param(replace(NOTE, fingerprint=None), BETTER, False, id="of the first releases"),
         pytest.param(replace(NOTE, reason=Reason.JOURNAL), BETTER, False, id="no bookie helps"),
         pytest.param(GRACE, BETTER, False, id="its grace goes on all the same"),
         pytest.param(replace(GRACE, reason=Reason.NO_COVERAGE), BETTER, True, id="it may end"),
@@ -77,9 +79,9 @@ GRACE = replace(NOTE, reason=Reason.OPEN_LEDGER_GRACE, grace_until_ms=900)
     ],
 )
 def test_what_a_note_tells_may_have_changed_since(
-    note: WaitingNote, world: World, is_overtaken: bool
+    note: WaitingNote, fingerprint: ClusterFingerprint, is_overtaken: bool
 ) -> None:
-    assert note.is_overtaken(now_ms=400, world=world) is is_overtaken
+    assert note.is_overtaken(now_ms=400, fingerprint=fingerprint) is is_overtaken
 
 
 @pytest.mark.parametrize(
@@ -88,13 +90,15 @@ def test_what_a_note_tells_may_have_changed_since(
         pytest.param(NOTE, Reason.NO_TARGET, WORLD, 3, id="alike"),
         pytest.param(NOTE, Reason.NO_COPY, WORLD, 0, id="another reason"),
         pytest.param(NOTE, Reason.NO_TARGET, BETTER, 0, id="a better world"),
-        pytest.param(replace(NOTE, world=None), Reason.NO_TARGET, WORLD, 0, id="first releases"),
+        pytest.param(
+            replace(NOTE, fingerprint=None), Reason.NO_TARGET, WORLD, 0, id="first releases"
+        ),
     ],
 )
 def test_tries_are_counted_while_they_fail_alike(
-    note: WaitingNote, reason: Reason, world: World, tries: int
+    note: WaitingNote, reason: Reason, fingerprint: ClusterFingerprint, tries: int
 ) -> None:
-    assert note.tries_for(reason, world=world) == tries
+    assert note.tries_for(reason, fingerprint=fingerprint) == tries
 
 
 def test_a_note_is_read_as_it_was_written() -> None:
@@ -118,7 +122,12 @@ def test_a_note_of_the_first_release_is_read_and_binds_nobody() -> None:
 
     note = WaitingNote.from_record(5, record)
 
-    assert (note.tries, note.next_try_ms, note.world, note.bad_sources) == (1, 0, None, frozenset())
+    assert (note.tries, note.next_try_ms, note.fingerprint, note.bad_sources) == (
+        1,
+        0,
+        None,
+        frozenset(),
+    )
 
 
 def test_names_that_we_do_not_know_are_passed_over() -> None:
@@ -165,7 +174,10 @@ def view(*, draining: bool = False, **czxids: int) -> ClusterView:
 def test_a_world_improves_when_a_bookie_comes_or_an_order_changes(
     then: ClusterView, now: ClusterView, reason: Reason, has_improved: bool
 ) -> None:
-    assert World.of(now).has_improved_since(World.of(then), reason) is has_improved
+    assert (
+        ClusterFingerprint.of(now).warrants_retry(ClusterFingerprint.of(then), reason)
+        is has_improved
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +196,9 @@ def test_a_world_improves_when_a_bookie_comes_or_an_order_changes(
 def test_orders_that_may_be_in_the_way_belong_to_the_world(
     orders: Orders, is_another: bool
 ) -> None:
-    assert (World.of(replace(view(a=1), orders=orders)) != World.of(view(a=1))) is is_another
+    assert (
+        ClusterFingerprint.of(replace(view(a=1), orders=orders)) != ClusterFingerprint.of(view(a=1))
+    ) is is_another
 
 
 # --- Whereabouts ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from replication import znodes
 from replication.ledger_picker import IDLE_LOOKS_PER_S
-from replication.locks import Take
+from replication.locks import LedgerLease
 from replication.outcome import DONE, MARKED_AGAIN, Outcome
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
@@ -28,9 +28,9 @@ async def fleet(
 ) -> AsyncIterator[list[Node]]:
     """So many idle nodes that know each other, and whose repairs only take their time."""
 
-    async def repair(self: Repairer, take: Take, *_: object, **__: object) -> Outcome:
+    async def repair(self: Repairer, lease: LedgerLease, *_: object, **__: object) -> Outcome:
         await asyncio.sleep(REPAIR_S)
-        return DONE if await self._queue.finish(take) else MARKED_AGAIN
+        return DONE if await self._queue.finish(lease) else MARKED_AGAIN
 
     monkeypatch.setattr(Repairer, "repair", repair)
     async with AsyncExitStack() as stack:
@@ -103,10 +103,10 @@ async def test_ledgers_that_end_one_by_one_do_not_have_others_begun_one_by_one(
 ) -> None:
     began_s: list[float] = []
 
-    async def repair(self: Repairer, take: Take, *_: object, **__: object) -> Outcome:
+    async def repair(self: Repairer, lease: LedgerLease, *_: object, **__: object) -> Outcome:
         began_s.append(asyncio.get_running_loop().time())
-        await asyncio.sleep(0.010 + 0.003 * (take.ledger_id % 10))
-        return DONE if await self._queue.finish(take) else MARKED_AGAIN
+        await asyncio.sleep(0.010 + 0.003 * (lease.ledger_id % 10))
+        return DONE if await self._queue.finish(lease) else MARKED_AGAIN
 
     monkeypatch.setattr(Repairer, "repair", repair)
     cluster = await Cluster.start()

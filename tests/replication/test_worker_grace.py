@@ -200,8 +200,8 @@ async def test_the_end_of_the_grace_is_told_and_binds_nobody() -> None:
     assert note.reason is Reason.OPEN_LEDGER_GRACE
     grace_ms = int(SETTINGS.open_ledger_grace_s * 1000)
     assert 0 <= note.grace_until_ms - began_ms - grace_ms < 1_000
-    assert note.world is not None
-    assert note.wait_ms(now_ms=began_ms, world=note.world) == 0, "should its node die"
+    assert note.fingerprint is not None
+    assert note.wait_ms(now_ms=began_ms, fingerprint=note.fingerprint) == 0, "should its node die"
 
 
 @in_virtual_time

@@ -22,7 +22,7 @@ SOON_S = 10
 
 
 async def drained_slowly(*, copy_s: float) -> Cluster:
-    """B2 drains: its many ledgers are marked in our own queue, and each copy takes that long.
+    """B2 drains: its many ledgers are marked in our private queue, and each copy takes that long.
 
     That of the first one never ends.
     """

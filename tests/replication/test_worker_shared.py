@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 from ledgers.bookies import Transfer
 from ledgers.model import LedgerState
 from replication import znodes
-from replication.ledger_picker import Lookout
-from replication.ledger_record import WaitingNote, World
+from replication.ledger_picker import LedgerPicker
+from replication.ledger_record import ClusterFingerprint, WaitingNote
 from replication.marks import urgent_to_bytes
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
@@ -118,22 +118,22 @@ async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
             node="writer",
             since_ms=0,
             next_try_ms=cluster.clock.wall_ms() + 3_600_000,
-            world=World.of(writer.views.current),
+            fingerprint=ClusterFingerprint.of(writer.views.current),
         )
         for ledger_id in range(400):
             await cluster.mark(B2, ledger_id=ledger_id)
             await writer.notes.write(replace(note, ledger_id=ledger_id))
 
     costs: list[int] = []
-    look = Lookout.look
+    look = LedgerPicker.look
 
-    async def counted(self: Lookout, **options: int) -> object:
+    async def counted(self: LedgerPicker, **options: int) -> object:
         before = node.store.request_count
         found = await look(self, **options)  # type: ignore[arg-type]
         costs.append(node.store.request_count - before)
         return found
 
-    monkeypatch.setattr(Lookout, "look", counted)
+    monkeypatch.setattr(LedgerPicker, "look", counted)
     async with cluster.node() as node:
         await settle()  # its view of the bookies has been read
         async with working(node):

@@ -15,7 +15,7 @@ from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import Create, Operation, OperationResult
 from replication import znodes
 from replication.ledger_record import unproven_path
-from replication.locks import Take
+from replication.locks import LedgerLease
 from replication.outcome import Outcome
 from replication.settings import ReplicationSettings
 from replication.work_queue import Look
@@ -52,7 +52,7 @@ async def test_a_mark_that_acls_shut_away_stays_and_stops_none_of_the_others() -
 
         assert await node.queue.is_marked(1)
     assert await cluster.marked() == [1]
-    told = [each for each in logs if each["event"] == "mark.shut_away"]
+    told = [each for each in logs if each["event"] == "mark.access_denied"]
     assert [(each["ledger_id"], each["log_level"]) for each in told] == [(1, "warning")]
 
 
@@ -70,7 +70,7 @@ async def test_a_directory_that_acls_shut_away_stops_none_of_the_others(level: i
                 await asyncio.sleep(60)
 
     assert await cluster.marked() == [elsewhere]
-    told = [each for each in logs if each["event"] == "marks.shut_away"]
+    told = [each for each in logs if each["event"] == "marks.access_denied"]
     assert [each["path"] for each in told] == [directory]
 
 
@@ -171,10 +171,10 @@ async def test_a_repair_that_crashes_stops_no_other_and_its_ledger_is_given_back
     async with cluster.node() as node:
         repair = node.repairer.repair
 
-        async def crash_on_3(take: Take, sighting: object = None, **_: object) -> Outcome:
-            if take.ledger_id == 3:
+        async def crash_on_3(lease: LedgerLease, sighting: object = None, **_: object) -> Outcome:
+            if lease.ledger_id == 3:
                 raise ZeroDivisionError
-            return await repair(take)
+            return await repair(lease)
 
         node.repairer.repair = crash_on_3  # type: ignore[method-assign]
         times_s = times_taken(cluster, 3)
@@ -318,11 +318,11 @@ async def test_a_lock_that_cannot_be_given_back_at_first_is_given_back_later() -
         repair, failures = node.repairer.repair, [UnavailableError("no answer in time")]
         throttled = overload(node.store)
 
-        async def fail_on_1(take: Take, sighting: object = None, **_: object) -> Outcome:
-            if take.ledger_id == 1 and failures:
-                throttled.add(take.lock.path)
+        async def fail_on_1(lease: LedgerLease, sighting: object = None, **_: object) -> Outcome:
+            if lease.ledger_id == 1 and failures:
+                throttled.add(lease.lock.path)
                 raise failures.pop()
-            return await repair(take)
+            return await repair(lease)
 
         node.repairer.repair = fail_on_1  # type: ignore[method-assign]
         async with working(node):

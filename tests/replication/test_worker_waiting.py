@@ -12,7 +12,7 @@ from ledgers.model import BookieId
 from ledgers.store import Delete
 from replication import znodes
 from replication.ledger_record import WaitingNote
-from replication.locks import Take
+from replication.locks import LedgerLease
 from replication.open_ledgers import WriterSighting
 from replication.outcome import DONE, Outcome, waiting
 from replication.reasons import Blocked, Reason
@@ -158,14 +158,14 @@ async def test_a_wait_whose_end_is_known_ends_then_and_not_before() -> None:
         repair, times_s = node.repairer.repair, []
 
         async def wait_for_window(
-            take: Take, sighting: WriterSighting | None = None, **_: object
+            lease: LedgerLease, sighting: WriterSighting | None = None, **_: object
         ) -> Outcome:
             times_s.append(cluster.clock.wall_ms())
             if cluster.clock.wall_ms() < until_ms:
                 return waiting(
                     Blocked(reason=Reason.MAINTENANCE, detail="until then", until_ms=until_ms)
                 )
-            return await repair(take, sighting)
+            return await repair(lease, sighting)
 
         node.repairer.repair = wait_for_window  # type: ignore[method-assign]
         async with working(node):
@@ -218,9 +218,9 @@ async def test_nor_by_a_node_that_has_never_met_the_ledger_which_leaves_no_note_
 
     async with cluster.node("node-2", settings=SLOW) as node:
 
-        async def look(take: Take, *_: object, **__: object) -> Outcome:
+        async def look(lease: LedgerLease, *_: object, **__: object) -> Outcome:
             noted.append(await node.notes.read(LEDGER))
-            await node.queue.finish(take)
+            await node.queue.finish(lease)
             return DONE
 
         node.repairer.repair = look  # type: ignore[method-assign]
@@ -285,7 +285,7 @@ async def test_a_ledger_that_is_marked_in_both_queues_waits_while_the_older_mark
 @pytest.mark.parametrize("is_same_node", [True, False])
 @in_virtual_time
 async def test_a_loss_does_not_wait_for_what_is_in_the_way_of_a_move(is_same_node: bool) -> None:
-    """Marked in our own queue alone, for its place, it waited for another rack; the shared mark is
+    """Marked in our private queue alone, for its place, it waited for another rack; the shared mark is
     news."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)

@@ -9,7 +9,7 @@ from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
 from replication import znodes
 from replication.cluster import ViewSource
-from replication.inspection import Surveyor
+from replication.inspection import Inspector
 from replication.journal import JournalRecord
 from replication.marks import marked_ledger_ids
 from replication.nodes import Membership
@@ -54,7 +54,7 @@ class Undoing:
         return Restorer(
             store=self.store,
             manager=self.manager,
-            surveyor=Surveyor(
+            inspector=Inspector(
                 manager=self.manager,
                 bookies=self.cluster.bookies,
                 clock=self.cluster.clock,

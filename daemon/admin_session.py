@@ -24,14 +24,14 @@ from ledgers.manager import LedgerManager
 from ledgers.registration import Registration, read_instance_id
 from ledgers.store import Check, MetadataStore
 from replication.journal import ClusterJournal
-from replication.nodes import Half, Membership, NodeInfo, SharedClock
+from replication.nodes import Membership, NodeInfo, Role, SharedClock
 from replication.znodes import underreplication_path
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
+class AdminSession:
     """What a command needs of the cluster."""
 
     settings: Settings
@@ -56,23 +56,25 @@ class Visit:
 
 
 @asynccontextmanager
-async def visit(settings: Settings, *, ends_with_loop: bool = False) -> AsyncIterator[Visit]:
+async def admin_session(
+    settings: Settings, *, ends_with_loop: bool = False
+) -> AsyncIterator[AdminSession]:
     """``ends_with_loop``: as ``open_store`` has it. Raises SettingsError (another layout),
     UnavailableError (no ZooKeeper, or no cluster there)."""
     store = await open_store(settings, ends_with_loop=ends_with_loop)
     try:
-        yield await Visit.on(store, settings)
+        yield await AdminSession.on(store, settings)
     finally:
         await store.close()
 
 
-def run_visit(config: Path | None, action: Callable[[Visit], Awaitable[T]]) -> T:
+def run_in_session(config: Path | None, action: Callable[[AdminSession], Awaitable[T]]) -> T:
     """Open a session, run ``action`` in it, close the session, and return the result."""
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
 
     async def run() -> T:
-        async with visit(settings) as cluster:
+        async with admin_session(settings) as cluster:
             return await action(cluster)
 
     return asyncio.run(run())
@@ -83,7 +85,7 @@ def log_errors_only(settings: Settings) -> None:
     set_up_logs(replace(settings.log, level="error"))
 
 
-async def shared_clock(cluster: Visit) -> SharedClock:
+async def shared_clock(cluster: AdminSession) -> SharedClock:
     """Return a clock synchronised with ZooKeeper. Commands use it for deadlines that all nodes
     observe."""
     clock = SharedClock(SystemClock())
@@ -96,7 +98,7 @@ async def shared_clock(cluster: Visit) -> SharedClock:
 def by_hand() -> NodeInfo:
     """Return the node information of a command that holds ledger locks."""
     return NodeInfo(
-        half=Half.HAND,
+        role=Role.HAND,
         host=socket.gethostname(),
         pid=os.getpid(),
         bookie_id=None,
@@ -105,14 +107,14 @@ def by_hand() -> NodeInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WritingVisit:
+class WritingSession:
     """``manager``: journals what it writes. ``session``: proves that it is still ours (rule S3).
 
     ``cluster_id``: whose ledgers these are, None where nobody has said. ``holder``: what its locks
     say.
     """
 
-    cluster: Visit
+    cluster: AdminSession
     manager: LedgerManager
     cluster_id: str | None
     session: Check
@@ -120,16 +122,16 @@ class WritingVisit:
 
 
 @asynccontextmanager
-async def writing_visit(settings: Settings) -> AsyncIterator[WritingVisit]:
-    """Errors are those of ``visit``; SettingsError also where nothing can be recorded."""
+async def writing_session(settings: Settings) -> AsyncIterator[WritingSession]:
+    """Errors are those of ``admin_session``; SettingsError also where nothing can be recorded."""
     with closing(open_journal(settings)) as journal:
-        async with visit(settings, ends_with_loop=True) as cluster:
+        async with admin_session(settings, ends_with_loop=True) as cluster:
             cluster_id = await read_instance_id(cluster.store, settings.uri.root)
             manager = await LedgerManager.open(
                 cluster.store, settings.uri, journal=ClusterJournal(journal, cluster_id).record
             )
             membership = await Membership.join(cluster.store, cluster.ur, by_hand())
-            yield WritingVisit(
+            yield WritingSession(
                 cluster=cluster,
                 manager=manager,
                 cluster_id=cluster_id,
