@@ -261,16 +261,16 @@ def excused_until_s(
     }
 
 
-def next_loss_s(
+def left_s(
     absent_since_s: Mapping[BookieId, float],
     *,
     now_s: float,
     delay_s: float,
     outage: Outage = NO_OUTAGE,
-) -> float | None:
-    """Return the seconds until the next absent bookie counts as lost; None if none will."""
-    losses_s = [_lost_at_s(since_s, delay_s, outage) for since_s in absent_since_s.values()]
-    return min((lost_s - now_s for lost_s in losses_s if now_s < lost_s), default=None)
+) -> dict[BookieId, float]:
+    """Return, by bookie that is not lost yet, the seconds until it counts as lost."""
+    lost_at_s = {b: _lost_at_s(since, delay_s, outage) for b, since in absent_since_s.items()}
+    return {bookie: at_s - now_s for bookie, at_s in lost_at_s.items() if now_s < at_s}
 
 
 def _lost_at_s(since_s: float, delay_s: float, outage: Outage) -> float:
@@ -298,26 +298,28 @@ class Delay:
 
 
 class RecoveryDelay:
-    """Follows the recovery delay. ``current`` is the one in force, after ``prepare``."""
+    """Follows the recovery delay. ``current`` is the one in force, after ``read``."""
 
     def __init__(self, store: MetadataStore, ur: str, *, default_s: int, clock: Clock) -> None:
         self._store, self._ur = store, ur
         self._clock = clock
         self._path = znodes.recovery_delay_path(ur)
         self._default_s = default_s
+        self._is_created = False
         self.current = Delay(delay_s=default_s, mzxid=0, is_stored=False)
 
-    async def prepare(self) -> None:
-        """Create the znode if it is missing, and log the delay in force. Raises
-        UnavailableError."""
+    async def create(self) -> None:
+        """Create the znode from the setting if it is missing. Only a leader does so."""
         data = znodes.recovery_delay_to_bytes(self._default_s)
-        is_new = False
         with suppress(NodeExistsError):
             await self._store.create(self._path, data, with_parents=True)
-            is_new = True
+            self._is_created = True
+
+    async def read(self) -> None:
+        """Read the delay in force, and log it. Raises UnavailableError."""
         self.current = await self._read()
         log_refusal(self.current)
-        is_znodes = self.current.is_stored and not is_new
+        is_znodes = self.current.is_stored and not self._is_created
         log.info(
             "recovery_delay.read",
             delay_s=self.current.delay_s,

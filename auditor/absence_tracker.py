@@ -2,7 +2,7 @@
 is absent, and why ledgers were marked.
 
 ``absence`` and ``causes`` decide; this module keeps their input current and writes it when it
-changes. The ``observer`` uses the same classes and writes nothing.
+changes. Observe mode uses the same classes and writes nothing.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from auditor.absence import (
     StoredAbsences,
     UnavailableLedgers,
     excused_until_s,
+    left_s,
     lost_bookies,
-    next_loss_s,
     still_absent,
 )
 from auditor.findings import Cause, Why, read_causes, updated_causes
@@ -146,10 +146,13 @@ class AbsenceTracker:
         )
         return {bookie: self.since_s[bookie] for bookie in lost}
 
-    def next_loss_s(self, *, delay_s: float) -> float | None:
-        """Return the seconds until the next absent bookie counts as lost; None if none will."""
-        return next_loss_s(
-            self.since_s, now_s=self._clock.now_s(), delay_s=delay_s, outage=self._outage
+    def left_s(self, *, delay_s: float) -> dict[BookieId, float]:
+        """Return, by absent bookie that is not lost yet, the seconds until it counts as lost."""
+        return left_s(
+            {b: since_s for b, since_s in self.since_s.items() if since_s > self._overruled_s},
+            now_s=self._clock.now_s(),
+            delay_s=delay_s,
+            outage=self._outage,
         )
 
     @property

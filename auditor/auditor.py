@@ -1,7 +1,7 @@
 """The Auditor: the leader's loop that notices lost bookies and marks their ledgers.
 
-Each round decides from the registered bookies and the index which bookies are lost or reformatted.
-It marks those ledgers of theirs that are not marked yet. The index knows which ledgers a loss
+In each round the ``LossTracker`` decides which bookies are lost or reformatted. The auditor marks
+those ledgers of theirs that are not marked yet. The index knows which ledgers a loss
 affects, so no metadata is read. A failed round is repeated. What is done is remembered for one
 leadership only, so that a new leader misses nothing.
 
@@ -17,23 +17,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from auditor.absence import Outages, RecoveryDelay
-from auditor.absence_tracker import AbsenceTracker, MarkCauses
 from auditor.ledger_map_updater import LedgerMapUpdater
+from auditor.loss_tracker import LossTracker
 from auditor.marker import LossMarks, Marked, Marker, Relisting
-from auditor.records import AuditRecord, Records, read_identities
-from auditor.safety_hold import Holds
+from auditor.records import AuditRecord, Records
 from auditor.settings import AuditorSettings
-from auditor.underreplication import (
-    LossCause,
-    Missing,
-    UnavailableLedgerCounter,
-    reformatted_bookies,
-)
+from auditor.underreplication import LossCause, Missing, UnavailableLedgerCounter
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
-from ledgers.registration import UNTOLD_CZXID
 from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
 from replication.cluster import ClusterView, ViewSource
@@ -73,47 +65,34 @@ class Auditor:
         ur: str,
         updater: LedgerMapUpdater,
         views: ViewSource,
+        tracker: LossTracker,
         marker: Marker,
         records: Records,
-        holds: Holds,
         settings: AuditorSettings,
         clock: Clock,
-        outages: Outages | None = None,
         standstill_max_s: float = STANDSTILL_MAX_S,
     ) -> None:
-        """The caller runs ``updater``. ``holds``: consulted before anything is marked.
+        """The caller runs ``updater``, and gives ``tracker`` to nobody else.
 
         ``standstill_max_s``: how long a worker may be paused and still keep its session. What such
         a worker writes when it resumes relies on the bookies as they were before.
         """
-        self._store = store
-        self._ur = ur
         self._updater = updater
         self._views = views
+        self._tracker = tracker
         self._records = records
-        self._holds = holds
-        self._is_held = False
         self._settings = settings
         self._clock = clock
-        self._delay = RecoveryDelay(
-            store, ur, default_s=settings.lost_bookie_recovery_delay_s, clock=clock
-        )
         self._marks = LossMarks(updater.ledger_map, marker)
         self._relisting = Relisting(
             store, ur, self._marks, clock, updater=updater, on_gone=self._mark_again
         )
-        self._absences = AbsenceTracker(store, ur, clock, outages)
         self._unavailable = UnavailableLedgerCounter(
-            updater, clock, on_count=self._absences.note_soon
+            updater, clock, on_count=tracker.absences.note_soon
         )
-        self._causes = MarkCauses(store, ur, clock)
         self._gone: set[int] = set()
         """Ledgers whose marks disappeared and must be written again."""
         self._done = _Done()
-        self._identities: dict[BookieId, int] = {}
-        """By bookie, the cookie (czxid) with which its ledgers were last inspected."""
-        self._first_seen: dict[BookieId, int] = {}
-        """By bookie, the cookie (czxid) with which this leader first saw it."""
         self._standstill_max_s = standstill_max_s
         self._again: frozenset[BookieId] = frozenset()
         """Bookies that went missing under this leader. A worker that still saw such a bookie
@@ -126,9 +105,6 @@ class Auditor:
         its ledgers are marked. Until then metadata may start to name it for copies that the
         reformat deleted (``_settle``)."""
         self._switch = DisableSwitch(store, ur, clock)
-        self._is_overruled = False
-        """An operator asked to treat all bookies that are absent now as lost."""
-        self._has_looked = False
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -144,7 +120,7 @@ class Auditor:
             tasks.create_task(self._unavailable.run())
             tasks.create_task(self._relisting.run())
             tasks.create_task(
-                self._absences.keep_noted(
+                self._tracker.absences.keep_noted(
                     self._records, updater.ledger_map.naming_count, self._unavailable.of
                 )
             )
@@ -156,16 +132,12 @@ class Auditor:
     def is_loss_pending(self) -> bool:
         """True if the recovery delay of an absent bookie is not over, or if no round has looked
         yet."""
-        if not self._has_looked:
-            return True
-        return self._absences.next_loss_s(delay_s=self._delay.current.delay_s) is not None
+        return self._tracker.is_loss_pending
 
     async def _prepare(self) -> None:
-        await self._delay.prepare()
-        self._identities = await read_identities(self._store, self._ur)
-        await self._absences.resume()
-        await self._causes.resume()
-        self._inherited = frozenset(self._causes.lost_since_s())
+        await self._tracker.delay.create()
+        await self._tracker.prepare()
+        self._inherited = frozenset(self._tracker.causes.lost_since_s())
 
     async def _try_run_once(self) -> float:
         try:
@@ -178,16 +150,10 @@ class Auditor:
     async def run_once(self) -> float:
         """Audit if there is a reason to. Return the seconds until the next round, at the latest."""
         self._wake.clear()
-        view = await self._views.refresh() if self._is_overruled else self._views.current
-        self._see(view)  # before ``overrule``, which covers bookies first seen absent now
-        if self._is_overruled:
-            self._is_overruled = False
-            self._absences.overrule()
-        self._is_held = await self._holds.keep(
-            view,
-            self._absences.named_since_s(self._updater),
-            lost_since_s=self._causes.lost_since_s(),
-        )
+        tracker = self._tracker
+        view = await tracker.look()
+        self._unavailable.see(tracker.absences.away)
+        await tracker.keep_hold(view)
         missing = self._missing(view)
         self._marks.see(missing)  # also if the last audit was interrupted
         self._inherited &= missing.lost_since_s.keys()
@@ -198,38 +164,9 @@ class Auditor:
         await self._settle(missing)
         return self._wait_s()
 
-    # --- Missing bookies --------------------------------------------------------------------------
-
-    def _see(self, view: ClusterView) -> None:
-        updater = self._updater
-        self._absences.see(
-            view, named=updater.ledger_map.bookies, are_all_named=updater.is_complete
-        )
-        self._unavailable.see(self._absences.away)
-        for bookie, cookie in view.cookies.items():
-            if cookie.czxid != UNTOLD_CZXID:
-                self._first_seen.setdefault(bookie, cookie.czxid)
-        self._has_looked = True
-
     def _missing(self, view: ClusterView) -> Missing:
         """Return the bookies whose ledgers must be marked now: none during a safety hold."""
-        if self._is_held:
-            return Missing()
-        return Missing(
-            lost_since_s=self._absences.lost_since_s(delay_s=self._delay.current.delay_s),
-            reformatted=reformatted_bookies(
-                view.cookies,
-                self._identities,
-                first_seen=self._first_seen,
-                trusted=view.orders.trusted_cookies,
-            ),
-        )
-
-    async def _note_causes(self, missing: Missing) -> None:
-        """Record the causes, except during a safety hold: bookies that the hold protects from
-        marking are still missing."""
-        if not self._is_held:
-            await self._causes.note(self._records, missing)
+        return Missing() if self._tracker.hold else self._tracker.missing(view)
 
     # --- Audits --------------------------------------------------------------------------------------
 
@@ -307,14 +244,22 @@ class Auditor:
         if not self._wake.is_set():
             return False
         self._wake.clear()
-        view, away = self._views.current, self._absences.since_s.keys()
-        self._see(view)
+        tracker, view = self._tracker, self._views.current
+        absent = tracker.absences.since_s.keys()
+        tracker.see(view)
+        self._unavailable.see(tracker.absences.away)
         return (
             not self._switch.may_take
             or view.orders.is_held
-            or bool(self._absences.since_s.keys() - away)
+            or bool(tracker.absences.since_s.keys() - absent)
             or self._missing(view).causes != missing.causes
         )
+
+    async def _note_causes(self, missing: Missing) -> None:
+        """Record the causes, except during a safety hold: bookies that the hold protects from
+        marking are still missing."""
+        if self._tracker.hold is None:
+            await self._tracker.causes.note(self._records, missing)
 
     async def _settle(self, missing: Missing) -> None:
         """Stop treating reformatted bookies as missing, once all their ledgers are marked and some
@@ -348,14 +293,14 @@ class Auditor:
     async def _write_identities(self, settled: dict[BookieId, int]) -> None:
         """Record the cookies of these bookies, so that they no longer count as reformatted.
 
-        ``_identities`` changes only after the write, so the next audit repeats a failed one.
+        ``identities`` changes only after the write, so the next audit repeats a failed one.
         Bookies that are gone for good are dropped: they have no cookie, and no ledger names them.
         """
         kept = self._views.current.cookies.keys() | self._updater.ledger_map.bookies
-        known = (self._identities | settled).items()
+        known = (self._tracker.identities | settled).items()
         identities = {bookie: czxid for bookie, czxid in known if bookie in kept}
         await self._records.write_identities(identities)
-        self._identities = identities
+        self._tracker.identities = identities
 
     async def _tell(self, marked: Marked, *, started_s: float, is_complete: bool) -> None:
         ledger_map = self._updater.ledger_map
@@ -388,14 +333,12 @@ class Auditor:
     # --- Time of the next round -------------------------------------------------------------------
 
     def _wait_s(self) -> float:
-        loss_s = self._absences.next_loss_s(delay_s=self._delay.current.delay_s)
         is_disabled, now_s = not self._switch.may_take, self._clock.now_s()
         return max(
             0.0,
             min(
-                math.inf if loss_s is None else loss_s,
+                self._tracker.wait_s,
                 math.inf if is_disabled else self._done.check_due_s - now_s,
-                self._holds.wait_s,
                 min((s - now_s for s in self._settling.values() if s > now_s), default=math.inf),
             ),
         )
@@ -411,8 +354,7 @@ class Auditor:
     async def _wake_on_delay(self) -> None:
         """Start an audit after each write of the recovery delay. A new delay takes effect at
         once."""
-        async with aclosing(self._delay.changes()) as changes:
-            async for before, current in changes:
+        async with aclosing(self._tracker.delay_changes()) as changes:
+            async for _ in changes:
                 self._done.check_due_s = self._clock.now_s()
-                self._is_overruled |= current.is_asking_for_audit(before)
                 self._wake.set()

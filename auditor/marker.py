@@ -4,13 +4,12 @@ A new mark is {directory, leaf}; those of many ledgers share a multi (rule S14),
 under way. A ledger that is marked already gets the replicas it does not name yet, and keeps the
 time of its first mark.
 
-The ledgers of lost bookies, out of the index and into the queue, the most endangered first.
+Finds the ledgers of lost bookies in the index, and marks them, the most endangered first.
 
-Nothing waits until all of them are known: they are looked up a slice at a time, and what is most
-endangered of those seen so far is marked meanwhile. So the first mark comes at once, however many
-there are, and the order is right but for the first few. What was marked is remembered as long as
-its bookies are missing: a ledger that changes while workers repair it is looked at, and not written
-again.
+The ledgers are looked up a slice at a time, and the most endangered of those found so far are
+marked meanwhile. So the first mark is written at once, however many ledgers there are. Only the
+first few may be out of order. The leader remembers what it marked as long as the bookies are
+missing. So a ledger that changes while workers repair it is inspected, but not marked again.
 
 Whether the marks that the leader made still stand where they should.
 
@@ -312,19 +311,19 @@ def _merged(data: bytes, new: Mark) -> Mark | None:
 
 MARKS = Counter(
     "bookmender_marks_total",
-    "Marks made or extended by this node as leader, by cause: lost, reformatted (set up anew), drained.",
+    "Marks made or extended by this node as leader, by cause: lost, reformatted (reformatted), drained.",
     ["cause"],
 )
 
 SLICE = 500
-"""Ledgers looked up in one go: some milliseconds."""
+"""Ledgers looked up in one go, which takes some milliseconds."""
 TOUCHED_AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marked:
-    """What came of it. ``is_whole``: whether all were looked at. ``urgent``: as ``MarkQueue`` has
-    it."""
+    """Result of an audit. ``is_whole``: True if all ledgers were inspected. ``urgent``: as in
+    ``MarkQueue``."""
 
     endangered_count: int
     mark_count: int
@@ -333,12 +332,12 @@ class Marked:
 
 
 class KnownMarks:
-    """Per ledger, the replicas that its mark names for certain."""
+    """By ledger, the replicas that its mark is known to name."""
 
     def __init__(self) -> None:
         self._named: dict[int, tuple[BookieId, ...]] = {}
         self._shared: dict[tuple[BookieId, ...], tuple[BookieId, ...]] = {}
-        """After one loss all marks name the same: one tuple for a million of them."""
+        """After one loss all marks name the same bookies, so a million of them share one tuple."""
 
     def add(self, ledgers: Iterable[UnderreplicatedLedger]) -> None:
         for ledger in ledgers:
@@ -354,7 +353,7 @@ class KnownMarks:
         self._named.pop(ledger_id, None)
 
     def keep_only(self, bookies: Collection[BookieId]) -> None:
-        """Forget marks that name others as well."""
+        """Forget marks that also name other bookies."""
         shared = {named: named for named in self._shared if set(named) <= set(bookies)}
         if len(shared) == len(self._shared):  # nearly always
             return
@@ -364,23 +363,22 @@ class KnownMarks:
         }
 
     def name_all_of(self, ledger: UnderreplicatedLedger) -> bool:
-        """Whether its mark stands, and names all that it misses."""
+        """Return True if the ledger is marked, and its mark names every lost bookie of it."""
         named = self._named.get(ledger.ledger_id, ())
         return all(bookie in named for bookie in ledger.lost)
 
 
 class LossMarks:
-    """Marks ledgers for missing bookies, and remembers which are marked for which, to write no mark
-    twice."""
+    """Marks the ledgers of missing bookies, and remembers the marks, to write none twice."""
 
     def __init__(self, ledger_map: LedgerMap, marker: Marker) -> None:
         self._ledger_map = ledger_map
         self._marker = marker
         self._known = KnownMarks()
         self._missing = Missing()
-        """What the known marks were made for."""
+        """The missing bookies for which the known marks were made."""
         self._restored: frozenset[int] = frozenset()
-        """Ledgers whose marks were gone, and were made again."""
+        """Ledgers whose marks had disappeared and were written again."""
 
     async def mark_naming(
         self,
@@ -390,22 +388,24 @@ class LossMarks:
         is_over: Callable[[], bool],
         again: Collection[BookieId] = (),
     ) -> Marked:
-        """Mark all ledgers that miss copies, but for those whose marks stand.
+        """Mark all ledgers that miss copies, except those whose marks are known to exist.
 
-        ``first``: of the missing bookies, those to begin with. ``is_over``: asked now and then,
-        whether to leave it at that; the rest is for another call. ``again``: those that were back
-        since they were lost the last time, whose marks of then are renewed.
+        ``first``: the missing bookies whose ledgers are marked first. ``is_over``: called now and
+        then; True ends the audit early. ``again``: bookies that had returned since they were lost
+        the last time, whose old marks are renewed.
         """
-        ledger_ids = self._naming([*first, *(b for b in missing.bookies if b not in first)])
-        stream = _MarkStream(self._ledger_map, missing, ledger_ids, self._known, is_over, again)
+        stream = MarkStream(
+            self._ledger_map, missing, first=first, known=self._known, is_over=is_over, again=again
+        )
         await self._marker.mark_stream(stream)
         return stream.result()
 
     async def mark_touched(self, ledger_ids: Collection[int], missing: Missing) -> int:
-        """Of ledgers that were created or changed: those that miss copies, and whose mark nobody
-        knows of.
+        """Mark those of these created or changed ledgers that miss copies and are not known to be
+        marked. Return the number of new marks.
 
-        What a worker has in hand as it was before is marked all the same (rule S6).
+        A ledger that a worker has leased is marked too: the worker knows only its state before the
+        change (rule S6).
         """
         looked_at = (self._look(ledger_id, missing) for ledger_id in ledger_ids)
         found = [each for each in looked_at if each is not None]
@@ -422,26 +422,26 @@ class LossMarks:
         return count
 
     def see(self, missing: Missing) -> None:
-        """Nothing is known any more of marks for bookies that are not missing now, or are anew:
-        they may be worked off."""
+        """Forget marks for bookies that have returned, or are missing again: workers may have
+        completed these ledgers."""
         if news := {bookie for bookie, *_ in missing.causes - self._missing.causes}:
             self._restored = frozenset()
         self._known.keep_only(missing.bookies - news)
         self._missing = missing
 
     def forget(self) -> None:
-        """Look at every mark again."""
+        """Forget all marks, so that the next audit reads each of them again."""
         self._known = KnownMarks()
         self._restored = frozenset()
 
     @property
     def are_any_known(self) -> bool:
-        """Whether marks for lost bookies are taken to stand."""
+        """True if bookies are lost and some marks are known."""
         return bool(self._missing.lost_since_s) and len(self._known) > 0
 
     async def lacking_among(self, listed: Sequence[int]) -> frozenset[int]:
-        """Ledgers of lost bookies whose marks are taken to stand, but are not among these, which
-        ascend; but for those that were made again once already for the same losses."""
+        """Return the ledgers of lost bookies that are known to be marked but are not in ``listed``
+        (ascending). Ledgers marked again once for the same losses are left out."""
         found = set()
         for number, ledger_id in enumerate(self._known.ledger_ids()):
             if number % SLICE == 0:
@@ -453,19 +453,20 @@ class LossMarks:
         return frozenset(found)
 
     def forget_for_once(self, ledger_ids: Collection[int]) -> None:
-        """Their marks are gone: the next call marks them again."""
+        """Forget the marks of these ledgers, because they disappeared. The next audit marks the
+        ledgers again."""
         for ledger_id in ledger_ids:
             self._known.discard(ledger_id)
         self._restored = self._restored.union(ledger_ids)
 
     def _is_lost(self, ledger_id: int) -> bool:
-        """Whether it names a lost bookie: of one that was set up anew that says nothing once it was
-        given back all."""
+        """Return True if the ledger names a lost bookie. A reformatted bookie proves nothing here:
+        its copies may have been restored."""
         ledger = self._ledger_map.get(ledger_id)
         return ledger is not None and not ledger.bookies.isdisjoint(self._missing.lost_since_s)
 
     def _look(self, ledger_id: int, missing: Missing) -> UnderreplicatedLedger | None:
-        """None for a ledger that misses nothing, or whose mark stands."""
+        """Return None if the ledger misses no copy, or is known to be marked for all of them."""
         ledger = self._ledger_map.get(ledger_id)
         found = None if ledger is None else missing.danger(ledger)
         if found is None:
@@ -473,36 +474,29 @@ class LossMarks:
             return None
         return None if self._known.name_all_of(found) else found
 
-    def _naming(self, bookies: Sequence[BookieId]) -> Iterator[int]:
-        """Each ledger once."""
-        if len(bookies) == 1:
-            yield from self._ledger_map.naming(bookies[0])
-            return
-        seen: set[int] = set()
-        for bookie in bookies:
-            for ledger_id in self._ledger_map.naming(bookie):
-                if ledger_id not in seen:
-                    seen.add(ledger_id)
-                    yield ledger_id
 
+class MarkStream:
+    """Finds ledgers that miss copies, and hands out those that are not known to be marked.
 
-class _MarkStream:
-    """A source of marks: finds ledgers that miss copies, and gives out those not marked yet in
-    order."""
+    A ``MarkSource``. Observe mode reads it to the end without marking anything.
+    """
 
     def __init__(
         self,
         ledger_map: LedgerMap,
         missing: Missing,
-        ledger_ids: Iterator[int],
-        known: KnownMarks,
-        is_over: Callable[[], bool],
-        again: Collection[BookieId],
+        *,
+        first: Collection[BookieId] = (),
+        known: KnownMarks | None = None,
+        is_over: Callable[[], bool] = lambda: False,
+        again: Collection[BookieId] = (),
     ) -> None:
+        """Arguments as for ``LossMarks.mark_naming``. ``known``: marks that need not be written."""
         self._ledger_map = ledger_map
         self._missing = missing
-        self._ledger_ids = ledger_ids
-        self._known = known
+        bookies = [*first, *(b for b in missing.bookies if b not in first)]
+        self._ledger_ids = _naming(ledger_map, bookies)
+        self._known = KnownMarks() if known is None else known
         self._is_over = is_over
         self._again = frozenset(again)
         self._queue = MarkQueue(missing.lost_since_s)
@@ -541,7 +535,8 @@ class _MarkStream:
         _count(new, self._missing)
 
     def _find_some(self) -> None:
-        """Far more than are marked meanwhile: so the order is soon that of all."""
+        """Look up the next slice. It is much larger than what is marked meanwhile, so the order is
+        soon right for all ledgers."""
         if self._is_all_found:
             return
         ledger_ids = list(islice(self._ledger_ids, SLICE))
@@ -560,6 +555,19 @@ class _MarkStream:
             if not self._known.name_all_of(ledger):
                 part.append(ledger)
         return part
+
+
+def _naming(ledger_map: LedgerMap, bookies: Sequence[BookieId]) -> Iterator[int]:
+    """Yield each ledger that names one of the bookies, once."""
+    if len(bookies) == 1:
+        yield from ledger_map.naming(bookies[0])
+        return
+    seen: set[int] = set()
+    for bookie in bookies:
+        for ledger_id in ledger_map.naming(bookie):
+            if ledger_id not in seen:
+                seen.add(ledger_id)
+                yield ledger_id
 
 
 def _count(ledgers: Sequence[UnderreplicatedLedger], missing: Missing) -> None:

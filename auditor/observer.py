@@ -1,55 +1,145 @@
-"""Takes the leader's decisions without leading: which bookies are lost, what would be held, what
-would be marked.
+"""Observe mode: what our leader would do now, and how that differs from the existing marks.
 
-The observer writes nothing: no vote, no lock, no other znode. The leader's own code decides
-(``noting``, ``holding``, ``underreplicated``). Only the records of an earlier leader of ours may be
-missing: beside Java alone, absences count from the observer's start, and no earlier cookie is
-known.
+The observer takes the leader's decisions with the leader's own code and writes nothing. Three parts
+make up a look:
+
+1. ``LossTracker`` decides which bookies are lost or reformatted.
+2. ``ForeseenHolds`` keeps the safety hold in memory that the leader would write as an order.
+3. ``MarkStream`` hands out the ledgers that the leader's marker would write.
+
+What the leader would record of its marks is not remembered: nobody wrote them. So each look shows
+what a leader would do that begins now, with all that the observer has seen of the bookies. Beside
+Java alone there are no records of an earlier leader: absences count from the observer's start.
 """
 
 import asyncio
-import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import enum
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 
-from auditor.absence import Delay, log_refusal, read_delay
-from auditor.absence_tracker import AbsenceTracker, MarkCauses
+from auditor.ledger_map import MappedLedger
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.marker import PrivateQueue, read_private_queue
-from auditor.observation import Observation, compare, lost_bytes, missing_bookies
-from auditor.records import read_identities
-from auditor.safety_hold import SafetyHoldPolicy
-from auditor.settings import AuditorSettings
-from auditor.underreplication import (
-    Missing,
-    UnderreplicatedLedger,
-    fewest_copies_first,
-    reformatted_bookies,
-)
+from auditor.loss_tracker import LossTracker
+from auditor.marker import SLICE, MarkStream, PrivateQueue, read_private_queue
+from auditor.underreplication import Missing, UnderreplicatedLedger, fewest_copies_first
 from ledgers.clock import Clock
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from replication import znodes
-from replication.cluster import ClusterView, ViewSource
 from replication.marks import marked_ledger_ids, read_marks
 from replication.orders import HoldOrder
 
-SLICE = 500
-"""Ledgers processed in one go, which takes some milliseconds."""
+
+class Absence(enum.Enum):
+    """Shown by commands: never change a value."""
+
+    LOST = "lost"
+    WAITING = "waiting"
+    """Absent for less than the recovery delay."""
+    REBORN = "reformatted"
+    """Registered, but reformatted after ledgers were placed on it, so it may have lost them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Danger:
-    """The ledgers that ``missing`` endangers, computed at this ``change_count`` of the index."""
+class MissingBookie:
+    """A bookie whose copies are missing, or soon count as missing.
 
-    missing: Missing
-    change_count: int
-    underreplicated: tuple[UnderreplicatedLedger, ...]
+    ``left_s``: rest of the recovery delay; 0 unless ``WAITING``. ``ledger_count``: ledgers that
+    the bookie endangers, or would endanger.
+    """
+
+    bookie: BookieId
+    absence: Absence
+    left_s: float = 0.0
+    ledger_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Difference between the marks that we would make and those in the shared queue. Ids ascend in
+    ``surplus``.
+
+    ``unmarked``: ledgers that we would mark and that have no mark, most endangered first.
+    ``partly_marked``: ledgers whose marks lack a lost replica, in the same order. ``surplus``:
+    marks that we would not make; a worker may be about to delete them.
+    """
+
+    agreed_count: int
+    unmarked: tuple[int, ...]
+    partly_marked: tuple[int, ...]
+    surplus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """The state at one moment. ``underreplicated``: ledgers that miss copies, most endangered first."""
+
+    seen_ms: int
+    """Wall clock."""
+    is_index_complete: bool
+    ledger_count: int
+    unreadable: tuple[int, ...]
+    """Ledgers whose metadata cannot be read, ascending."""
+    writable_count: int
+    read_only_count: int
+    recovery_delay_s: int
+    missing: tuple[MissingBookie, ...]
+    """Bookies with most ledgers first."""
+    underreplicated: Sequence[UnderreplicatedLedger]
     lost_bytes: int
+    """Approximate size of the lost copies."""
+    marked_count: int
+    """Marks in the shared queue, whichever node leads."""
+    difference: Difference
+    own: PrivateQueue = field(default_factory=PrivateQueue)
+    """Marks that Java's workers do not see. None of the counts above includes them."""
+    is_disabled: bool
+    hold: HoldOrder | None
+    """The safety hold in force, or the one that we would begin; None if there is neither."""
+    is_hold_ordered: bool
+    """False if we would only begin the hold."""
+
+    @property
+    def is_kept_from_marking(self) -> bool:
+        """True if nothing would be marked now, whatever is endangered."""
+        return self.is_disabled or self.hold is not None
+
+    @property
+    def queued_count(self) -> int:
+        """Number of ledgers marked in either queue."""
+        return self.marked_count + len(self.own)
+
+    @property
+    def would_mark(self) -> Sequence[UnderreplicatedLedger]:
+        return () if self.is_kept_from_marking else self.underreplicated
+
+    @property
+    def would_repair(self) -> list[int]:
+        """The ledgers that workers of ours would repair, in order; none while auto-recovery is
+        disabled.
+
+        First what is marked or would be marked for lost copies, then other marks, then our own
+        queue, the damaged ledgers first.
+        """
+        if self.is_disabled:
+            return []
+        unmarked = frozenset(self.difference.unmarked if self.hold is not None else ())
+        at_risk = (
+            each.ledger_id for each in self.underreplicated if each.ledger_id not in unmarked
+        )
+        own = (*self.own.damaged, *self.own.others)
+        return list(dict.fromkeys([*at_risk, *self.difference.surplus, *own]))
+
+    @property
+    def by_copies_left(self) -> dict[int, int]:
+        """Number of endangered ledgers by the copies left of their worst entry, fewest first."""
+        return dict(sorted(Counter(each.copies_left for each in self.underreplicated).items()))
 
 
 class Observer:
-    """Observes during one session. The caller runs ``updater`` and ``views``."""
+    """Observes during one session."""
 
     def __init__(
         self,
@@ -57,47 +147,40 @@ class Observer:
         store: MetadataStore,
         ur: str,
         updater: LedgerMapUpdater,
-        views: ViewSource,
-        settings: AuditorSettings,
-        judge: SafetyHoldPolicy,
+        tracker: LossTracker,
         clock: Clock,
     ) -> None:
-        self._store = store
-        self._ur = ur
+        """The caller runs ``updater`` and prepares ``tracker``, which uses ``ForeseenHolds``."""
+        self._store, self._ur = store, ur
         self._updater = updater
-        self._views = views
-        self._settings = settings
-        self._judge = judge
+        self._tracker = tracker
         self._clock = clock
-        self._absences = AbsenceTracker(store, ur, clock)
-        self._causes = MarkCauses(store, ur, clock)
-        self._delay: Delay | None = None
-        self._hold: HoldOrder | None = None
-        """The hold order that a leader would have written."""
-        self._danger: _Danger | None = None
+        self._danger: tuple[object, Sequence[UnderreplicatedLedger], int] | None = None
+        """The endangered ledgers and ``lost_bytes``, after what they were computed from."""
         self._marks: dict[int, Collection[BookieId]] = {}
         """The shared queue as last read: by ledger, the replicas that its mark names."""
         self._own = PrivateQueue()
         """Our private queue as last read."""
 
-    async def prepare(self) -> None:
-        """Continue the absences that a leader of ours recorded, if there is one."""
-        await self._absences.resume()
+    async def run(self) -> None:
+        """Follow the recovery delay until cancelled."""
+        async with aclosing(self._tracker.delay_changes()) as changes:
+            async for _ in changes:
+                pass
 
     async def look(self) -> Observation:
         """Return what the leader would do now. Raises UnavailableError if something could not be
         read completely."""
-        view = self._views.current
-        delay_s = await self._follow_delay()
-        updater = self._updater
-        self._absences.see(
-            view, named=updater.ledger_map.bookies, are_all_named=updater.is_complete
+        tracker, ledger_map = self._tracker, self._updater.ledger_map
+        await tracker.read_records()  # a leader of ours may have changed them
+        view = await tracker.look()
+        await tracker.keep_hold(view)
+        missing, left_s = tracker.missing(view), tracker.left_s()
+        underreplicated, weight = await self._underreplicated(missing)
+        await self._read_marks(underreplicated)
+        self._own = await read_private_queue(
+            self._store, self._ur, shared=self._marks, known_damaged=self._own.damaged
         )
-        hold = await self._follow_hold(view)
-        missing = await self._missing(view, delay_s=delay_s)
-        danger = await self._weigh(missing)
-        await self._read_marks(danger.underreplicated)
-        ledger_map, waiting_s = self._updater.ledger_map, self._waiting_s(missing, delay_s)
         return Observation(
             seen_ms=self._clock.wall_ms(),
             is_index_complete=self._updater.is_complete,
@@ -105,109 +188,49 @@ class Observer:
             unreadable=tuple(sorted(ledger_map.unreadable)),
             writable_count=len(view.writable),
             read_only_count=len(view.available) - len(view.writable),
-            recovery_delay_s=delay_s,
+            recovery_delay_s=tracker.delay.current.delay_s,
             missing=missing_bookies(
-                missing.lost_since_s,
-                waiting_s,
-                missing.reformatted,
-                underreplicated=danger.underreplicated,
-                naming={bookie: ledger_map.naming_count(bookie) for bookie in waiting_s},
+                missing,
+                left_s,
+                underreplicated=underreplicated,
+                naming={bookie: ledger_map.naming_count(bookie) for bookie in left_s},
             ),
-            underreplicated=danger.underreplicated,
-            lost_bytes=danger.lost_bytes,
+            underreplicated=underreplicated,
+            lost_bytes=weight,
             marked_count=len(self._marks),
-            difference=compare(danger.underreplicated, self._marks),
-            own=await self._read_own_queue(),
+            difference=compare(underreplicated, self._marks),
+            own=self._own,
             is_disabled=await self._store.exists(znodes.disable_path(self._ur)) is not None,
-            hold=hold,
-            is_hold_ordered=hold is not None and view.orders.is_held,
+            hold=tracker.hold,
+            is_hold_ordered=tracker.hold is not None and view.orders.is_held,
         )
 
     @property
     def wait_s(self) -> float:
         """Seconds until ``look`` may return something else without any event."""
-        delay_s = self._delay.delay_s if self._delay else 0
-        loss_s = self._absences.next_loss_s(delay_s=delay_s)
-        return min(math.inf if loss_s is None else loss_s, self._judge.wait_s)
+        return self._tracker.wait_s
 
-    # --- Missing bookies --------------------------------------------------------------------------
-
-    async def _follow_delay(self) -> int:
-        """Return the recovery delay in seconds. If it was written again unchanged, count absent
-        bookies as lost."""
-        before = self._delay
-        self._delay = await read_delay(
-            self._store, self._ur, default_s=self._settings.lost_bookie_recovery_delay_s
-        )
-        if self._delay != before:
-            log_refusal(self._delay)
-        if before is not None and self._delay.is_asking_for_audit(before):
-            self._absences.overrule()
-        return self._delay.delay_s
-
-    async def _follow_hold(self, view: ClusterView) -> HoldOrder | None:
-        """Return the hold in force; None if there is none. An existing order has priority over the
-        one that we would have written."""
-        await self._causes.resume()  # a leader of ours may have changed them
-        census = self._judge.census(
-            view,
-            self._absences.named_since_s(self._updater),
-            lost_since_s=self._causes.lost_since_s(),
-        )
-        standing = self._hold if view.orders.hold is None else view.orders.hold
-        self._hold = self._judge.wanted(standing, census)
-        return None if self._hold is None or self._hold.is_released else self._hold
-
-    async def _missing(self, view: ClusterView, *, delay_s: int) -> Missing:
-        """Return the missing bookies, even during a hold: those that would be missing without
-        it."""
-        return Missing(
-            lost_since_s=self._absences.lost_since_s(delay_s=delay_s),
-            reformatted=reformatted_bookies(
-                view.cookies,
-                await read_identities(self._store, self._ur),
-                trusted=view.orders.trusted_cookies,
-            ),
-        )
-
-    def _waiting_s(self, missing: Missing, delay_s: int) -> dict[BookieId, float]:
-        """Return the rest of the recovery delay for bookies that are absent and not lost yet."""
-        now_s = self._clock.now_s()
-        return {
-            bookie: max(0.0, since_s + delay_s - now_s)
-            for bookie, since_s in self._absences.since_s.items()
-            if bookie not in missing.lost_since_s
-        }
-
-    # --- UnderreplicatedLedger ledgers -----------------------------------------------------------------------
-
-    async def _weigh(self, missing: Missing) -> _Danger:
-        """Return the endangered ledgers. They are computed again only after a change."""
-        was = self._danger
-        is_same = was is not None and was.change_count == self._updater.change_count
-        if was is None or not is_same or was.missing != missing:
-            self._danger = was = await self._underreplicated(missing)
-        return was
-
-    async def _underreplicated(self, missing: Missing) -> _Danger:
-        ledger_map, change_count = self._updater.ledger_map, self._updater.change_count
-        naming = list({i for bookie in missing.bookies for i in ledger_map.naming(bookie)})
-        found: list[UnderreplicatedLedger] = []
-        weight = 0.0
-        for start in range(0, len(naming), SLICE):
-            for ledger_id in naming[start : start + SLICE]:
-                ledger = ledger_map.get(ledger_id)
-                danger = None if ledger is None else missing.danger(ledger)
-                if ledger is not None and danger is not None:
-                    found.append(danger)
-                    weight += lost_bytes(ledger, danger.lost)
-            await asyncio.sleep(0)
-        return _Danger(
-            missing=missing,
-            change_count=change_count,
-            underreplicated=tuple(fewest_copies_first(found, missing.lost_since_s)),
-            lost_bytes=round(weight),
-        )
+    async def _underreplicated(
+        self, missing: Missing
+    ) -> tuple[Sequence[UnderreplicatedLedger], int]:
+        """Return the endangered ledgers, most endangered first, and ``lost_bytes`` of all of them,
+        whether or not a hold is in force. They are computed again only after a change."""
+        ledger_map, source = self._updater.ledger_map, (missing, self._updater.change_count)
+        if self._danger is None or self._danger[0] != source:
+            stream, found, weight = (
+                MarkStream(ledger_map, missing),
+                list[UnderreplicatedLedger](),
+                0.0,
+            )
+            while part := await stream.take(SLICE):
+                found += part
+                for each in part:
+                    ledger = ledger_map.get(each.ledger_id)
+                    weight += 0.0 if ledger is None else lost_bytes(ledger, each.lost)
+                await asyncio.sleep(0)
+            underreplicated = tuple(fewest_copies_first(found, missing.lost_since_s))
+            self._danger = source, underreplicated, round(weight)
+        return self._danger[1:]
 
     async def _read_marks(self, underreplicated: Sequence[UnderreplicatedLedger]) -> None:
         """Read all existing marks, except those that already named all we would name: a mark only
@@ -228,9 +251,55 @@ class Observer:
             marks[marked.ledger_id] = () if marked.mark is None else marked.mark.replicas
         self._marks = marks
 
-    async def _read_own_queue(self) -> PrivateQueue:
-        """Read our private queue. The shared queue must be read before."""
-        self._own = await read_private_queue(
-            self._store, self._ur, shared=self._marks, known_damaged=self._own.damaged
-        )
-        return self._own
+
+def compare(
+    underreplicated: Sequence[UnderreplicatedLedger], marks: Mapping[int, Collection[BookieId]]
+) -> Difference:
+    """Return how the marks differ from those we would make. ``marks``: by ledger, the replicas that
+    its mark names; none if the mark cannot be read."""
+    unmarked = tuple(each.ledger_id for each in underreplicated if each.ledger_id not in marks)
+    partly_marked = tuple(
+        each.ledger_id
+        for each in underreplicated
+        if each.ledger_id in marks and not set(each.lost) <= set(marks[each.ledger_id])
+    )
+    surplus = marks.keys() - {each.ledger_id for each in underreplicated}
+    return Difference(
+        agreed_count=len(underreplicated) - len(unmarked) - len(partly_marked),
+        unmarked=unmarked,
+        partly_marked=partly_marked,
+        surplus=tuple(sorted(surplus)),
+    )
+
+
+def lost_bytes(ledger: MappedLedger, lost: Collection[BookieId]) -> float:
+    """Return about how large the lost copies are, assuming equal entries and equally long
+    segments."""
+    bookies = [bookie for ensemble in ledger.ensembles for bookie in ensemble]
+    share = sum(bookie in lost for bookie in bookies) / len(bookies)
+    return ledger.length * ledger.write_quorum * share
+
+
+def missing_bookies(
+    missing: Missing,
+    left_s: Mapping[BookieId, float],
+    *,
+    underreplicated: Sequence[UnderreplicatedLedger],
+    naming: Mapping[BookieId, int],
+) -> tuple[MissingBookie, ...]:
+    """Return the missing bookies, those with most ledgers first.
+
+    ``left_s``: rest of the recovery delay of bookies that are absent and not lost yet; ``naming``:
+    number of ledgers that name each of these. A reformatted bookie that endangers no ledger is left
+    out, as it is like any other.
+    """
+    counts = Counter(bookie for each in underreplicated for bookie in each.lost)
+    rows = [
+        MissingBookie(bookie=bookie, absence=Absence.WAITING, left_s=s, ledger_count=naming[bookie])
+        for bookie, s in left_s.items()
+    ]
+    for bookie in missing.bookies:
+        if bookie in missing.lost_since_s or counts[bookie]:
+            absence = Absence.LOST if bookie in missing.lost_since_s else Absence.REBORN
+            rows.append(MissingBookie(bookie=bookie, absence=absence, ledger_count=counts[bookie]))
+    return tuple(sorted(rows, key=lambda row: (-row.ledger_count, row.bookie)))

@@ -1,5 +1,5 @@
-"""Safety holds carried out: the leader asks ``holding`` what should stand, writes it, and says so
-loudly.
+"""Carries out safety holds: ``holding`` decides which hold is due; the leader writes the order and
+logs it as an error. Observe mode keeps the order in memory instead.
 
 The safety hold: so many bookies went at once that it is hardly they who failed.
 
@@ -190,14 +190,14 @@ def _in_order(bookies: Collection[BookieId]) -> tuple[BookieId, ...]:
 log = structlog.get_logger()
 
 CALM_S = 15.0
-"""For so long the bookies that are still away must be too few for a hold before it ends: those that
-come and go would have it end and begin anew."""
+"""How long too few bookies for a hold must be absent before the hold ends. Otherwise bookies that
+come and go would end and begin it again and again."""
 TRIES_MAX = 5
 BOOKIES_LOGGED_MAX = 20
 
 
 class SafetyHoldPolicy:
-    """Says what hold should stand, as one leader would over time. Writes nothing."""
+    """Decides over time which hold is due, as one leader does. Writes nothing."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class SafetyHoldPolicy:
         self._clock = clock
         self._rack_of = rack_of
         self._calm_since_s: float | None = None
-        """Since when the standing hold is not warranted."""
+        """Since when too few bookies are absent for the existing hold."""
 
     def census(
         self,
@@ -219,13 +219,13 @@ class SafetyHoldPolicy:
         *,
         lost_since_s: Mapping[BookieId, float],
     ) -> BookieCensus:
-        """Arguments as of ``Holds.keep``."""
+        """Arguments as for ``Holds.keep``."""
         return BookieCensus.of(
             view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of
         )
 
     def wanted(self, order: HoldOrder | None, census: BookieCensus) -> HoldOrder | None:
-        """In place of ``order``."""
+        """Return the order that is due in place of ``order``."""
         return wanted_hold(
             census,
             order,
@@ -237,16 +237,16 @@ class SafetyHoldPolicy:
 
     @property
     def wait_s(self) -> float:
-        """Until ``wanted`` may say something else though nothing was seen to happen.
+        """Seconds until ``wanted`` may decide something else without any event.
 
-        A hold's own end is not counted: the view changes with it.
+        The end of a hold's own time does not count: the view changes with it.
         """
         if self._calm_since_s is None:
             return math.inf
         return max(0.0, self._calm_since_s + CALM_S - self._clock.now_s())
 
     def begin_anew(self) -> None:
-        """Nothing holds any more."""
+        """Forget the last hold, because none is in force any more."""
         self._calm_since_s = None
 
     def _is_calm(self, order: HoldOrder | None, census: BookieCensus) -> bool:
@@ -260,7 +260,8 @@ class SafetyHoldPolicy:
 
 
 class Holds:
-    """The leader's. Written through ``batcher``, whose guards prove the leadership (rule S9)."""
+    """The holds of a leader. Writes through ``batcher``, whose guards prove the leadership (rule
+    S9)."""
 
     def __init__(
         self,
@@ -277,7 +278,7 @@ class Holds:
         self._book, self._place = OrderBook(store, ur), hold_place(ur)
         self._judge = SafetyHoldPolicy(settings, clock, rack_of=rack_of)
         self._told: HoldOrder | None = None
-        """The last order that held, as far as the log was told."""
+        """The hold in force that was logged last."""
 
     async def keep(
         self,
@@ -285,17 +286,18 @@ class Holds:
         absent_since_s: Mapping[BookieId, float],
         *,
         lost_since_s: Mapping[BookieId, float],
-    ) -> bool:
-        """Begin, extend or end a hold as is due; whether one stands now: then nobody is lost.
+    ) -> HoldOrder | None:
+        """Begin, extend or end a hold if that is due. Return the hold in force now, if any; then no
+        bookie counts as lost.
 
-        ``absent_since_s``: as ``still_absent`` says. ``lost_since_s``: since when those are away
-        whose ledgers are marked. Raises UnavailableError: nobody can tell, so that nothing is to be
-        marked.
+        ``absent_since_s``: as ``still_absent`` returns it. ``lost_since_s``: the lost bookies whose
+        ledgers are marked, and since when each is absent. Raises UnavailableError if the hold in
+        force is unknown; then nothing may be marked.
         """
         census = self._judge.census(view, absent_since_s, lost_since_s=lost_since_s)
         seen = view.orders.hold
         is_held = seen is not None and not seen.is_released
-        # Nearly always: spare the reading.
+        # The usual case: the order need not be read.
         if not is_held and self._judge.wanted(seen, census) == seen:
             return self._tell(seen, seen, census)
         for _ in range(TRIES_MAX):
@@ -304,21 +306,18 @@ class Holds:
             wanted = self._judge.wanted(order, census)
             if wanted == order or await self._write(wanted, over=standing):
                 return self._tell(order, wanted, census)
-        raise UnavailableError("the hold keeps changing under our hands", path=self._place.path)
+        raise UnavailableError("other clients keep changing the hold", path=self._place.path)
 
     @property
     def wait_s(self) -> float:
-        """Until ``keep`` is to be called again though nothing was seen to happen.
-
-        A hold's own end needs no such call: the view changes with it.
-        """
+        """Seconds until ``keep`` must be called again even without any event."""
         return self._judge.wait_s
 
     async def _write(
         self, wanted: HoldOrder | None, *, over: StoredOrder[HoldOrder] | None
     ) -> bool:
-        """False when an operator was quicker, or somebody deleted the directory, which is there
-        again then."""
+        """Write the order. Return False if another client changed it first, or had deleted its
+        directory, which is then created again."""
         try:
             await self._batcher.apply(self._operation(wanted, over=over))
         except (ConflictError, NodeExistsError):
@@ -333,32 +332,63 @@ class Holds:
     ) -> Operation:
         path = self._place.path
         if over is None:
-            assert wanted is not None, "nothing stands, and nothing is wanted"
+            assert wanted is not None, "there is no order, and none is due"
             return Create(path=path, data=wanted.to_json())
         if wanted is None:
             return Delete(path=path, version=over.version)
         return SetData(path=path, data=wanted.to_json(), version=over.version)
 
-    def _tell(self, before: HoldOrder | None, now: HoldOrder | None, census: BookieCensus) -> bool:
-        """Say what is new; whether ``now`` holds."""
-        held = None if now is None or now.is_released else now
+    def _tell(
+        self, before: HoldOrder | None, now: HoldOrder | None, census: BookieCensus
+    ) -> HoldOrder | None:
+        """Log what changed. Return ``now`` if it is in force."""
+        held = _in_force(now)
         if held is not None and not _is_same(held, self._told):
             _tell_of_hold(held, census, is_new=not _is_same(held, before))
         if held is None and self._told is not None:
             log.warning("hold.ended", away=_told_bookies(census.absent_since_s))
             self._judge.begin_anew()
         self._told = held
-        return held is not None
+        return held
+
+
+class ForeseenHolds:
+    """The holds that a leader would keep, for observe mode. Writes nothing."""
+
+    def __init__(self, judge: SafetyHoldPolicy) -> None:
+        self._judge = judge
+        self._order: HoldOrder | None = None
+        """The order that a leader would have written."""
+
+    async def keep(
+        self,
+        view: ClusterView,
+        absent_since_s: Mapping[BookieId, float],
+        *,
+        lost_since_s: Mapping[BookieId, float],
+    ) -> HoldOrder | None:
+        """As ``Holds.keep``. An existing order has priority over ours."""
+        census = self._judge.census(view, absent_since_s, lost_since_s=lost_since_s)
+        self._order = self._judge.wanted(view.orders.hold or self._order, census)
+        return _in_force(self._order)
+
+    @property
+    def wait_s(self) -> float:
+        return self._judge.wait_s
+
+
+def _in_force(order: HoldOrder | None) -> HoldOrder | None:
+    return None if order is None or order.is_released else order
 
 
 def _is_same(hold: HoldOrder, other: HoldOrder | None) -> bool:
-    """Though bookies were added meanwhile."""
+    """Return True also if bookies were added meanwhile."""
     return other is not None and hold.since_ms == other.since_ms
 
 
 def _tell_of_hold(hold: HoldOrder, census: BookieCensus, *, is_new: bool) -> None:
-    """An error: a person is to look. One that stood before this node led is told of by each new
-    leader."""
+    """Log the hold as an error, because an operator must look. Each new leader logs an existing
+    hold once."""
     log.error(
         "hold.begun" if is_new else "hold.found",
         reason=hold.reason,

@@ -45,7 +45,8 @@ def run_node(settings: Settings) -> int:
     _step_back(settings.node.nice)
     check_rack_sources(settings.placement)
     if settings.node.mode == "observe":
-        session = partial(run_observer_session, settings, ReportFile(state_dir(settings)))
+        report = ReportFile(state_dir(settings))
+        session = partial(run_observer_session, settings, report, new_outages(settings))
         observer = ServiceThread("observer", session, loop_factory=uvloop.new_event_loop)
         return _run(settings, [observer], partial(open_observing, settings))
     with closing(open_journal(settings)) as journal:

@@ -25,6 +25,7 @@ from auditor.election import Election, Leadership
 from auditor.findings import Findings
 from auditor.fsck.results.summary import meter_last
 from auditor.ledger_map_updater import LedgerMapReporter, LedgerMapUpdater, RecentWrites
+from auditor.loss_tracker import LossTracker
 from auditor.marker import BothQueues, Marker
 from auditor.recheck import CopyRecheck
 from auditor.records import Records
@@ -387,24 +388,34 @@ def _auditor(
     records: Records,
     outages: Outages,
 ) -> Auditor:
+    holds = Holds(
+        store=session.store,
+        batcher=batcher,
+        ur=session.ur,
+        settings=settings.hold,
+        clock=session.clock,
+        rack_of=placing.racks.rack,
+    )
+    tracker = LossTracker(
+        store=session.store,
+        ur=session.ur,
+        updater=updater,
+        views=session.views,
+        holds=holds,
+        settings=settings.auditor,
+        clock=session.clock,
+        outages=outages,
+    )
     return Auditor(
         store=session.store,
         ur=session.ur,
         updater=updater,
         views=session.views,
+        tracker=tracker,
         marker=Marker(session.store, batcher, session.ur, session.clock),
         records=records,
-        holds=Holds(
-            store=session.store,
-            batcher=batcher,
-            ur=session.ur,
-            settings=settings.hold,
-            clock=session.clock,
-            rack_of=placing.racks.rack,
-        ),
         settings=settings.auditor,
         clock=session.clock,
-        outages=outages,
         standstill_max_s=2 * max(settings.zookeeper.session_timeout_s, SESSION_TIMEOUT_LEAST_S),
     )
 

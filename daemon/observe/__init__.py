@@ -1,3 +1,5 @@
-"""Looking on without doing anything: ``observing`` decides as a leader and its workers would,
-``report`` says what it saw, for ``command`` and for a ``node`` whose settings let it do no more.
+"""Observe mode: shows what a node of ours would do, and changes nothing.
+
+``observing`` opens a read-only session and looks repeatedly. ``report`` renders a look as text and
+as JSON, for the ``command`` and for a ``node`` in observe mode.
 """

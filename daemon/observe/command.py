@@ -24,7 +24,7 @@ from daemon.threads import own_cause
 @config_option
 @output_option
 @json_option
-@click.option("--watch", is_flag=True, help="Go on, and show each change, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Show each change, until Ctrl-C.")
 @click.option(
     "--plan",
     "planned_max",
@@ -32,37 +32,37 @@ from daemon.threads import own_cause
     type=click.IntRange(min=0, max=1_000),
     default=PLANNED_MAX,
     show_default=True,
-    help="Ledgers to plan repairs for. 0: no bookie is asked anything.",
+    help="Number of ledgers to plan repairs for. 0: bookies are not asked anything.",
 )
 def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> None:
-    """What a node of ours would mark and repair now, whoever does. Changes nothing.
+    """Show what a node would mark and repair now. Changes nothing.
 
     \b
       bookmender observe             once, in the foreground
-      bookmender observe --watch     and whenever something has changed
+      bookmender observe --watch     again after each change
 
-    It reads all metadata, decides as our leader would, and compares that with the marks that stand:
-    so it may run beside Java's AutoRecovery, before a node does. It stands for no election and
-    takes no lock; its session with ZooKeeper cannot write, and no ledger is fenced. A node does the
-    like in the background with node.mode = "observe", and leaves what it saw in observe.json in its
-    state directory.
+    The command reads all metadata, decides as our leader would, and compares the result with the
+    existing marks. So it may run beside Java's AutoRecovery, before any node does. It takes part in
+    no election and takes no lock, its ZooKeeper session cannot write, and it fences no ledger. A
+    node with node.mode = "observe" does the same in the background. It writes what it saw to
+    observe.json in its state directory.
 
-    A bookie that is away is lost after the recovery delay. Once, that counts from now, unless a
-    leader of ours noted since when.
+    An absent bookie is lost after the recovery delay. The delay counts from the start of this
+    command, unless a leader of ours recorded when the bookie disappeared.
 
-    As JSON (with --watch one object a line): index; bookies, with those missing (state: lost,
-    waiting for left_s, reformatted: set up anew); hold, is_disabled: what keeps from marking;
-    endangered: the ledgers that miss copies, most endangered first; would_mark: how many of them
-    would be marked now; marks: total, those standing in the queue shared with Java, agreed,
-    unmarked (we would make them, and nobody has), partly_marked (they stand, for fewer bookies than
-    are lost), surplus (we would not make them), own_marked (in our private queue, where Java does not
-    look), own_damaged (of these, with damage that Java does not see); would_repair: as bookmender
-    plan --json.
+    JSON output (with --watch one object a line): index; bookies, with those missing (state: lost;
+    waiting, lost in left_s; reformatted, reformatted); hold and is_disabled, which keep ledgers from
+    being marked; endangered: the ledgers that miss copies, most endangered first; would_mark: how
+    many of them would be marked now; marks: total; standing, those in the queue shared with Java;
+    agreed; unmarked (we would mark them, and they have no mark); partly_marked (their marks name
+    fewer bookies than are lost); surplus (we would not mark them); own_marked (in our private queue,
+    which Java does not read); own_damaged (those of them with damage that Java does not see);
+    would_repair: as bookmender plan --json.
 
-    Exits 0 when nothing would be done but what operators ordered (drains, repairs by hand), 1 when
-    something would or a bookie is away that ledgers name, 3 when it could not tell: also when no
-    ledger misses anything, but the metadata of some cannot be read, or when ZooKeeper's ACLs keep
-    from listing some of them.
+    Exit codes: 0 nothing to do except drains and repairs that operators ordered. 1 there is
+    something to do, or a bookie is absent that ledgers name. 3 undetermined: ZooKeeper does not
+    answer, or no ledger is known to miss a copy, but the metadata of some ledgers cannot be read,
+    or an ACL denies listing some of them.
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
@@ -78,7 +78,7 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
 async def _observe(
     settings: Settings, output: str, planned_max: int, *, is_watching: bool
 ) -> Sight:
-    """Returns at the first look, unless it is to go on."""
+    """Look, print the result and return it. With ``is_watching``, look until the session ends."""
     async with open_observing(settings) as observing:
         await built(observing.updater)
         if not is_watching:
@@ -92,13 +92,13 @@ async def _observe(
                 if text != before:
                     _print(sight, output, is_one=False)
                 before = text
-    raise AssertionError("it looks until the session ends")
+    raise AssertionError("the looks ended without an error")
 
 
 async def built(updater: LedgerMapUpdater) -> None:
-    """Wait until every ledger is known, and show how far that is.
+    """Wait until every ledger is known, and show the progress.
 
-    Raises UnauthorizedError where ACLs shut a directory away: that may stay so for ever.
+    Raises UnauthorizedError if an ACL denies access to a directory: waiting may never end.
     """
     line = CountLine("ledgers read")
     try:
@@ -123,8 +123,9 @@ def _print(sight: Sight, output: str, *, is_one: bool) -> None:
 
 
 def exit_code(sight: Sight) -> int:
+    """Return the exit code that ``--help`` describes."""
     seen = sight.observation
-    is_something_away = any(row.ledger_count for row in seen.missing)
-    if seen.underreplicated or seen.marked_count or seen.own.damaged or is_something_away:
+    is_named = any(row.ledger_count for row in seen.missing)
+    if seen.underreplicated or seen.marked_count or seen.own.damaged or is_named:
         return EXIT_FAILED
     return EXIT_UNKNOWN if seen.unreadable or not seen.is_index_complete else 0

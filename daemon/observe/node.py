@@ -1,15 +1,17 @@
-"""A node in observe mode: looks again and again, and tells a file, metrics and the log what it
-sees."""
+"""A node in observe mode: looks repeatedly, and reports in a file, in metrics and in the log."""
 
 import json
-import os
+import tempfile
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import structlog
 from prometheus_client import Gauge
 
-from auditor.observation import Absence, Observation
+from auditor.absence import Outages
+from auditor.fsck.results.files import replace_file
+from auditor.observer import Absence, Observation
 from daemon.observe.observing import PLANNED_MAX, Sight, open_observing
 from daemon.observe.report import SHOWN_MAX, to_record
 from daemon.previews import Previews
@@ -20,45 +22,51 @@ log = structlog.get_logger()
 
 WOULD_MARK = Gauge(
     "bookmender_observe_would_mark_ledgers",
-    "Ledgers that a leader of ours would have marked by now, by copies left of their worst entry: 0, 1, more.",
+    "Ledgers that our leader would have marked by now, by copies left of their worst entry: 0, 1, more.",
     ["copies_left"],
 )
-UNMARKED = Gauge(
-    "bookmender_observe_unmarked_ledgers",
-    "UnderreplicatedLedger ledgers that whoever leads has not marked at all.",
-)
-PARTLY_MARKED = Gauge(
-    "bookmender_observe_partly_marked_ledgers",
-    "UnderreplicatedLedger ledgers that are marked, for fewer bookies than are lost.",
-)
-SURPLUS = Gauge(
-    "bookmender_observe_surplus_marks", "Marks that stand and that a leader of ours would not make."
-)
-OWN_DAMAGED = Gauge(
-    "bookmender_observe_own_damaged_ledgers",
-    "Ledgers marked in our private queue with damage that Java's workers do not see.",
-)
-LOST_BOOKIES = Gauge(
-    "bookmender_observe_lost_bookies", "Bookies that are lost, as a leader of ours sees it."
-)
-LOST_BYTES = Gauge(
-    "bookmender_observe_lost_bytes", "About what the lost copies of endangered ledgers weigh."
-)
-HELD = Gauge("bookmender_observe_held", "1 while a leader of ours would hold, or a hold stands.")
-
-REPORT_NAME = "observe.json"
+GAUGES = {
+    "unmarked_count": Gauge(
+        "bookmender_observe_unmarked_ledgers",
+        "UnderreplicatedLedger ledgers without a mark, whichever auditor leads.",
+    ),
+    "partly_marked_count": Gauge(
+        "bookmender_observe_partly_marked_ledgers",
+        "UnderreplicatedLedger ledgers whose mark names fewer bookies than are lost.",
+    ),
+    "surplus_count": Gauge(
+        "bookmender_observe_surplus_marks",
+        "Existing marks that our leader would not make.",
+    ),
+    "own_damaged_count": Gauge(
+        "bookmender_observe_own_damaged_ledgers",
+        "Ledgers marked in our private queue with damage that Java's workers do not see.",
+    ),
+    "lost_bookie_count": Gauge(
+        "bookmender_observe_lost_bookies",
+        "Bookies that our leader would count as lost.",
+    ),
+    "lost_bytes": Gauge(
+        "bookmender_observe_lost_bytes",
+        "Approximate size of the lost copies of endangered ledgers.",
+    ),
+    "is_held": Gauge(
+        "bookmender_observe_held",
+        "1 while a safety hold is in force, or our leader would begin one.",
+    ),
+}
+"""By the field of the log event ``observe.would_mark`` that has the same value."""
 
 
 class ReportFile:
-    """The last look, in one file that is never half written."""
+    """The last look, as JSON in the file ``observe.json``, which is replaced atomically."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises SettingsError when nothing can be written there."""
-        self.path = folder / REPORT_NAME
-        self._new = self.path.with_suffix(".new")
+        """Raises SettingsError if ``folder`` is not writable."""
+        self.path = folder / "observe.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._new.touch()
+            tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise SettingsError(
                 f"node.state_dir: {folder} cannot be written to ({error.strerror})",
@@ -66,16 +74,15 @@ class ReportFile:
             ) from error
 
     def write(self, record: dict[str, object]) -> None:
-        """A disk that is full costs this report, and not the node."""
+        """Replace the report. A full disk is logged and does not stop the node."""
         try:
-            self._new.write_text(json.dumps(record, indent=2) + "\n")
-            os.replace(self._new, self.path)
+            replace_file(self.path, json.dumps(record, indent=2) + "\n")
         except OSError as error:
             log.error("observe.report_failed", path=str(self.path), error=error.strerror)
 
 
 class Teller:
-    """Says what is seen: to the file and the metrics each time, to the log when it is new."""
+    """Reports each look in the file and in metrics, and changes in the log."""
 
     def __init__(self, report: ReportFile) -> None:
         self._report = report
@@ -83,8 +90,11 @@ class Teller:
 
     def tell(self, sight: Sight) -> None:
         self._report.write(to_record(sight))
-        _set_metrics(sight.observation)
-        self._log("observe.would_mark", _mark_fields(sight.observation))
+        fields = _mark_fields(sight.observation)
+        for name, gauge in GAUGES.items():
+            gauge.set(fields[name])
+        _set_would_mark(sight.observation)
+        self._log("observe.would_mark", fields)
         self._log("observe.would_repair", _repair_fields(sight.plan))
 
     def _log(self, event: str, fields: dict[str, object]) -> None:
@@ -93,32 +103,25 @@ class Teller:
             log.info(event, **fields)
 
 
-async def run_observer_session(settings: Settings, report: ReportFile) -> None:
-    """Look until the session ends."""
+async def run_observer_session(settings: Settings, report: ReportFile, outages: Outages) -> None:
+    """Look repeatedly until the session ends."""
     teller = Teller(report)
-    async with open_observing(settings) as observing:
+    async with open_observing(settings, outages) as observing:
         log.info("session.opened", role="observer")
         async with aclosing(observing.looks(planned_max=PLANNED_MAX)) as sights:
             async for sight in sights:
                 teller.tell(sight)
 
 
-def _set_metrics(seen: Observation) -> None:
+def _set_would_mark(seen: Observation) -> None:
     by_left = {"0": 0, "1": 0, "more": 0}
     for each in seen.would_mark:
         by_left[str(each.copies_left) if each.copies_left <= 1 else "more"] += 1
     for label, count in by_left.items():
         WOULD_MARK.labels(copies_left=label).set(count)
-    UNMARKED.set(len(seen.difference.unmarked))
-    PARTLY_MARKED.set(len(seen.difference.partly_marked))
-    SURPLUS.set(len(seen.difference.surplus))
-    OWN_DAMAGED.set(len(seen.own.damaged))
-    LOST_BOOKIES.set(sum(row.absence is Absence.LOST for row in seen.missing))
-    LOST_BYTES.set(seen.lost_bytes)
-    HELD.set(seen.hold is not None)
 
 
-def _mark_fields(seen: Observation) -> dict[str, object]:
+def _mark_fields(seen: Observation) -> dict[str, Any]:
     return {
         "ledger_count": len(seen.would_mark),
         "endangered_count": len(seen.underreplicated),
@@ -129,6 +132,7 @@ def _mark_fields(seen: Observation) -> dict[str, object]:
         "surplus_count": len(seen.difference.surplus),
         "own_damaged_count": len(seen.own.damaged),
         "first_ledger_ids": [each.ledger_id for each in seen.underreplicated[:SHOWN_MAX]],
+        "lost_bookie_count": sum(row.absence is Absence.LOST for row in seen.missing),
         "lost_bytes": seen.lost_bytes,
         "is_held": seen.hold is not None,
         "is_disabled": seen.is_disabled,

@@ -1,8 +1,9 @@
-"""Observe mode: one session that only reads, and what it sees of what a node of ours would do.
+"""Observe mode: one read-only session, and what a node of ours would mark and repair.
 
-For beside Java's AutoRecovery, or before a node is trusted: no vote, no lock, no write anywhere in
-ZooKeeper, not even to say that we are here, and no fencing. It shows what would be marked, by the
-leader's own decisions, and what would be repaired, by the very code of ``bookmender plan``.
+For use beside Java's AutoRecovery, or before a node is trusted. The session casts no vote, takes no
+lock, registers no node and writes nothing else to ZooKeeper (``ReadOnlyStore``). No ledger is
+fenced. The leader's own code decides what would be marked, and the worker's own code plans what
+would be repaired, as in ``bookmender plan``.
 """
 
 import random
@@ -13,14 +14,15 @@ from functools import partial
 
 import structlog
 
+from auditor.absence import Outages
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.observation import Observation
-from auditor.observer import Observer
-from auditor.safety_hold import SafetyHoldPolicy
+from auditor.loss_tracker import LossTracker
+from auditor.observer import Observation, Observer
+from auditor.safety_hold import ForeseenHolds, SafetyHoldPolicy
 from daemon.admin_session import AdminSession
 from daemon.limits import keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
-from daemon.placement import Placing, begin_placing
+from daemon.placement import begin_placing
 from daemon.previews import Previews, preview_all
 from daemon.session import end_with_session, open_store
 from daemon.settings import Settings
@@ -36,87 +38,67 @@ from replication.preview import Preview
 log = structlog.get_logger()
 
 LOOK_INTERVAL_S = 30.0
-"""Between two looks, where nothing was seen to happen meanwhile."""
+"""Interval of the looks if no event is seen meanwhile."""
 LOOK_INTERVAL_MIN_S = 2.0
-"""Between two looks in any case: bookies often come and go together."""
+"""Minimum interval of the looks: bookies often disappear and return together."""
 PLANNED_MAX = 20
-"""Ledgers planned for at each look of a node: each costs a few reads at bookies."""
+"""Ledgers planned at each look of a node. Each costs a few reads from bookies."""
 
 PreviewAll = Callable[[Sequence[int]], Awaitable[Sequence[Preview]]]
-"""Plans for these ledgers, in order."""
+"""Plans the repairs of these ledgers, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What was seen at one look. ``plan``: for the first ledgers that a worker of ours would
-    take."""
+    """Result of one look. ``plan``: for the first ledgers that a worker of ours would repair."""
 
     observation: Observation
     plan: Previews
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observing:
-    """Looks, as long as its session lasts."""
+    """Looks, as long as its session lasts. ``observe`` runs the parts."""
 
-    def __init__(
-        self,
-        *,
-        observer: Observer,
-        updater: LedgerMapUpdater,
-        views: ViewSource,
-        preview: PreviewAll,
-        clock: Clock,
-    ) -> None:
-        """``updater`` and ``views`` are run by somebody else."""
-        self._observer = observer
-        self.updater = updater
-        self._views = views
-        self._preview = preview
-        self._clock = clock
+    observer: Observer
+    updater: LedgerMapUpdater
+    views: ViewSource
+    preview: PreviewAll
+    clock: Clock
 
     async def look(self, *, planned_max: int) -> Sight:
-        """Raises UnavailableError when something could not be read whole."""
-        seen = await self._observer.look()
-        to_repair = ledgers_to_repair(seen)
+        """Raises UnavailableError if something could not be read completely."""
+        seen = await self.observer.look()
+        to_repair = seen.would_repair
         chosen = to_repair[:planned_max]
         plan = Previews(
-            ledgers=await self._preview(chosen) if chosen else (),
+            ledgers=await self.preview(chosen) if chosen else (),
             more=len(to_repair) - len(chosen),
         )
         return Sight(observation=seen, plan=plan)
 
     async def looks(self, *, planned_max: int) -> AsyncGenerator[Sight, None]:
-        """One after the other, whenever something may have changed. One that fails is tried
-        again."""
+        """Look repeatedly, whenever something may have changed. A failed look is repeated."""
         while True:
-            seen, was_complete = self._views.change_count, self.updater.is_complete
+            seen, was_complete = self.views.change_count, self.updater.is_complete
             try:
                 yield await self.look(planned_max=planned_max)
             except (UnavailableError, UnauthorizedError) as error:
                 log.warning("observe.failed", error=str(error))
-            await self._clock.sleep(LOOK_INTERVAL_MIN_S)
+            await self.clock.sleep(LOOK_INTERVAL_MIN_S)
             if was_complete:
-                wait_s = min(LOOK_INTERVAL_S, self._observer.wait_s)
-                await self._views.wait_change(seen, timeout_s=wait_s)
-
-
-def ledgers_to_repair(seen: Observation) -> list[int]:
-    """In the order in which workers would take them: what would be marked, or was before a hold
-    began, then what else is marked, in our private queue the damaged ones first. What Java would not
-    repair, a node of ours would. None while auto-recovery is disabled."""
-    if seen.is_disabled:
-        return []
-    held = frozenset(seen.difference.unmarked if seen.is_kept_from_marking else ())
-    at_risk = (each.ledger_id for each in seen.underreplicated if each.ledger_id not in held)
-    own = (*seen.own.damaged, *seen.own.others)
-    return list(dict.fromkeys([*at_risk, *seen.difference.surplus, *own]))
+                wait_s = min(LOOK_INTERVAL_S, self.observer.wait_s)
+                await self.views.wait_change(seen, timeout_s=wait_s)
 
 
 @asynccontextmanager
-async def open_observing(settings: Settings) -> AsyncIterator[Observing]:
-    """A session that cannot write, with its index being built. What ends the session ends the body.
+async def open_observing(
+    settings: Settings, outages: Outages | None = None
+) -> AsyncIterator[Observing]:
+    """Open a session that cannot write, and build the ledger index in it. The end of the session
+    ends the body.
 
-    Raises UnavailableError (no such cluster, too), SettingsError (another layout),
+    Raises UnavailableError (also if there is no such cluster), SettingsError (another layout),
     UnauthorizedError.
     """
     zookeeper, clock = await open_store(settings), SystemClock()
@@ -124,11 +106,19 @@ async def open_observing(settings: Settings) -> AsyncIterator[Observing]:
     try:
         cluster = await AdminSession.on(store, settings)
         views = ViewSource(cluster.registration, clock, OrderBook(store, cluster.ur))
-        await views.refresh()
-        placing = await _racks(cluster, views, clock)
+        view = await views.refresh()
+        placing = await begin_placing(  # for safety holds, which depend on racks
+            settings.placement,
+            store=store,
+            ur=cluster.ur,
+            views=views,
+            local=local_bookie(settings.node.bookie_id, view),
+            clock=clock,
+            rng=random.Random(),
+        )
         async with (
             task_scope() as beside,
-            observe(cluster, views, placing.racks, clock) as observing,
+            observe(cluster, views, placing.racks, clock, outages=outages) as observing,
         ):
             for work in (
                 views.run(),
@@ -142,29 +132,18 @@ async def open_observing(settings: Settings) -> AsyncIterator[Observing]:
         await store.close()
 
 
-async def _racks(cluster: AdminSession, views: ViewSource, clock: Clock) -> Placing:
-    """For what a hold goes by; a plan draws its targets by its own."""
-    settings = cluster.settings
-    return await begin_placing(
-        settings.placement,
-        store=cluster.store,
-        ur=cluster.ur,
-        views=views,
-        local=local_bookie(settings.node.bookie_id, views.current),
-        clock=clock,
-        rng=random.Random(),
-    )
-
-
 @asynccontextmanager
 async def observe(
     cluster: AdminSession,
     views: ViewSource,
     racks: Racks,
     clock: Clock,
+    *,
     preview: PreviewAll | None = None,
+    outages: Outages | None = None,
 ) -> AsyncIterator[Observing]:
-    """On a session that somebody else keeps. ``preview``: where not as ``bookmender plan`` does."""
+    """Observe in a session that the caller keeps. ``preview``: None plans as ``bookmender plan``
+    does. ``outages``: of earlier sessions, too; None: outages are ignored."""
     settings = cluster.settings
     updater = LedgerMapUpdater(
         store=cluster.store,
@@ -172,18 +151,25 @@ async def observe(
         clock=clock,
         rescan_interval_s=settings.auditor.rescan_interval_s,
     )
-    observer = Observer(
+    tracker = LossTracker(
         store=cluster.store,
         ur=cluster.ur,
         updater=updater,
         views=views,
+        holds=ForeseenHolds(SafetyHoldPolicy(settings.hold, clock, rack_of=racks.rack)),
         settings=settings.auditor,
-        judge=SafetyHoldPolicy(settings.hold, clock, rack_of=racks.rack),
         clock=clock,
+        outages=outages,
     )
-    await observer.prepare()
+    await tracker.prepare()
+    observer = Observer(
+        store=cluster.store, ur=cluster.ur, updater=updater, tracker=tracker, clock=clock
+    )
     async with task_scope() as beside:
         beside.start(updater.run())
+        beside.start(observer.run())
+        if outages is not None:
+            beside.start(outages.follow(cluster.store))
         yield Observing(
             observer=observer,
             updater=updater,

@@ -10,6 +10,7 @@ from auditor.auditor import Auditor
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
 from auditor.ledger_map_updater import LedgerMapUpdater
+from auditor.loss_tracker import LossTracker
 from auditor.marker import Marker
 from auditor.records import Records
 from auditor.safety_hold import Holds
@@ -73,6 +74,23 @@ async def leading(
             clock=cluster.clock,
             rescan_interval_s=settings.rescan_interval_s,
         )
+        holds = Holds(
+            store=store,
+            batcher=batcher,
+            ur=UR,
+            settings=hold or HoldSettings(),
+            clock=cluster.clock,
+        )
+        tracker = LossTracker(
+            store=store,
+            ur=UR,
+            updater=updater,
+            views=views,
+            holds=holds,
+            settings=settings,
+            clock=cluster.clock,
+            outages=outages,
+        )
         beside += [asyncio.create_task(each.run()) for each in (batcher, views, updater)]
         if outages is not None:
             beside.append(asyncio.create_task(outages.follow(store)))
@@ -90,18 +108,11 @@ async def leading(
                 ur=UR,
                 updater=updater,
                 views=views,
+                tracker=tracker,
                 marker=marker,
                 records=records,
-                holds=Holds(
-                    store=store,
-                    batcher=batcher,
-                    ur=UR,
-                    settings=hold or HoldSettings(),
-                    clock=cluster.clock,
-                ),
                 settings=settings,
                 clock=cluster.clock,
-                outages=outages,
             ),
             drainer=Drainer(
                 store=store,

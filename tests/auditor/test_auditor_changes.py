@@ -199,4 +199,4 @@ async def test_a_bookie_without_a_cookie_is_missed_as_long_as_a_ledger_names_it(
 
         await cluster.manager.delete(0, version=0)
         await asyncio.sleep(SOON_S)
-        assert leader.auditor._absences.since_s == {}
+        assert leader.auditor._tracker.absences.since_s == {}

@@ -175,7 +175,7 @@ async def test_who_is_seen_to_be_away_only_when_it_is_asked_for_is_not_waited_fo
     async with leading(cluster, settings=delayed(3600)) as leader:
         await leader.auditor.run_once()
         await cluster.kill(B1)
-        leader.auditor._is_overruled = True
+        leader.auditor._tracker._is_overruled = True
 
         await leader.auditor.run_once()
 

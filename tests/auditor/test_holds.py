@@ -48,7 +48,7 @@ async def keep(
     view = replace(
         view, bookies=replace(view.bookies, writable=registered), orders=Orders(hold=seen)
     )
-    return await holds.keep(view, dict.fromkeys(away, now_s), lost_since_s={})
+    return await holds.keep(view, dict.fromkeys(away, now_s), lost_since_s={}) is not None
 
 
 async def standing(cluster: Cluster) -> StoredOrder[HoldOrder] | None:

@@ -1,10 +1,10 @@
-"""What would be marked against what is, as values."""
+"""The values of observe mode: what would be marked, compared with existing marks."""
 
 import pytest
 
 from auditor.ledger_map import MappedLedger
-from auditor.observation import Absence, compare, lost_bytes, missing_bookies
-from auditor.underreplication import UnderreplicatedLedger
+from auditor.observer import Absence, compare, lost_bytes, missing_bookies
+from auditor.underreplication import Missing, ReformattedBookie, UnderreplicatedLedger
 from ledgers.model import BookieId, LedgerState
 from tests.replication.ledger_values import B1, B2, B3, B4
 
@@ -17,12 +17,12 @@ def underreplicated(ledger_id: int, *lost: BookieId) -> UnderreplicatedLedger:
     ("marks", "agreed", "unmarked", "partly_marked", "surplus"),
     [
         pytest.param(
-            {}, 0, (5, 2), (), (), id="nobody marked anything: the most endangered stays first"
+            {}, 0, (5, 2), (), (), id="nothing is marked: the most endangered stays first"
         ),
-        pytest.param({5: (B1,), 2: (B1, B2)}, 2, (), (), (), id="all as we would"),
+        pytest.param({5: (B1,), 2: (B1, B2)}, 2, (), (), (), id="all as we would mark them"),
         pytest.param({5: (B1,), 2: (B1,)}, 1, (), (2,), (), id="a mark that lacks a lost replica"),
         pytest.param({5: (B1, B3), 2: (B2, B1)}, 2, (), (), (), id="a mark that names more"),
-        pytest.param({5: (), 2: (B1, B2)}, 1, (), (5,), (), id="a mark that nobody can read"),
+        pytest.param({5: (), 2: (B1, B2)}, 1, (), (5,), (), id="an unreadable mark"),
         pytest.param({9: (B3,), 8: (B3,)}, 0, (5, 2), (), (8, 9), id="marks of other ledgers"),
     ],
 )
@@ -67,10 +67,15 @@ def test_lost_copies_weigh_their_share_of_the_ledger(
 
 
 def test_a_bookie_is_listed_once_with_what_it_endangers_and_most_first() -> None:
+    reformatted = (B3, B4, BookieId("new:3181"))
+    missing = Missing(
+        lost_since_s={B1: 0.0, B4: 0.0},
+        reformatted={bookie: ReformattedBookie(czxid=9, was_known=True) for bookie in reformatted},
+    )
+
     rows = missing_bookies(
-        {B1, B4},
+        missing,
         {B2: 30.0},
-        {B3, B4, BookieId("new:3181")},
         underreplicated=[underreplicated(1, B1, B3), underreplicated(2, B3)],
         naming={B2: 7},
     )
@@ -80,4 +85,4 @@ def test_a_bookie_is_listed_once_with_what_it_endangers_and_most_first() -> None
         (B3, Absence.REBORN, 0.0, 2),
         (B1, Absence.LOST, 0.0, 1),
         (B4, Absence.LOST, 0.0, 0),
-    ], "one that is new, and lacks nothing, is as any other"
+    ], "a new bookie lacks nothing, and is not listed"

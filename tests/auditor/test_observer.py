@@ -1,16 +1,18 @@
-"""Whoever only looks on comes to what a leader then does, and leaves no trace."""
+"""The observer decides what a leader decides in its place, and writes nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
+from auditor.absence import Outages
 from auditor.findings import Cause, Finding, Why, causes_path, causes_to_bytes
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.observation import Absence, Observation
-from auditor.observer import Observer
-from auditor.safety_hold import CALM_S, SafetyHoldPolicy
+from auditor.loss_tracker import LossTracker
+from auditor.observer import Absence, Observation, Observer
+from auditor.safety_hold import CALM_S, ForeseenHolds, SafetyHoldPolicy
 from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
@@ -28,19 +30,23 @@ from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, replicas, set_delay, with_ledgers
 from tests.auditor.test_auditor_maintenance import maintain
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
 from tests.replication.nodes import ROOT, UR
+from tests.replication.test_preview import touching_nothing
 
 RING = tuple(zip(BOOKIES, (*BOOKIES[1:], BOOKIES[0]), strict=True))
-"""Ledgers 0, 1, … 6, each on two neighbours of seven bookies."""
+"""Ledgers 0 to 6, each on two neighbours of seven bookies."""
 Scene = Callable[[Cluster], Awaitable[None]]
 
 
 @asynccontextmanager
 async def observing(
-    cluster: Cluster, settings: AuditorSettings | None = None, hold: HoldSettings | None = None
+    cluster: Cluster,
+    settings: AuditorSettings | None = None,
+    hold: HoldSettings | None = None,
+    outages: Outages | None = None,
 ) -> AsyncIterator[Observer]:
-    """On a session that refuses every write, with the index built."""
+    """An observer in a session that refuses every write, with a complete index."""
     store, settings = ReadOnlyStore(MemoryStore(cluster.tree)), settings or AuditorSettings()
     views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
     await views.refresh()
@@ -50,25 +56,27 @@ async def observing(
         clock=cluster.clock,
         rescan_interval_s=settings.rescan_interval_s,
     )
-    observer = Observer(
+    tracker = LossTracker(
         store=store,
         ur=UR,
         updater=updater,
         views=views,
+        holds=ForeseenHolds(SafetyHoldPolicy(hold or HoldSettings(), cluster.clock)),
         settings=settings,
-        judge=SafetyHoldPolicy(hold or HoldSettings(), cluster.clock),
         clock=cluster.clock,
+        outages=outages,
     )
-    await observer.prepare()
+    await tracker.prepare()
+    observer = Observer(store=store, ur=UR, updater=updater, tracker=tracker, clock=cluster.clock)
     async with task_scope() as beside:
-        for work in (views.run(), updater.run()):
+        for work in (views.run(), updater.run(), observer.run()):
             beside.start(work)
         await asyncio.sleep(SOON_S)
         yield observer
 
 
 async def look(cluster: Cluster, observer: Observer) -> Observation:
-    """When all that happened has been seen; the store is as before."""
+    """Return a look after all events were seen. The look leaves the tree of znodes unchanged."""
     await asyncio.sleep(SOON_S)
     before = cluster.tree.snapshot()
     seen = await observer.look()
@@ -85,6 +93,15 @@ async def marks(cluster: Cluster) -> dict[int, tuple[BookieId, ...]]:
     }
 
 
+async def ring() -> Cluster:
+    cluster = await with_ledgers(*RING)
+    await cluster.store.create(znodes.recovery_delay_path(UR), znodes.recovery_delay_to_bytes(0))
+    return cluster
+
+
+# --- The same decisions as a leader ---------------------------------------------------------------
+
+
 async def lose_one(cluster: Cluster) -> None:
     await cluster.kill(B2)
 
@@ -93,14 +110,54 @@ async def lose_two(cluster: Cluster) -> None:
     await cluster.kill(B2, B3)
 
 
+async def lose_one_and_another_returns(cluster: Cluster) -> None:
+    await cluster.kill(B2, B5)
+    await asyncio.sleep(SOON_S)
+    await cluster.revive(B5)
+    for ledger_id in {3, 4}.intersection(await cluster.marked()):
+        await cluster.store.delete(znodes.mark_path(UR, ledger_id))  # as a worker does
+
+
 async def lose_all_but_two(cluster: Cluster) -> None:
     await cluster.kill(*BOOKIES[:5])
 
 
-async def wipe_one(cluster: Cluster) -> None:
+async def mass_loss_is_over(cluster: Cluster) -> None:
+    await lose_all_but_two(cluster)
+    await asyncio.sleep(SOON_S)
+    for bookie in BOOKIES[:4]:
+        await cluster.revive(bookie)
+    await asyncio.sleep(CALM_S)
+
+
+async def operator_ends_the_hold(cluster: Cluster) -> None:
+    await lose_all_but_two(cluster)
+    await asyncio.sleep(SOON_S)
+    await order_hold(cluster, HoldOrder(since_ms=0, bookies=BOOKIES[:5], is_released=True))
+
+
+async def operator_begins_a_hold(cluster: Cluster) -> None:
+    await order_hold(cluster, HoldOrder(since_ms=cluster.clock.wall_ms(), is_by_operator=True))
+    await asyncio.sleep(SOON_S)
+    await cluster.kill(B2)
+
+
+async def order_hold(cluster: Cluster, hold: HoldOrder) -> None:
+    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    await book.give(place, hold, over=await book.stored(place))
+
+
+async def reformat_one(cluster: Cluster) -> None:
     await cluster.kill(B4)
     await cluster.wipe(B4)
     await cluster.revive(B4)
+
+
+async def reformat_one_before_its_ledger_changes(cluster: Cluster) -> None:
+    await reformat_one(cluster)
+    await asyncio.sleep(SOON_S)
+    data, stat = await cluster.store.get(cluster.manager.path(3))
+    await cluster.store.set(cluster.manager.path(3), data, version=stat.version)
 
 
 async def maintain_one_and_lose_another(cluster: Cluster) -> None:
@@ -108,53 +165,154 @@ async def maintain_one_and_lose_another(cluster: Cluster) -> None:
     await cluster.kill(B1, B5)
 
 
-async def lose_one_that_may_come_back(cluster: Cluster) -> None:
+async def lose_one_that_may_return(cluster: Cluster) -> None:
     await set_delay(cluster, 600)
     await cluster.kill(B2)
 
 
+async def operator_does_not_wait(cluster: Cluster) -> None:
+    await lose_one_that_may_return(cluster)
+    await asyncio.sleep(SOON_S)
+    await set_delay(cluster, 600)
+
+
 async def lose_one_while_disabled(cluster: Cluster) -> None:
     await cluster.store.create(znodes.disable_path(UR))
+    await asyncio.sleep(SOON_S)
     await cluster.kill(B2)
+
+
+async def lose_one_beside_an_unreadable_ledger(cluster: Cluster) -> None:
+    await cluster.store.set(cluster.manager.path(1), b"no metadata", version=-1)
+    await asyncio.sleep(SOON_S)
+    await cluster.kill(B2)
+
+
+async def lose_two_that_java_marked_in_part(cluster: Cluster) -> None:
+    await cluster.mark(B2, ledger_id=1)
+    await cluster.mark(B6, ledger_id=5)
+    await lose_two(cluster)
+
+
+async def reformat_one_that_an_earlier_leader_knew(cluster: Cluster) -> None:
+    cookie = await cluster.store.exists(f"{ROOT}/cookies/{B4}")
+    assert cookie is not None
+    record = json.dumps({"version": 1, "cookies": {B4: cookie.czxid}}).encode()
+    await cluster.store.create(f"{own_path(UR)}/identities", record, with_parents=True)
+    await reformat_one_before_its_ledger_changes(cluster)
 
 
 SCENES: list[Scene] = [
     lose_one,
     lose_two,
+    lose_one_and_another_returns,
     lose_all_but_two,
-    wipe_one,
+    mass_loss_is_over,
+    operator_ends_the_hold,
+    operator_begins_a_hold,
+    reformat_one,
+    reformat_one_before_its_ledger_changes,
     maintain_one_and_lose_another,
-    lose_one_that_may_come_back,
+    lose_one_that_may_return,
+    operator_does_not_wait,
     lose_one_while_disabled,
+    lose_one_beside_an_unreadable_ledger,
+    lose_two_that_java_marked_in_part,
 ]
+BEFORE_THE_START: list[Scene] = [*SCENES, reformat_one_that_an_earlier_leader_knew]
 
 
-async def ring() -> Cluster:
-    cluster = await with_ledgers(*RING)
-    await cluster.store.create(znodes.recovery_delay_path(UR), znodes.recovery_delay_to_bytes(0))
-    return cluster
+def scenes(table: Sequence[Scene]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("scene", [pytest.param(x, id=x.__name__) for x in table])
 
 
-@pytest.mark.parametrize("scene", [pytest.param(each, id=each.__name__) for each in SCENES])
+@scenes(SCENES)
 @in_virtual_time
-async def test_what_it_would_mark_is_what_a_leader_then_marks(scene: Scene) -> None:
+async def test_an_observer_decides_what_a_leader_in_its_place_decides(scene: Scene) -> None:
+    observed, led = await ring(), await ring()
+
+    async with observing(observed) as observer:
+        await look(observed, observer)
+        await scene(observed)
+        seen = await look(observed, observer)
+    async with auditing(led):
+        await asyncio.sleep(SOON_S)
+        await scene(led)
+        await asyncio.sleep(SOON_S)
+
+    await assert_same_decisions(seen, observed, led)
+
+
+@scenes(BEFORE_THE_START)
+@in_virtual_time
+async def test_an_observer_that_starts_late_decides_what_a_new_leader_decides(scene: Scene) -> None:
+    observed, led = await ring(), await ring()
+    await scene(observed)
+    await scene(led)
+
+    async with touching_nothing(observed):
+        tree = observed.tree.snapshot()
+        async with observing(observed) as observer:
+            seen = await look(observed, observer)
+        assert observed.tree.snapshot() == tree
+    async with auditing(led):
+        await asyncio.sleep(SOON_S)
+
+    await assert_same_decisions(seen, observed, led)
+    if scene is reformat_one_that_an_earlier_leader_knew:
+        assert [each.ledger_id for each in seen.would_mark] == [2, 3]
+
+
+async def assert_same_decisions(seen: Observation, observed: Cluster, led: Cluster) -> None:
+    """The marks that the observer would add are those that the leader wrote, and so is the hold."""
+    expected = {ledger_id: set(named) for ledger_id, named in (await marks(observed)).items()}
+    for each in seen.would_mark:
+        expected.setdefault(each.ledger_id, set()).update(each.lost)
+    assert {ledger_id: set(named) for ledger_id, named in (await marks(led)).items()} == expected
+
+    written = await OrderBook(led.store, UR).stored(hold_place(UR))
+    hold = None if written is None or written.order is None else written.order
+    is_held = hold is not None and not hold.is_released
+    assert (seen.hold is not None) == is_held
+    if seen.hold is not None and hold is not None:
+        assert (seen.hold.bookies, seen.hold.reason) == (hold.bookies, hold.reason)
+        assert seen.hold.is_by_operator == hold.is_by_operator
+
+
+@in_virtual_time
+async def test_once_a_leader_has_marked_there_is_nothing_left_to_mark() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
-        await scene(cluster)
+        await lose_two(cluster)
         foreseen = await look(cluster, observer)
-        assert foreseen.marked_count == 0
+        assert (foreseen.marked_count, foreseen.difference.agreed_count) == (0, 0)
+
+        async with auditing(cluster):
+            await asyncio.sleep(SOON_S)
+            seen = await look(cluster, observer)
+
+    assert {each.ledger_id: each.lost for each in foreseen.would_mark} == await marks(cluster)
+    assert (seen.difference.unmarked, seen.difference.partly_marked) == ((), ())
+    assert (seen.difference.agreed_count, seen.difference.surplus) == (3, ())
+
+
+@in_virtual_time
+async def test_what_a_leader_recorded_of_a_reformatted_bookie_is_not_marked_again() -> None:
+    cluster = await ring()
+    async with observing(cluster) as observer:
+        await reformat_one(cluster)
+        foreseen = await look(cluster, observer)
 
         async with auditing(cluster):
             await asyncio.sleep(SOON_S)
             made = await marks(cluster)
             seen = await look(cluster, observer)
 
-    assert {each.ledger_id: each.lost for each in foreseen.would_mark} == made
-    assert seen.marked_count == len(made)
-    if scene is wipe_one:  # a leader of ours makes such marks once, and takes note of it
-        assert seen.difference.surplus == tuple(made)
-    elif made:
-        assert (seen.difference.unmarked, seen.difference.surplus) == ((), ())
+    assert {each.ledger_id: each.lost for each in foreseen.would_mark} == made != {}
+    assert (seen.would_mark, seen.difference.surplus) == ((), tuple(made))
+
+
+# --- What a look says -----------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -171,7 +329,7 @@ async def test_the_most_endangered_come_first_and_are_counted_by_copies_left() -
 
 
 @in_virtual_time
-async def test_an_absence_counts_from_when_it_was_first_seen_and_the_delay_is_the_znodes() -> None:
+async def test_an_absence_counts_from_the_first_look_and_the_znode_decides_the_delay() -> None:
     cluster = await ring()
     await set_delay(cluster, 100)
     async with observing(cluster) as observer:
@@ -189,7 +347,7 @@ async def test_an_absence_counts_from_when_it_was_first_seen_and_the_delay_is_th
 
 
 @in_virtual_time
-async def test_an_operator_who_asks_not_to_wait_is_heard() -> None:
+async def test_an_operator_can_ask_to_treat_absent_bookies_as_lost() -> None:
     cluster = await ring()
     await set_delay(cluster, 100)
     async with observing(cluster) as observer:
@@ -202,7 +360,24 @@ async def test_an_operator_who_asks_not_to_wait_is_heard() -> None:
 
 
 @in_virtual_time
-async def test_it_goes_on_counting_where_a_leader_of_ours_is() -> None:
+async def test_after_an_outage_of_its_own_session_an_absent_bookie_has_time_to_return() -> None:
+    cluster = await ring()
+    outages = Outages(cluster.clock, return_s=60)
+    async with observing(cluster, outages=outages) as observer:
+        outages.begin()
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        outages.end()
+        [row] = (await look(cluster, observer)).missing
+        assert row.absence is Absence.WAITING
+        assert row.left_s == pytest.approx(60, abs=1)
+
+        await asyncio.sleep(60)
+        assert len((await look(cluster, observer)).would_mark) == 2
+
+
+@in_virtual_time
+async def test_it_continues_the_absences_that_a_leader_recorded() -> None:
     cluster = await ring()
     await set_delay(cluster, 100)
     async with auditing(cluster, settings=delayed(100)):
@@ -215,7 +390,7 @@ async def test_it_goes_on_counting_where_a_leader_of_ours_is() -> None:
 
 
 @in_virtual_time
-async def test_a_mass_loss_would_be_held_until_they_are_back() -> None:
+async def test_a_safety_hold_would_last_until_enough_bookies_are_back_for_a_while() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
         await lose_all_but_two(cluster)
@@ -227,7 +402,7 @@ async def test_a_mass_loss_would_be_held_until_they_are_back() -> None:
 
         for bookie in BOOKIES[:4]:
             await cluster.revive(bookie)
-        assert (await look(cluster, observer)).hold is not None, "they might go again"
+        assert (await look(cluster, observer)).hold is not None, "they may disappear again"
         assert observer.wait_s <= CALM_S
         await asyncio.sleep(CALM_S)
 
@@ -237,13 +412,13 @@ async def test_a_mass_loss_would_be_held_until_they_are_back() -> None:
 
 
 @in_virtual_time
-async def test_bookies_whose_ledgers_a_leader_marked_long_ago_are_no_mass_loss() -> None:
+async def test_bookies_whose_ledgers_were_marked_long_ago_cause_no_safety_hold() -> None:
     cluster = await ring()
     long_ago_ms = cluster.clock.wall_ms() - 3_600_000
     causes = {bookie: Cause(why=Why.LOST, since_ms=long_ago_ms) for bookie in BOOKIES[:5]}
     await lose_all_but_two(cluster)
     async with observing(cluster) as observer:
-        assert (await look(cluster, observer)).hold is not None, "nobody knew of them"
+        assert (await look(cluster, observer)).hold is not None, "no record names them"
     await cluster.store.create(causes_path(UR), causes_to_bytes(causes), with_parents=True)
 
     async with observing(cluster) as observer:
@@ -254,19 +429,18 @@ async def test_bookies_whose_ledgers_a_leader_marked_long_ago_are_no_mass_loss()
 
 
 @in_virtual_time
-async def test_an_operators_order_goes_before_what_we_would_have_ordered() -> None:
+async def test_an_operators_order_has_priority_over_the_hold_that_we_would_begin() -> None:
     cluster = await ring()
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
     async with observing(cluster) as observer:
         await lose_all_but_two(cluster)
         assert (await look(cluster, observer)).hold is not None
 
         released = HoldOrder(since_ms=0, bookies=BOOKIES[:5], is_released=True)
-        await book.give(place, released, over=None)
+        await order_hold(cluster, released)
         assert len((await look(cluster, observer)).would_mark) == 6
 
         held = HoldOrder(since_ms=cluster.clock.wall_ms(), is_by_operator=True)
-        await book.give(place, held, over=await book.stored(place))
+        await order_hold(cluster, held)
         seen = await look(cluster, observer)
 
     assert seen.is_hold_ordered
@@ -274,7 +448,7 @@ async def test_an_operators_order_goes_before_what_we_would_have_ordered() -> No
 
 
 @in_virtual_time
-async def test_marks_of_somebody_else_are_followed_as_they_come_grow_and_go() -> None:
+async def test_marks_of_another_auditor_are_read_as_they_appear_grow_and_disappear() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
         await lose_two(cluster)
@@ -295,7 +469,7 @@ async def test_marks_of_somebody_else_are_followed_as_they_come_grow_and_go() ->
 
 
 @in_virtual_time
-async def test_our_own_queue_is_seen_what_is_damaged_there_apart_and_what_java_sees_once() -> None:
+async def test_our_own_queue_is_counted_apart_and_without_ledgers_in_the_shared_queue() -> None:
     cluster = await ring()
     own, found = own_path(UR), Finding(check="fsck", bookies=(B1,), detail="bad", found_ms=1)
     async with observing(cluster) as observer:
@@ -321,7 +495,7 @@ async def test_our_own_queue_is_seen_what_is_damaged_there_apart_and_what_java_s
 
 
 @in_virtual_time
-async def test_one_unreadable_ledger_is_told_and_the_rest_is_seen() -> None:
+async def test_an_unreadable_ledger_is_reported_and_all_others_are_judged() -> None:
     cluster = await ring()
     await cluster.store.set(cluster.manager.path(0), b"no metadata", version=-1)
     async with observing(cluster) as observer:

@@ -1,4 +1,4 @@
-"""Observe mode: what it looks at and in which order, what it says, and that it leaves no trace."""
+"""Observe mode of the daemon: looks, text, JSON, exit codes, metrics; and that it writes nothing."""
 
 import asyncio
 import json
@@ -12,8 +12,9 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
+from auditor.absence import Outages
 from auditor.marker import PrivateQueue
-from auditor.observation import Absence, Difference, MissingBookie, Observation
+from auditor.observer import Absence, Difference, MissingBookie, Observation
 from auditor.underreplication import UnderreplicatedLedger
 from daemon.admin_session import AdminSession
 from daemon.observe.command import built, exit_code
@@ -73,7 +74,7 @@ NOTHING = Sight(
 
 
 def seeing(plan: Previews | None = None, **fields: object) -> Sight:
-    """A look at which nothing else was seen."""
+    """Return a look that saw only these fields."""
     observation = replace(NOTHING.observation, **fields)  # type: ignore[arg-type]
     return Sight(observation=observation, plan=plan or NOTHING.plan)
 
@@ -102,14 +103,14 @@ LOSS = seeing(
 )
 
 
-# --- Looking -------------------------------------------------------------------------------------------
+# --- Looks ----------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
-    """On a session that refuses every write, planning by the worker's own code.
+    """Observe in a session that refuses every write, and plan with the worker's own code.
 
-    ``shut``: znodes that it may not read.
+    ``shut``: znodes that ACLs deny.
     """
     store = ReadOnlyStore(MemoryStore(cluster.tree))
     shut_out(store, *shut)
@@ -139,7 +140,14 @@ async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
 
     async with (
         task_scope() as beside,
-        observe(admin_session, views, Racks(), cluster.clock, preview) as looking,
+        observe(
+            admin_session,
+            views,
+            Racks(),
+            cluster.clock,
+            preview=preview,
+            outages=Outages(cluster.clock, return_s=60),
+        ) as looking,
     ):
         beside.start(views.run())
         yield looking
@@ -165,7 +173,7 @@ async def test_rule_s5_a_loss_is_planned_for_and_nothing_written_or_fenced() -> 
 
 
 @in_virtual_time
-async def test_the_plan_is_bounded_and_marks_of_others_come_after_what_is_endangered() -> None:
+async def test_the_plan_is_bounded_and_endangered_ledgers_come_before_other_marks() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B2), (B4, B2))
     await cluster.mark(B4, ledger_id=2)
     await cluster.kill(B1)
@@ -179,7 +187,7 @@ async def test_the_plan_is_bounded_and_marks_of_others_come_after_what_is_endang
 
 
 @in_virtual_time
-async def test_what_is_marked_in_our_own_queue_is_planned_for_after_the_rest() -> None:
+async def test_ledgers_in_our_own_queue_are_planned_last() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B2), (B3, B4))
     await cluster.store.create(znodes.mark_path(own_path(UR), 2), with_parents=True)
     await cluster.store.create(znodes.mark_path(own_path(UR), 0), with_parents=True)
@@ -193,7 +201,7 @@ async def test_what_is_marked_in_our_own_queue_is_planned_for_after_the_rest() -
 
 
 @in_virtual_time
-async def test_it_looks_again_soon_while_the_index_is_built_at_a_change_and_now_and_then() -> None:
+async def test_looks_follow_index_completion_changes_and_an_interval() -> None:
     cluster = await with_ledgers((B1, B2))
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
         assert not (await anext(looks)).observation.is_index_complete
@@ -212,19 +220,19 @@ async def test_it_looks_again_soon_while_the_index_is_built_at_a_change_and_now_
 
 @pytest.mark.parametrize("error", [UnavailableError, UnauthorizedError])
 @in_virtual_time
-async def test_a_look_that_fails_is_told_and_tried_again(
+async def test_a_failed_look_is_logged_and_repeated(
     error: type[BookmenderError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = await with_ledgers((B1, B2))
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
-        look, failures = looking.look, [error("something cannot be read")]
+        look, failures = looking.observer.look, [error("something cannot be read")]
 
-        async def failing_once(*, planned_max: int) -> Sight:
+        async def failing_once() -> Observation:
             if failures:
                 raise failures.pop()
-            return await look(planned_max=planned_max)
+            return await look()
 
-        monkeypatch.setattr(looking, "look", failing_once)
+        monkeypatch.setattr(looking.observer, "look", failing_once)
         with capture_logs() as logs:
             sight = await anext(looks)
 
@@ -237,7 +245,7 @@ async def test_a_look_that_fails_is_told_and_tried_again(
     [pytest.param(f"{ROOT}/00/0000", id="a directory"), pytest.param(ROOT, id="the root")],
 )
 @in_virtual_time
-async def test_rule_s8_where_a_listing_is_shut_away_nothing_is_told_and_nobody_waits_for_ever(
+async def test_rule_s8_a_denied_listing_is_an_error_instead_of_an_endless_wait(
     shut: str,
 ) -> None:
     cluster = await with_ledgers((B1, B2))
@@ -248,7 +256,7 @@ async def test_rule_s8_where_a_listing_is_shut_away_nothing_is_told_and_nobody_w
 
 
 @in_virtual_time
-async def test_a_ledger_that_is_shut_away_is_told_as_unreadable() -> None:
+async def test_a_ledger_whose_metadata_is_denied_is_reported_as_unreadable() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B2))
     async with observing(cluster, cluster.manager.path(1)) as looking:
         async with asyncio.timeout(10):
@@ -259,57 +267,58 @@ async def test_a_ledger_that_is_shut_away_is_told_as_unreadable() -> None:
     assert exit_code(sight) == 3
 
 
-# --- Saying --------------------------------------------------------------------------------------------
+# --- Text, JSON and exit codes --------------------------------------------------------------------
 
 
-def test_people_read_what_is_missing_first_then_what_would_be_done() -> None:
+def test_the_text_says_what_is_missing_and_then_what_would_be_done() -> None:
     assert to_text(LOSS).splitlines() == [
         f"missing     {B1}  lost, 2 ledgers",
         "would mark  3 ledgers, about 5 kB of copies lost; most endangered first",
         "              1 with 1 copy left",
         "              2 with 2 copies left",
         "              ledger 5, 2, 3",
-        "marks       4 ledgers marked, 1 as we would",
-        "              1 we would mark are not: ledger 2",
-        "              1 are marked for fewer bookies than we would: ledger 3",
-        "              1 we would not mark are: ledger 9",
+        "marks       4 ledgers marked, 1 as we would mark them",
+        "              1 that we would mark are not marked: ledger 2",
+        "              1 are marked for fewer bookies than we would mark: ledger 3",
+        "              1 are marked that we would not mark: ledger 9",
         "              1 in our private queue, with damage that Java's workers do not see: ledger 4",
-        "would copy  7 entries of 2 ledgers, about 7 kB; 1 ledger more not planned for",
-        "              in the way, 1 time: no-target",
-        "bookies     3 writable, 1 read-only; lost after 1 min 30 s away",
+        "would copy  7 entries of 2 ledgers, about 7 kB; 1 more ledger not planned",
+        "              blocked, 1 time: no-target",
+        "bookies     3 writable, 1 read-only; an absent bookie is lost after 1 min 30 s",
         "ledgers     1,200 known",
     ]
 
 
-def test_of_the_marks_that_stand_those_in_our_own_queue_are_told_after_the_total() -> None:
+def test_marks_in_our_own_queue_are_part_of_the_total_and_listed_apart() -> None:
     seen = seeing(marked_count=1, own=PrivateQueue(damaged=(4, 7), others=(9,)))
 
     lines = [line.strip() for line in to_text(seen).splitlines()]
 
-    assert "marks       4 ledgers marked, 0 as we would" in lines
+    assert "marks       4 ledgers marked, 0 as we would mark them" in lines
     assert (
         "2 in our private queue, with damage that Java's workers do not see: ledger 4, 7" in lines
     )
-    assert "1 in our private queue, to be drained or repaired by hand: ledger 9" in lines
+    assert "1 in our private queue, for a drain or a repair by hand: ledger 9" in lines
     marks = to_record(seen)["marks"]
     assert (marks["total"], marks["standing"]) == (4, 1)
     assert (marks["own_marked"], marks["own_marked_ledgers"]) == (3, [4, 7, 9])
     assert (marks["own_damaged"], marks["own_damaged_ledgers"]) == (2, [4, 7])
 
 
-def test_what_keeps_from_marking_is_said_before_all_else() -> None:
+def test_what_prevents_marking_comes_first() -> None:
     hold = HoldOrder(since_ms=1_700_000_000_000, reason="3 of 4 bookies went\x1b[2J")
     held = seeing(missing=(LOST,), underreplicated=underreplicated(5), hold=hold, is_disabled=True)
 
     lines = to_text(held).splitlines()
 
     assert lines[0].startswith("DISABLED")
-    assert lines[1] == r"HOLD        a leader of ours would hold: 3 of 4 bookies went\x1b[2J"
+    reason = r"3 of 4 bookies went\x1b[2J"
+    assert lines[1] == f"HOLD        our leader would begin a safety hold: {reason}"
     assert lines[2] == f"missing     {B1}  held, 2 ledgers"
     assert lines[3].startswith("would mark  no ledger now; otherwise 1 ledger")
 
 
-def test_a_program_gets_counts_and_the_first_ids() -> None:
+def test_json_has_counts_and_the_first_ids() -> None:
     record = to_record(seeing(underreplicated=underreplicated(*range(1_000)), missing=(LOST,)))
 
     assert json.loads(json.dumps(record))["endangered"]["by_copies_left"] == {"1": 1_000}
@@ -326,36 +335,36 @@ WAITING = replace(LOST, absence=Absence.WAITING, left_s=30.0)
 @pytest.mark.parametrize(
     ("sight", "code"),
     [
-        pytest.param(NOTHING, 0, id="nothing would be done"),
-        pytest.param(LOSS, 1, id="something would"),
-        pytest.param(seeing(missing=(WAITING,)), 1, id="it will, unless the bookie comes back"),
+        pytest.param(NOTHING, 0, id="nothing to do"),
+        pytest.param(LOSS, 1, id="something to do"),
+        pytest.param(seeing(missing=(WAITING,)), 1, id="soon, unless the bookie returns"),
         pytest.param(
             seeing(missing=(replace(LOST, ledger_count=0),)), 0, id="a bookie that held nothing"
         ),
-        pytest.param(seeing(marked_count=1), 1, id="somebody else found something to do"),
+        pytest.param(seeing(marked_count=1), 1, id="another auditor marked a ledger"),
         pytest.param(
             seeing(own=PrivateQueue(damaged=(4,))),
             1,
-            id="a check of ours found damage that Java does not see",
+            id="damage that Java does not see",
         ),
-        pytest.param(seeing(own=PrivateQueue(others=(4,))), 0, id="as an operator ordered it"),
+        pytest.param(seeing(own=PrivateQueue(others=(4,))), 0, id="only what an operator ordered"),
         pytest.param(seeing(unreadable=(7,)), 3, id="an unreadable ledger may miss anything"),
-        pytest.param(seeing(is_index_complete=False), 3, id="not all of them are known"),
+        pytest.param(seeing(is_index_complete=False), 3, id="not all ledgers are known"),
         pytest.param(
             seeing(unreadable=(7,), underreplicated=underreplicated(5)),
             1,
-            id="there is something to do at any rate",
+            id="something to do besides",
         ),
     ],
 )
-def test_the_exit_code_says_whether_anything_would_be_done(sight: Sight, code: int) -> None:
+def test_the_exit_code_says_whether_there_is_anything_to_do(sight: Sight, code: int) -> None:
     assert exit_code(sight) == code
 
 
-# --- A node --------------------------------------------------------------------------------------------
+# --- A node ---------------------------------------------------------------------------------------
 
 
-def test_a_node_leaves_its_last_look_in_a_file_and_in_metrics(tmp_path: Path) -> None:
+def test_a_node_reports_its_last_look_in_a_file_and_in_metrics(tmp_path: Path) -> None:
     teller = Teller(ReportFile(tmp_path / "state"))
 
     teller.tell(NOTHING)
@@ -372,7 +381,7 @@ def test_a_node_leaves_its_last_look_in_a_file_and_in_metrics(tmp_path: Path) ->
     assert REGISTRY.get_sample_value("bookmender_observe_own_damaged_ledgers") == 1
 
 
-def test_the_log_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
+def test_only_changes_are_logged(tmp_path: Path) -> None:
     teller = Teller(ReportFile(tmp_path))
     with capture_logs() as logs:
         for sight in (NOTHING, NOTHING, LOSS, LOSS):
@@ -383,7 +392,7 @@ def test_the_log_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
     assert (marks, plans) == ([0, 3], [0, 7_000])
 
 
-def test_a_report_that_cannot_be_written_is_said_at_start_and_later_costs_nothing_else(
+def test_an_unwritable_report_fails_at_start_and_is_logged_later(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").touch()
@@ -391,7 +400,7 @@ def test_a_report_that_cannot_be_written_is_said_at_start_and_later_costs_nothin
         ReportFile(tmp_path / "file" / "below")
 
     report = ReportFile(tmp_path / "state")
-    report.path.mkdir()  # nothing can take its place
+    report.path.mkdir()  # a file cannot replace a directory
     with capture_logs() as logs:
         report.write({})
 

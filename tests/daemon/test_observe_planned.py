@@ -1,4 +1,4 @@
-"""Which ledgers an observing node plans repairs for: those that workers would take now."""
+"""Observe mode plans repairs for the ledgers that workers would lease now."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from auditor.marker import PrivateQueue
-from auditor.observation import Difference
+from auditor.observer import Difference
 from auditor.underreplication import UnderreplicatedLedger
-from daemon.observe.observing import ledgers_to_repair
 from replication.orders import HoldOrder
 from tests.daemon.test_observe import seeing
 from tests.replication.ledger_values import B1
@@ -25,18 +24,16 @@ def lost(*ledger_ids: int) -> tuple[UnderreplicatedLedger, ...]:
 @pytest.mark.parametrize(
     ("state", "planned"),
     [
-        pytest.param({}, [3, 1, 2, 9, 20, 21], id="all that is, or would be, marked"),
-        pytest.param(HELD, [3, 2, 9, 20, 21], id="held: what is marked"),
+        pytest.param({}, [3, 1, 2, 9, 20, 21], id="all that are or would be marked"),
+        pytest.param(HELD, [3, 2, 9, 20, 21], id="safety hold: those that are marked"),
         pytest.param({"is_disabled": True}, [], id="disabled: none"),
-        pytest.param(HELD | {"is_disabled": True}, [], id="disabled, and held"),
+        pytest.param(HELD | {"is_disabled": True}, [], id="disabled during a safety hold: none"),
     ],
 )
-def test_what_workers_would_take_is_planned_for(
-    state: dict[str, Any], planned: Sequence[int]
-) -> None:
+def test_what_workers_would_lease_is_planned(state: dict[str, Any], planned: Sequence[int]) -> None:
     difference = Difference(agreed_count=1, unmarked=(1,), partly_marked=(2,), surplus=(9,))
     own = PrivateQueue(damaged=(20,), others=(21,))
 
     sight = seeing(underreplicated=lost(3, 1, 2), difference=difference, own=own, **state)
 
-    assert ledgers_to_repair(sight.observation) == planned
+    assert sight.observation.would_repair == planned
