@@ -54,7 +54,7 @@ def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Def
 
 @pytest.mark.compat("G13", verdict="better")
 @pytest.mark.parametrize(
-    ("now_s", "world", "reason", "is_due"),
+    ("now_s", "fingerprint", "reason", "is_due"),
     [
         pytest.param(99.9, WORLD, Reason.NO_TARGET, False, id="too early"),
         pytest.param(100.0, WORLD, Reason.NO_TARGET, True, id="its time has come"),
@@ -88,7 +88,7 @@ def test_a_ledger_that_was_never_put_aside_is_due() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "world", "tries"),
+    ("reason", "fingerprint", "tries"),
     [
         pytest.param(Reason.NO_TARGET, WORLD, 3, id="alike"),
         pytest.param(Reason.NO_COPY, WORLD, 0, id="another reason begins anew"),

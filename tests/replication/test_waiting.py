@@ -39,7 +39,7 @@ def test_a_note_from_a_mad_clock_binds_for_a_day_after_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("note", "now_ms", "world", "wait_ms"),
+    ("note", "now_ms", "fingerprint", "wait_ms"),
     [
         pytest.param(NOTE, 400, WORLD, 600, id="until its time"),
         pytest.param(NOTE, 1_000, WORLD, 0, id="its time has come"),
@@ -67,7 +67,7 @@ GRACE = replace(NOTE, reason=Reason.OPEN_LEDGER_GRACE, grace_until_ms=900)
 
 
 @pytest.mark.parametrize(
-    ("note", "world", "is_overtaken"),
+    ("note", "fingerprint", "is_overtaken"),
     [
         pytest.param(NOTE, WORLD, False, id="all is as it was"),
         pytest.param(NOTE, BETTER, True, id="a bookie came"),
@@ -85,7 +85,7 @@ def test_what_a_note_tells_may_have_changed_since(
 
 
 @pytest.mark.parametrize(
-    ("note", "reason", "world", "tries"),
+    ("note", "reason", "fingerprint", "tries"),
     [
         pytest.param(NOTE, Reason.NO_TARGET, WORLD, 3, id="alike"),
         pytest.param(NOTE, Reason.NO_COPY, WORLD, 0, id="another reason"),
