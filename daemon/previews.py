@@ -13,8 +13,8 @@ from daemon.admin_session import AdminSession
 from daemon.cli.bookies import known_bookies, require_known
 from daemon.local_bookie import local_bookie
 from daemon.placement import begin_placing
+from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_status
-from daemon.status.verdict import verdict_text
 from ledgers.client import BookieClient, open_bookies
 from ledgers.clock import SystemClock
 from ledgers.digest import EntryDigest
@@ -54,8 +54,8 @@ class Chosen:
 class Previews:
     """``more``, ``unreadable``: as in ``Chosen``.
 
-    ``none_marked``: what ``status`` says where the marked ledgers were asked for and there is none,
-    though all is not well, or nobody may have looked; else empty.
+    ``none_marked``: the conditions of ``status``, if the marked ledgers were asked for and there is
+    none; else empty.
     """
 
     ledgers: Sequence[Preview]
@@ -100,10 +100,9 @@ async def plan_for(
 
 
 async def _doubts(cluster: AdminSession) -> str:
-    """Whether it means anything that no ledger is marked."""
-    clock = SystemClock()
-    told = verdict_text(await gather_status(cluster, clock=clock), now_ms=clock.wall_ms())
-    return "" if told == "whole" else told
+    """Return the conditions that ``status`` lists, as they may explain why no ledger is marked."""
+    found = conditions(await gather_status(cluster))
+    return " ".join(f"{each.code}: {each.fact}" for each in found)
 
 
 async def preview_all(

@@ -19,7 +19,7 @@ from daemon.cli.bookies import registered_bookies
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts
-from daemon.cli.progress import counted, duration_text, printable, tell
+from daemon.cli.progress import duration_text, printable, tell
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId
 from replication.orders import HoldOrder, OrderBook, Orders, hold_place
@@ -81,35 +81,22 @@ def hold_record(hold: HoldOrder) -> dict[str, Any]:
     }
 
 
-def hold_text(
-    hold: HoldOrder, *, now_ms: int, marked_count: int = 0, are_back: bool = False
-) -> str:
-    """``marked_count``: ledgers that are marked, and that somebody works on; 0 too where nobody
-    knows.
-
-    ``are_back``: none of its bookies is away any more, and a leader of ours is there to end it.
-    """
+def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
+    """Return one line about a hold that is in force: since when, by whom, why and until when."""
     since = duration_text((now_ms - hold.since_ms) / 1000)
     by = "an operator" if hold.is_by_operator else "the leader"
     why = f" ({printable(hold.reason)})" if hold.reason else ""
-    marked = f"{counted(marked_count, 'ledger')} marked before"
-    meanwhile = f"; {marked} can be repaired meanwhile" if marked_count else ""
-    end = _end_text(hold, now_ms=now_ms, are_back=are_back)
+    end = (
+        "until it is ended"
+        if hold.until_ms is None
+        else f"for another {duration_text((hold.until_ms - now_ms) / 1000)}"
+    )
+    if hold.bookies and not hold.is_by_operator:  # the leader ends its own hold
+        end += ", or until soon after its bookies are back"
     return (
         f"held for {since} by {by}{why}, {end}: no further ledger is marked for lost bookies, "
-        f"and nothing is fenced{meanwhile}"
+        "and nothing is fenced"
     )
-
-
-def _end_text(hold: HoldOrder, *, now_ms: int, are_back: bool) -> str:
-    """The leader ends its own when its bookies are back for a while; an operator's lasts."""
-    ends_itself = bool(hold.bookies) and not hold.is_by_operator
-    if ends_itself and are_back:
-        return "ending soon, as its bookies are back"
-    if hold.until_ms is None:
-        return "until it is ended" + (", or soon after its bookies are back" if ends_itself else "")
-    left = f"for another {duration_text((hold.until_ms - now_ms) / 1000)}"
-    return left + (", or until soon after its bookies are back" if ends_itself else "")
 
 
 async def current_hold(cluster: AdminSession, *, clock: Clock) -> HoldOrder | None:

@@ -40,6 +40,7 @@ class LazyGroup(click.Group):
     modules: ClassVar[dict[str, str]] = {
         "daemon": "daemon.cli.daemon:daemon",
         "status": "daemon.status.command:status",
+        "health": "daemon.status.health_command:health",
         "observe": "daemon.observe.command:observe",
         "queue": "daemon.cli.queue:queue",
         "plan": "daemon.cli.plan:plan",

@@ -68,8 +68,8 @@ def plan(
       bookmender plan 17 4711               these, marked or not
       bookmender plan --bookie host:3181    what draining it, or losing it, would take
 
-    Where none is marked it is said what status makes of that (none_marked), as without an auditor
-    nobody marks any. Of ledgers whose end could not be proven it is said so (unproven_ends), where
+    If no ledger is marked, the conditions of bookmender status are shown too (none_marked): without
+    an auditor nobody marks any. Of ledgers whose end could not be proven it is said so (unproven_ends), where
     none is named also of those that are not marked: they miss no copy, and an operator has to close
     them.
 
@@ -157,7 +157,7 @@ def to_text(found: Previews) -> str:
     if found.unproven_others:
         lines.append(_unproven_text(found.unproven_others))
     if found.none_marked:
-        lines.append(f"no ledger is marked; bookmender status says: {found.none_marked}")
+        lines.append(f"no ledger is marked; bookmender status reports: {found.none_marked}")
     there_count = sum(not each.is_gone for each in found.ledgers)
     entry_count = sum(each.entry_count for each in found.ledgers)
     byte_count = sum(each.byte_count for each in found.ledgers)

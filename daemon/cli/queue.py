@@ -14,8 +14,7 @@ from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import config_option, output_option
 from daemon.cli.progress import counted, printable
 from daemon.cli.stuck import current_notes, shut_text
-from daemon.status.command import age_s, seconds_until
-from daemon.status.records import lock_record, note_record
+from daemon.status.records import age_s, lock_record, note_record, seconds_until
 from replication.ledger_record import WaitingNotes
 from replication.marks import LockedLedger, MarkedLedger, marked_ledger_ids, read_locks, read_marks
 from replication.nodes import live_nodes

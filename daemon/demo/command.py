@@ -107,7 +107,7 @@ def report(finished: Run) -> list[str]:
 
 
 def _reasons(finished: Run) -> str:
-    reasons = sorted({note.reason.value for note in finished.left.waiting})
+    reasons = sorted({note.reason.value for note in finished.left.queue.waiting})
     return f"reported as {', '.join(reasons) or 'nothing'}"
 
 
@@ -141,7 +141,7 @@ def _losses(proof: LedgerProof) -> str:
 
 def _unexplained(finished: Run) -> list[str]:
     """What waits must be just what cannot be repaired, each with its reason."""
-    noted = {note.ledger_id: note.reason.value for note in finished.left.waiting}
+    noted = {note.ledger_id: note.reason.value for note in finished.left.queue.waiting}
     stuck = {proof.written.ledger_id for proof in finished.proofs if proof.out_of_reach}
     return [
         *(

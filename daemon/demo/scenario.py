@@ -62,11 +62,14 @@ class Timeline:
 
     def see(self, status: Status, *, bookie: str, now_s: float) -> None:
         """Take in the state of the cluster."""
-        self.leader = status.leader
-        self.marked_max = max(self.marked_max, status.marked_count)
-        if self.bookie_gone_s is None and bookie not in (*status.writable, *status.read_only):
+        self.leader = status.services.leader
+        self.marked_max = max(self.marked_max, status.queue.marked_count)
+        if self.bookie_gone_s is None and bookie not in (
+            *status.bookies.writable,
+            *status.bookies.read_only,
+        ):
             self.bookie_gone_s = now_s
-        if self.first_mark_s is None and status.marked_count:
+        if self.first_mark_s is None and status.queue.marked_count:
             self.first_mark_s = now_s
 
     def _note(self, node: Node, event: dict[str, Any]) -> None:
@@ -85,10 +88,10 @@ class Timeline:
 
 def line(timeline: Timeline, status: Status, *, now_s: float) -> str:
     """One line of progress."""
-    waiting = waiting_in_words(status.waiting)
+    waiting = waiting_in_words(status.queue.waiting)
     return (
-        f"{now_s:6.1f} s  leader {status.leader or 'none':<18} marked {status.marked_count:>4}  "
-        f"under repair {status.under_repair:>3}  mended {timeline.mended_ledgers:>4} ledgers, "
+        f"{now_s:6.1f} s  leader {status.services.leader or 'none':<18} marked {status.queue.marked_count:>4}  "
+        f"under repair {status.queue.locked_count:>3}  mended {timeline.mended_ledgers:>4} ledgers, "
         f"{timeline.mended_bytes / 1e6:.1f} MB" + (f"  waiting: {waiting}" if waiting else "")
     )
 
@@ -103,8 +106,8 @@ def waiting_in_words(notes: Sequence[WaitingNote]) -> str:
 def stuck_ledgers(status: Status) -> frozenset[int] | None:
     """The marked ledgers, if all of them wait for help from outside; None while some are worked
     on."""
-    stuck = [note.ledger_id for note in status.waiting if note.reason.needs_help]
-    is_all = status.marked_count == len(stuck) == status.waiting_count
+    stuck = [note.ledger_id for note in status.queue.waiting if note.reason.needs_help]
+    is_all = status.queue.marked_count == len(stuck) == status.queue.waiting_count
     return frozenset(stuck) if is_all else None
 
 
@@ -247,7 +250,8 @@ async def _wait_for_nodes(plan: Plan, seen: AdminSession) -> None:
 
 
 def _are_ready(status: Status, plan: Plan) -> bool:
-    return len(status.nodes) == 2 * plan.node_count and status.leader is not None
+    services = status.services
+    return len(services.nodes) == 2 * plan.node_count and services.leader is not None
 
 
 async def _watch_until_settled(
@@ -290,7 +294,7 @@ async def _is_whole(status: Status, seen: AdminSession, killed: BookieId) -> boo
 
 def _kill_leader(status: Status, nodes: Nodes, say: Say) -> bool:
     """Whether there was a leader to kill."""
-    leader = nodes.by_pid(status.leader_node.pid) if status.leader_node else None
+    leader = nodes.by_pid(status.services.leader_node.pid) if status.services.leader_node else None
     if leader is None:
         return False
     say(f"killing the leader, {leader.name} (SIGKILL)")

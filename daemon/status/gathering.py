@@ -1,4 +1,4 @@
-"""The state of a cluster's recovery, gathered from ZooKeeper."""
+"""Reads the state of a cluster's recovery from ZooKeeper."""
 
 import asyncio
 from collections import Counter
@@ -10,13 +10,29 @@ from auditor.fsck.results.summary import read_closer, read_last
 from auditor.marker import read_private_queue
 from auditor.records import AuditRecord, last_audit
 from daemon.admin_session import AdminSession
-from daemon.cli.bookies import BookieState, bookie_rows, missed, registered_bookies, with_losses
+from daemon.cli.bookies import (
+    BookieRow,
+    BookieState,
+    bookie_rows,
+    missed,
+    registered_bookies,
+    with_losses,
+)
 from daemon.cli.hold import current_hold
 from daemon.cli.stuck import current_notes
 from daemon.limits import limits_in_force
-from daemon.status.leader import gather_leader
+from daemon.status.leader import LeaderState, gather_leader
 from daemon.status.pace import copying_pace
-from daemon.status.state import LOCKS_READ_MAX, UNREADABLE_VOTE, Status
+from daemon.status.state import (
+    LOCKS_READ_MAX,
+    UNREADABLE_VOTE,
+    BookieStates,
+    ClusterOrders,
+    QueueState,
+    Reports,
+    Services,
+    Status,
+)
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from replication import znodes
@@ -40,10 +56,12 @@ from replication.nodes import live_nodes
 from replication.orders import OrderBook, Orders
 from replication.reasons import Reason
 
+REGISTERED = (BookieState.WRITABLE, BookieState.READ_ONLY)
+
 
 async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) -> Status:
-    """Raises UnavailableError when something could not be read whole. ``clock``: the real one, if
-    None."""
+    """Read the state. ``clock``: None for the real one. Raises UnavailableError if a part could not
+    be read."""
     clock = clock or SystemClock()
     store, ur = cluster.store, cluster.ur
     nodes = await live_nodes(store, ur)
@@ -58,70 +76,90 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
     readable = await notes.read_all(noted)
     waiting = await current_notes(cluster, readable)
     orders = await OrderBook(store, ur).read()
-    bookies = await bookie_rows(cluster, orders, clock=clock)
+    rows = await bookie_rows(cluster, orders, clock=clock)
     leader_node = next(
         (n.info for n in nodes if leader and n.session_id == leader.session_id), None
     )
-    away = missed(bookies)
-    auditing = await gather_leader(
+    leader_state = await gather_leader(
         cluster,
         leader_session_id=leader.session_id if leader and leader_node else None,
-        away=away,
-        on_purpose=[row.bookie for row in bookies if row.is_away_on_purpose],
+        absent=missed(rows),
+        in_maintenance=[row.bookie for row in rows if row.is_away_on_purpose],
         marked=marked,
         clock=clock,
     )
-    not_lost = auditing.loss_due_ms.keys()
+    now_ms = clock.wall_ms()
     return Status(
-        leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
-        leader_node=leader_node,
-        nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.role.value))),
-        writable=tuple(row.bookie for row in bookies if row.state is BookieState.WRITABLE),
-        read_only=tuple(row.bookie for row in bookies if row.state is BookieState.READ_ONLY),
-        lost=tuple(bookie for bookie in away if bookie not in not_lost),
-        away=tuple(bookie for bookie in away if bookie in not_lost),
-        wiped=tuple(row.bookie for row in bookies if row.is_wiped and leader_node is not None),
-        is_disabled=await store.exists(znodes.disable_path(ur)) is not None,
-        marked_count=len(marked),
-        by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
-        by_bookie=tuple(sorted(_bookie_counts(marked).items())),
-        for_windows=tuple(sorted(_bookie_counts(_for_windows(marked, waiting)).items())),
-        under_repair=len(locked_ids & queued_ids),
-        waiting=tuple(waiting),
-        waiting_count=len(noted) - len(readable) + len(waiting),
-        overtaken=await _overtaken(cluster, waiting, orders, now_ms=clock.wall_ms()),
-        audit=await _audit_as_it_is_now(cluster),
-        own_marked_count=len(own),
-        own_damaged_count=len(own.damaged),
-        ordered=tuple(
-            row
-            for row in with_losses(bookies, auditing.loss_due_ms)
-            if row.drain is not None or row.maintenance is not None
+        taken_ms=now_ms,
+        services=Services(
+            leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
+            leader_node=leader_node,
+            nodes=tuple(
+                sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.role.value))
+            ),
         ),
-        hold=await current_hold(cluster, clock=clock),
-        auditing=auditing,
+        bookies=_bookie_states(rows, leader_state, is_bookmender_leader=leader_node is not None),
+        queue=QueueState(
+            marked_count=len(marked),
+            private_count=len(own),
+            private_damaged_count=len(own.damaged),
+            by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
+            by_bookie=tuple(sorted(_bookie_counts(marked).items())),
+            by_bookie_in_maintenance=tuple(
+                sorted(_bookie_counts(_waiting_for_maintenance(marked, waiting)).items())
+            ),
+            locked_count=len(locked_ids & queued_ids),
+            foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
+            waiting=tuple(waiting),
+            waiting_count=len(noted) - len(readable) + len(waiting),
+            overtaken=await _overtaken(cluster, waiting, orders, now_ms=now_ms),
+        ),
+        orders=ClusterOrders(
+            hold=await current_hold(cluster, clock=clock),
+            is_disabled=await store.exists(znodes.disable_path(ur)) is not None,
+            unreadable=orders.unreadable,
+        ),
+        leader_state=leader_state,
+        reports=Reports(
+            audit=await _current_audit(cluster),
+            fsck=await read_last(store, ur),
+            fsck_closer=await read_closer(store, ur),
+            unproven=tuple(await unproven_ledger_ids(store, cluster.manager, ur)),
+        ),
         pace=copying_pace(
             limits_in_force(orders.limits, cluster.settings),
-            await read_activity(store, ur, now_ms=clock.wall_ms()),
-            [
-                row.bookie
-                for row in bookies
-                if row.state in (BookieState.WRITABLE, BookieState.READ_ONLY)
-            ],
+            await read_activity(store, ur, now_ms=now_ms),
+            [row.bookie for row in rows if row.state in REGISTERED],
         ),
-        unreadable_orders=orders.unreadable,
-        foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
-        unproven=tuple(await unproven_ledger_ids(store, cluster.manager, ur)),
-        fsck=await read_last(store, ur),
-        fsck_closer=await read_closer(store, ur),
+    )
+
+
+def _bookie_states(
+    rows: Sequence[BookieRow], leader_state: LeaderState, *, is_bookmender_leader: bool
+) -> BookieStates:
+    """``is_bookmender_leader``: only then reformatted bookies are told, as Java's does not record
+    which of them it has processed."""
+    loss_due_ms = leader_state.loss_due_ms
+    absent = missed(rows)
+    return BookieStates(
+        writable=tuple(row.bookie for row in rows if row.state is BookieState.WRITABLE),
+        read_only=tuple(row.bookie for row in rows if row.state is BookieState.READ_ONLY),
+        lost=tuple(bookie for bookie in absent if bookie not in loss_due_ms),
+        absent=tuple(bookie for bookie in absent if bookie in loss_due_ms),
+        reformatted=tuple(row.bookie for row in rows if row.is_wiped and is_bookmender_leader),
+        ordered=tuple(
+            row
+            for row in with_losses(rows, loss_due_ms)
+            if row.drain is not None or row.maintenance is not None
+        ),
     )
 
 
 async def _overtaken(
     cluster: AdminSession, waiting: Sequence[WaitingNote], orders: Orders, *, now_ms: int
 ) -> frozenset[int]:
-    """Of these, as workers will see it. Where no bookie is registered nothing got better (rule
-    S8)."""
+    """Return the ledgers of the notes that workers will try before the noted time. None while no
+    bookie is registered (rule S8)."""
     if not waiting:
         return frozenset()
     view = ClusterView(bookies=await registered_bookies(cluster), orders=orders.at(now_ms))
@@ -132,19 +170,20 @@ async def _overtaken(
     return frozenset(note.ledger_id for note in overtaken if view.available)
 
 
-async def _audit_as_it_is_now(cluster: AdminSession) -> AuditRecord | None:
-    """The last audit, without those that it could not read and that can be read by now, or are
-    gone.
+async def _current_audit(cluster: AdminSession) -> AuditRecord | None:
+    """Return the last audit, without unreadable ledgers that are readable or deleted by now.
 
-    Of very many only the ids that it tells of, a hundred at most, are looked at again.
+    Only the ids in the record, at most a hundred, are read again.
     """
     audit = await last_audit(cluster.store, cluster.ur)
     if audit is None or not audit.unreadable:
         return audit
     are_unreadable = await asyncio.gather(*(_is_unreadable(cluster, i) for i in audit.unreadable))
     still = tuple(i for i, is_so in zip(audit.unreadable, are_unreadable, strict=True) if is_so)
-    mended_count = len(audit.unreadable) - len(still)
-    return replace(audit, unreadable=still, unreadable_count=audit.unreadable_count - mended_count)
+    resolved_count = len(audit.unreadable) - len(still)
+    return replace(
+        audit, unreadable=still, unreadable_count=audit.unreadable_count - resolved_count
+    )
 
 
 async def _is_unreadable(cluster: AdminSession, ledger_id: int) -> bool:
@@ -160,19 +199,19 @@ async def _is_unreadable(cluster: AdminSession, ledger_id: int) -> bool:
 async def foreign_locks(
     cluster: AdminSession, locked_ids: Sequence[int]
 ) -> tuple[LockedLedger, ...]:
-    """Of the first ``LOCKS_READ_MAX`` locks, those known to be of no node of ours; the oldest
-    first."""
+    """Return the locks that are not of bookmender nodes, oldest first. Only the first
+    ``LOCKS_READ_MAX`` ledgers are read."""
     locks = await read_locks(cluster.store, cluster.ur, locked_ids[:LOCKS_READ_MAX])
-    # After the locks: a node that joined in between is not to be taken for somebody else.
+    # Read after the locks. Otherwise a node that joins in between would look foreign.
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
     foreign = [lock for lock in locks if lock.since_ms and lock.session_id not in ours]
     return tuple(sorted(foreign, key=lambda lock: lock.since_ms))
 
 
-def _for_windows(
+def _waiting_for_maintenance(
     marked: Sequence[MarkedLedger], waiting: Sequence[WaitingNote]
 ) -> list[MarkedLedger]:
-    """Those that wait for a maintenance window to end."""
+    """Return the marked ledgers that wait for a maintenance window to end."""
     waits = {note.ledger_id for note in waiting if note.reason is Reason.MAINTENANCE}
     return [ledger for ledger in marked if ledger.ledger_id in waits]
 

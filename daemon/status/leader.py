@@ -1,5 +1,5 @@
-"""What the leader of ours is about, as it stands in the store: its index, who is away, a check, why
-marks stand."""
+"""What a bookmender leader recorded in ZooKeeper: its ledger map, absent bookies, running checks, and
+why ledgers are marked."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -13,8 +13,7 @@ from auditor.ledger_map_updater import LedgerMapRecord, read_ledger_map_record
 from auditor.records import read_absences
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import loss_due_text
-from daemon.cli.check import CheckRow, read_checks, run_record, run_text
-from daemon.cli.progress import counted, duration_text, printable
+from daemon.cli.check import CheckRow, read_checks, run_record
 from ledgers.clock import Clock
 from ledgers.model import BookieId
 from replication.marks import MarkedLedger
@@ -23,9 +22,9 @@ from replication.nodes import live_nodes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingLoss:
-    """A bookie that is away, and will be lost at ``due_ms`` (wall clock).
+    """An absent bookie that becomes lost at ``due_ms`` (wall clock).
 
-    ``is_excused``: it has that long because of an outage of ZooKeeper, not of the recovery delay.
+    ``is_excused``: an outage of ZooKeeper set that time, not the recovery delay.
     """
 
     bookie: BookieId
@@ -37,7 +36,7 @@ class PendingLoss:
         text = loss_due_text(self.due_ms, now_ms=now_ms)
         if not self.is_excused or self.due_ms <= now_ms:
             return text
-        return f"{text}: its loss is held back till then, as it may register again after an outage of ZooKeeper"
+        return f"{text} (delayed, because it may register again after an outage of ZooKeeper)"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,75 +49,70 @@ class PendingLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderState:
-    """``index``: None where the leader is none of ours, or has not said yet. ``pending``: the next
-    one first.
+    """The leader's records. Mostly empty while Java leads. ``by_cause``: marked ledgers by cause; a
+    ledger with several causes counts for each. ``checks``: those that are running."""
 
-    ``by_cause``: marked ledgers by why they are; one with several causes counts for each.
-    ``checks``: those under way.
-    """
-
-    index: LedgerMapRecord | None = None
+    ledger_map: LedgerMapRecord | None = None
+    """None also if the leader has not recorded it yet."""
     recovery_delay_s: int = 0
-    recovery_delay_refusal: str = ""
-    """Why ``lostBookieRecoveryDelay`` cannot be read; empty where it can, or is missing."""
-    pending: tuple[PendingLoss, ...] = ()
-    uncounted: frozenset[BookieId] = frozenset()
-    """Away while no leader of ours tells since when, though there is a recovery delay, or one that
-    tells of others: lost or not, nobody knows."""
+    recovery_delay_error: str = ""
+    """Why ``lostBookieRecoveryDelay`` cannot be read; empty if it can, or is not set."""
+    pending_losses: tuple[PendingLoss, ...] = ()
+    """In order of their time."""
+    untracked: frozenset[BookieId] = frozenset()
+    """Absent bookies for which no time of loss is known: no bookmender leader recorded since when
+    they are absent."""
     by_cause: tuple[tuple[str, int], ...] = ()
     checks: tuple[CheckRow, ...] = ()
-    naming: Mapping[BookieId, int] = field(default_factory=dict)
-    """How many ledgers name each bookie that is away, on purpose or not, as the leader told
-    lately."""
+    named_by: Mapping[BookieId, int] = field(default_factory=dict)
+    """Number of ledgers that name each absent bookie, in maintenance or not."""
     counted_age_s: float = 0.0
-    """How long ago the leader counted that: ledgers may have been repaired since."""
-    are_all_named: bool = False
-    """Whether every ledger was counted for that."""
+    """Age of ``named_by``: ledgers may have been repaired since."""
+    is_count_complete: bool = False
+    """True if ``named_by`` and ``unavailable`` cover all ledgers."""
     unavailable: UnavailableLedgers | None = None
-    """The ledgers that have entries whose every copy is on a bookie that is away; None where nobody
-    has counted them since the last of these went or came."""
-
-    @property
-    def unavailable_count(self) -> int:
-        """As far as anybody has counted."""
-        return 0 if self.unavailable is None else self.unavailable.count
+    """Ledgers with entries whose every copy is on absent bookies. None: not counted since the last
+    bookie came or went."""
 
     @property
     def loss_due_ms(self) -> Mapping[BookieId, int | None]:
-        """Of those that are not lost as far as anybody knows; None where nobody counts."""
+        """When each absent bookie that is not known to be lost becomes lost. None: unknown."""
         return {
-            **dict.fromkeys(self.uncounted),
-            **{each.bookie: each.due_ms for each in self.pending},
+            **dict.fromkeys(self.untracked),
+            **{each.bookie: each.due_ms for each in self.pending_losses},
         }
 
     def is_named_by_none(self, bookie: BookieId) -> bool:
-        """Whether it is certain that no ledger names this bookie, which is away."""
-        has_unreadable = self.index is not None and self.index.unreadable_count > 0
-        return self.naming.get(bookie) == 0 and self.are_all_named and not has_unreadable
+        """True if certainly no ledger names this absent bookie."""
+        has_unreadable = self.ledger_map is not None and self.ledger_map.unreadable_count > 0
+        return self.named_by.get(bookie) == 0 and self.is_count_complete and not has_unreadable
 
     def to_json(self) -> dict[str, Any]:
+        unavailable = self.unavailable
         return {
-            "index": None if self.index is None else _index_record(self.index),
+            "ledger_map": None if self.ledger_map is None else _map_record(self.ledger_map),
             "recovery_delay_s": self.recovery_delay_s,
-            "recovery_delay_error": self.recovery_delay_refusal or None,
-            "pending_losses": [each.to_json() for each in self.pending],
+            "recovery_delay_error": self.recovery_delay_error or None,
+            "pending_losses": [each.to_json() for each in self.pending_losses],
             "running_checks": [
                 {"check": row.name, **run_record(row.running)} for row in self.checks if row.running
             ],
-            "away_named_by": {
-                "ledgers": dict(sorted(self.naming.items())),
-                "is_complete": self.are_all_named,
+            "absent_named_by": {
+                "ledgers": dict(sorted(self.named_by.items())),
+                "is_complete": self.is_count_complete,
                 "counted_age_s": round(self.counted_age_s, 1),
             },
-            "copyless_ledgers": None if self.unavailable is None else self.unavailable.count,
-            "copyless_first": list(self.unavailable.first) if self.unavailable else [],
-            "copyless_enough_for": dict(self.unavailable.enough_for) if self.unavailable else {},
+            "unavailable_ledgers": None
+            if unavailable is None
+            else {
+                "count": unavailable.count,
+                "first": list(unavailable.first),
+                "enough_for": dict(unavailable.enough_for),
+            },
         }
 
 
-def _index_record(note: LedgerMapRecord) -> dict[str, Any]:
-    """``ledgers``, ``unreadable``: as of ``written_ms``, when it was built, or so far; not told
-    anew later."""
+def _map_record(note: LedgerMapRecord) -> dict[str, Any]:
     return {
         "is_complete": note.is_complete,
         "ledgers": note.ledger_count,
@@ -129,102 +123,27 @@ def _index_record(note: LedgerMapRecord) -> dict[str, Any]:
     }
 
 
-def index_text(note: LedgerMapRecord) -> str:
-    if note.is_complete:
-        return f"complete, {counted(note.ledger_count, 'ledger')} when it was built"
-    read = counted(note.read_count, "ledger")
-    if note.expected_count:
-        read = f"{note.read_count:,} of about {counted(note.expected_count, 'ledger')}"
-    return f"being built, {read} read: losses are marked as far as it knows"
-
-
-def lost_text(
-    bookie: BookieId,
-    state: LeaderState,
-    *,
-    marked_count: int,
-    for_windows: int = 0,
-    unmarked_why: str,
-) -> str:
-    """``marked_count``: ledgers that are marked for it; ``for_windows``: of these, as far as it is
-    known, those that wait for the maintenance of other bookies: they mostly name this one no more,
-    and their marks do till then. ``unmarked_why``: none may be marked; empty if nobody knows.
-    """
-    why = f": {unmarked_why}" if unmarked_why and not marked_count else ""
-    named_count = state.naming.get(bookie)
-    wait = f"{'waits' if for_windows == 1 else 'wait'} for maintenance of others"
-    if named_count is None:
-        return f"{bookie}, no ledger is marked for it{why}" if why else bookie
-    if named_count:
-        least = "" if state.are_all_named else "at least "
-        marked = f"{f'{marked_count:,}' if marked_count else 'none'} of them marked for it"
-        if for_windows:
-            marked = f"{marked_count:,} marked for it, {for_windows:,} of which {wait}"
-        elif marked_count > named_count:  # the index is of one moment, the queue of another
-            marked = f"{marked_count:,} marked for it (counted some seconds apart)"
-        named = f"named by {least}{counted(named_count, 'ledger')}"
-        if not marked_count and state.counted_age_s >= 1:  # they may have been repaired since
-            named = f"{named} {duration_text(state.counted_age_s)} ago"
-            marked = "none marked for it now"
-        return f"{bookie}, {named}, {marked}{why}"
-    if not state.are_all_named:
-        if state.index is not None and state.index.is_complete:  # what is told is from before
-            return f"{bookie}, whether any ledger names it is not known yet: the leader counts"
-        return f"{bookie}, named by no ledger that was read so far{why}"
-    if state.index is not None and state.index.unreadable_count:
-        return f"{bookie}, named by no ledger that can be read"
-    marks = f" ({for_windows:,} marked for it {wait})" if for_windows else ""
-    return f"{bookie}, named by no ledger any more{marks}: start it, or bookmender bookie decommission it"
-
-
-def away_text(
-    bookie: BookieId, state: LeaderState, *, marked_count: int, leader: str | None, now_ms: int
-) -> str:
-    """``leader``: as it calls itself; None where nobody leads."""
-    for loss in state.pending:
-        if loss.bookie == bookie:
-            return f"{bookie} {loss.to_text(now_ms=now_ms)}"
-    who = "no auditor is running" if leader is None else "the leader has not told"
-    delay = f"the recovery delay is {duration_text(state.recovery_delay_s)}"
-    marked = f"; {counted(marked_count, 'ledger')} marked for it" if marked_count else ""
-    return f"{bookie}, for how long is not known: {who}; {delay}{marked}"
-
-
-def delay_text(state: LeaderState) -> str:
-    """What counts while the recovery delay cannot be read; empty where it can."""
-    if not state.recovery_delay_refusal:
-        return ""
-    return (
-        f"{printable(state.recovery_delay_refusal)}: until one is written there, a leader of ours counts "
-        f"{duration_text(state.recovery_delay_s)}, by its settings"
-    )
-
-
-def check_texts(checks: Sequence[CheckRow]) -> list[str]:
-    return [f"{row.name}: {run_text(row.running)}" for row in checks if row.running is not None]
-
-
 async def gather_leader(
     cluster: AdminSession,
     *,
     leader_session_id: int | None,
-    away: Collection[BookieId],
-    on_purpose: Collection[BookieId] = (),
+    absent: Collection[BookieId],
+    in_maintenance: Collection[BookieId] = (),
     marked: Sequence[MarkedLedger],
     clock: Clock,
 ) -> LeaderState:
-    """``leader_session_id``: of a leader of ours, else None. ``away``: who is to count as lost in
-    time; ``on_purpose``: who is not."""
+    """Read the records. ``leader_session_id``: of a bookmender leader, else None. ``absent``: the
+    absent bookies that may become lost; ``in_maintenance``: those that may not."""
     store, ur = cluster.store, cluster.ur
     delay = await read_delay(
         store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
     )
     by_cause = tuple(sorted((await _cause_counts(cluster, marked)).items()))
-    if leader_session_id is None:  # what an earlier leader of ours left says nothing of now
+    if leader_session_id is None:  # the records of an earlier leader are outdated
         return LeaderState(
             recovery_delay_s=delay.delay_s,
-            recovery_delay_refusal=delay.refusal,
-            uncounted=_uncounted({}, away, delay_s=delay.delay_s),
+            recovery_delay_error=delay.refusal,
+            untracked=_untracked(StoredAbsences(), absent, delay_s=delay.delay_s),
             by_cause=by_cause,
         )
     index = await read_ledger_map_record(store, ur)
@@ -239,63 +158,67 @@ async def gather_leader(
         and is_its_own
         and index.is_complete
     )
-    is_counted = is_fresh and absences.naming.keys() == {*away, *on_purpose}
+    is_counted = is_fresh and absences.naming.keys() == {*absent, *in_maintenance}
     unavailable = absences.unavailable
-    # None so far says nothing.
+    # While ledgers are still counted, zero means nothing.
     is_told = unavailable is not None and (unavailable.count > 0 or are_all_named)
     return LeaderState(
-        index=index if is_its_own else None,
+        ledger_map=index if is_its_own else None,
         recovery_delay_s=delay.delay_s,
-        recovery_delay_refusal=delay.refusal,
-        pending=_pending(absences, away, delay_s=delay.delay_s, now_ms=now_ms),
-        uncounted=_untold(absences, away, delay_s=delay.delay_s),
+        recovery_delay_error=delay.refusal,
+        pending_losses=_pending(absences, absent, delay_s=delay.delay_s, now_ms=now_ms),
+        untracked=_untracked(absences, absent, delay_s=delay.delay_s),
         by_cause=by_cause,
         checks=tuple(row for row in checks.rows if row.running is not None),
-        naming={b: absences.naming[b] for b in (*away, *on_purpose) if b in absences.naming}
+        named_by={b: absences.naming[b] for b in (*absent, *in_maintenance) if b in absences.naming}
         if is_fresh
         else {},
         counted_age_s=max(0, now_ms - absences.seen_ms) / 1000 if is_fresh else 0.0,
-        are_all_named=are_all_named,
+        is_count_complete=are_all_named,
         unavailable=unavailable if is_counted and is_told else None,
     )
 
 
 async def losses_due_ms(
-    cluster: AdminSession, away: Collection[BookieId], *, clock: Clock
+    cluster: AdminSession, absent: Collection[BookieId], *, clock: Clock
 ) -> Mapping[BookieId, int | None]:
-    """When those that have time left will be lost, as a leader of ours counts; None where none
-    does."""
+    """Return when each absent bookie that is not known to be lost becomes lost, by the records of a
+    bookmender leader. None: unknown."""
     store, ur = cluster.store, cluster.ur
-    leader = await current_leader(store, ur)
-    ours = {node.session_id for node in await live_nodes(store, ur)}
     delay = await read_delay(
         store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
     )
-    is_ours = leader is not None and leader.session_id in ours
+    is_ours = await _bookmender_leader(cluster) is not None
     absences = await read_absences(store, ur) if is_ours else StoredAbsences()
-    pending = _pending(absences, away, delay_s=delay.delay_s, now_ms=clock.wall_ms())
-    uncounted = _untold(absences, away, delay_s=delay.delay_s)
-    return LeaderState(pending=pending, uncounted=uncounted).loss_due_ms
+    return LeaderState(
+        pending_losses=_pending(absences, absent, delay_s=delay.delay_s, now_ms=clock.wall_ms()),
+        untracked=_untracked(absences, absent, delay_s=delay.delay_s),
+    ).loss_due_ms
 
 
 async def is_named_by_none(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> bool:
-    """Whether a leader of ours knows for certain that no ledger names this bookie, which is
-    away."""
-    leader = await current_leader(cluster.store, cluster.ur)
-    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
-    if leader is None or leader.session_id not in ours:
+    """Return True if a bookmender leader knows that no ledger names this absent bookie."""
+    session_id = await _bookmender_leader(cluster)
+    if session_id is None:
         return False
     state = await gather_leader(
-        cluster, leader_session_id=leader.session_id, away=[bookie], marked=(), clock=clock
+        cluster, leader_session_id=session_id, absent=[bookie], marked=(), clock=clock
     )
     return state.is_named_by_none(bookie)
 
 
+async def _bookmender_leader(cluster: AdminSession) -> int | None:
+    """Return the leader's session id. None: Java leads, or nobody."""
+    leader = await current_leader(cluster.store, cluster.ur)
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    return leader.session_id if leader is not None and leader.session_id in ours else None
+
+
 def _pending(
-    absences: StoredAbsences, away: Collection[BookieId], *, delay_s: int, now_ms: int
+    absences: StoredAbsences, absent: Collection[BookieId], *, delay_s: int, now_ms: int
 ) -> tuple[PendingLoss, ...]:
     losses = []
-    for bookie in away:
+    for bookie in absent:
         if bookie in absences.since_ms:
             since_ms = absences.since_ms[bookie]
             delayed_ms, excused_ms = since_ms + delay_s * 1000, absences.excused_ms.get(bookie, 0)
@@ -314,21 +237,17 @@ def _pending(
     )
 
 
-def _uncounted(
-    since_ms: Mapping[BookieId, int], away: Collection[BookieId], *, delay_s: int
+def _untracked(
+    absences: StoredAbsences, absent: Collection[BookieId], *, delay_s: int
 ) -> frozenset[BookieId]:
-    """Without a delay whoever is away is lost, whenever it went."""
-    return frozenset(b for b in away if b not in since_ms) if delay_s else frozenset()
+    """Return the absent bookies for which no time of loss is known.
 
-
-def _untold(
-    absences: StoredAbsences, away: Collection[BookieId], *, delay_s: int
-) -> frozenset[BookieId]:
-    """Whom a leader of ours has not told of yet, though it tells who is away, may have gone in an
-    outage of ZooKeeper."""
-    if absences.seen_ms:
-        return frozenset(away) - absences.since_ms.keys()
-    return _uncounted(absences.since_ms, away, delay_s=delay_s)
+    A leader that records absences may lack a bookie that left during an outage of ZooKeeper: it is
+    not lost yet. Without such a record and without a delay every absent bookie is lost.
+    """
+    if not absences.seen_ms and not delay_s:
+        return frozenset()
+    return frozenset(absent) - absences.since_ms.keys()
 
 
 async def _cause_counts(cluster: AdminSession, marked: Sequence[MarkedLedger]) -> Counter[str]:

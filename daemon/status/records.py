@@ -1,8 +1,7 @@
-"""Parts of the state as JSON, which other commands show, too."""
+"""JSON and wording of nodes, locks and waiting ledgers. Other commands show them too."""
 
 from typing import Any
 
-from auditor.records import AuditRecord
 from daemon.cli.progress import printable
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
@@ -20,14 +19,8 @@ def node_record(node: NodeInfo) -> dict[str, Any]:
     }
 
 
-def audit_record(audit: AuditRecord) -> dict[str, Any]:
-    return {
-        "finished_ms": audit.finished_ms,
-        "ledgers": audit.ledger_count,
-        "marks": audit.mark_count,
-        "unreadable": audit.unreadable_count,
-        "unreadable_ledgers": list(audit.unreadable),
-    }
+def lock_record(lock: LockedLedger) -> dict[str, Any]:
+    return {"ledger_id": lock.ledger_id, "holder": lock.holder, "since_ms": lock.since_ms}
 
 
 def note_record(note: WaitingNote) -> dict[str, Any]:
@@ -44,8 +37,8 @@ def note_record(note: WaitingNote) -> dict[str, Any]:
 
 
 def help_text(note: WaitingNote) -> str:
-    """Of a ledger that time alone will not help, or that its writer, a hold or a window keeps
-    waiting, for people."""
+    """Return a sentence about a ledger that waits for help, its writer, a hold or a maintenance
+    window."""
     what = _WAITED_FOR.get(note.reason, "help")
     return printable(
         f"ledger {note.ledger_id} waits for {what}: {note.reason.value}: {note.detail}"
@@ -59,5 +52,10 @@ _WAITED_FOR = {
 }
 
 
-def lock_record(lock: LockedLedger) -> dict[str, Any]:
-    return {"ledger_id": lock.ledger_id, "holder": lock.holder, "since_ms": lock.since_ms}
+def age_s(since_ms: int, now_ms: int) -> int:
+    return max(0, now_ms - since_ms) // 1000
+
+
+def seconds_until(due_ms: int, now_ms: int) -> int:
+    """Return the seconds left, rounded up. 0 if the time is over or was never set."""
+    return -(-max(0, due_ms - now_ms) // 1000)

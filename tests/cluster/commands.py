@@ -52,3 +52,8 @@ async def bookmender(uri: str | None, *arguments: str, state: Path | None = None
         if process.returncode is None:  # a daemon that was not refused
             process.kill()
     return Said(exit_code=process.returncode, out=out.decode(), err=err.decode())
+
+
+def has_condition(status: Any, code: str, severity: str) -> bool:
+    """Return True if a condition holds. ``status``: the JSON of ``bookmender status``."""
+    return (code, severity) in [(each["code"], each["severity"]) for each in status["conditions"]]

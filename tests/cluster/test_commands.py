@@ -20,7 +20,7 @@ from ledgers.store import ANY_VERSION
 from replication import znodes
 from replication.znodes import own_path
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
-from tests.cluster.commands import bookmender
+from tests.cluster.commands import bookmender, has_condition
 from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, bench, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -55,7 +55,7 @@ def test_commands_tell_what_a_lost_bookie_means_until_it_is_back(
 
                 start("worker", settings=WORKER_ONLY)
                 await wait_for(lambda: on.has_marked(at_risk[-1:]), "queue with a single ledger")
-                await assert_stuck(uri, everywhere.ledger_id, victim=victim)
+                await assert_blocked(uri, everywhere.ledger_id, victim=victim)
             finally:
                 await asyncio.to_thread(module_cluster.start_bookie, victim)
             await on.wait_idle()
@@ -63,7 +63,7 @@ def test_commands_tell_what_a_lost_bookie_means_until_it_is_back(
                 bookmender(uri, "status"), bookmender(uri, "queue", "list")
             )
             assert (status.exit_code, queue.exit_code) == (0, 0)
-            assert "verdict   whole" in status.out
+            assert status.out.splitlines()[0] == "OK"
             assert "3 writable, 0 read-only, 0 lost" in status.out
             assert queue.out == "0 ledgers marked\n"
 
@@ -85,17 +85,17 @@ async def assert_repairing(
     )
 
     assert status.exit_code == status_json.exit_code == 1
-    assert "verdict   repairing" in status.out
+    assert status.out.startswith("WARN  BOOKIES_LOST, NO_WORKERS, LEDGERS_UNDER_REPLICATED\n")
     assert f"leader    {socket.gethostname()} (pid {leader_pid})" in status.out
-    assert f"lost: {victim}" in status.out
-    assert f"{counted(len(at_risk), 'ledger')} marked, 0 locked for repair" in status.out
+    assert f"{victim} lost: " in status.out
+    assert f"{counted(len(at_risk), 'ledger')} queued, 0 locked for repair" in status.out
     found = status_json.record
-    assert found["verdict"] == "repairing"
+    assert found["health"] == "WARN"
     assert found["leader_node"]["pid"] == leader_pid
     assert [node["role"] for node in found["nodes"]] == ["auditor"]
     assert found["bookies"]["lost"] == [victim]
     assert len(found["bookies"]["writable"]) == 2
-    assert found["queue"]["by_lost_bookie"] == {victim: len(at_risk)}
+    assert found["queue"]["by_missing_bookie"] == {victim: len(at_risk)}
 
     assert queue.exit_code == queue_json.exit_code == 1
     first, total = queue.out.splitlines()
@@ -112,22 +112,22 @@ async def assert_repairing(
     assert segment["absent"] == [victim]
 
 
-async def assert_stuck(uri: str, ledger_id: int, *, victim: BookieId) -> None:
+async def assert_blocked(uri: str, ledger_id: int, *, victim: BookieId) -> None:
     """One ledger is left, which every bookie that is there holds already."""
-    await wait_for(lambda: is_stuck(uri, ledger_id, "no-target"), "reason in the status")
+    await wait_for(lambda: is_blocked(uri, ledger_id, "no-target"), "reason in the status")
     status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue", "list"))
     assert (status.exit_code, queue.exit_code) == (1, 1)
-    assert "verdict   stuck" in status.out
+    assert status.out.startswith("ERROR  REPAIRS_BLOCKED, ")
     assert "add a bookie" in status.out
     assert queue.out.startswith(f"ledger {ledger_id}: misses {victim} [{victim}: lost for ")
     assert " — no-target: no bookie can" in queue.out
 
 
-async def is_stuck(uri: str, ledger_id: int, reason: str) -> bool:
+async def is_blocked(uri: str, ledger_id: int, reason: str) -> bool:
     """Whether that is told of the ledger, and nothing else is being repaired any more."""
     status = (await bookmender(uri, "status", "-o", "json")).record
     waiting = [(note["ledger_id"], note["reason"]) for note in status["waiting"]["ledgers"]]
-    return status["verdict"] == "stuck" and (ledger_id, reason) in waiting
+    return has_condition(status, "REPAIRS_BLOCKED", "ERROR") and (ledger_id, reason) in waiting
 
 
 # --- What is corrupt -------------------------------------------------------------------------------
@@ -159,11 +159,11 @@ def test_commands_name_what_is_corrupt(uri: str, tmp_path: Path) -> None:
 
             start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
             await wait_for(
-                lambda: is_stuck(uri, bad_id, "corrupt-metadata"), "reason in the status"
+                lambda: is_blocked(uri, bad_id, "corrupt-metadata"), "reason in the status"
             )
             status = await bookmender(uri, "status")
             assert status.exit_code == 1
-            assert "verdict   stuck" in status.out
+            assert status.out.startswith("ERROR  REPAIRS_BLOCKED, ")
             assert "1 corrupt-metadata" in status.out
             assert f"ledger_id={bad_id}" in status.out
 

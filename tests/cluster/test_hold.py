@@ -81,7 +81,8 @@ def test_bookies_that_go_at_once_are_held_for_until_they_are_back_or_somebody_sa
             assert await marked(on) == []
             shown = await bookmender(uri, "status")
             assert shown.exit_code == 1
-            assert shown.out.startswith("HOLD      held for"), shown.out
+            assert "SAFETY_HOLD" in shown.out.splitlines()[0], shown.out
+            assert "on hold for" in shown.out
             unmeant = await bookmender(uri, "hold", "end")
             assert unmeant.exit_code == 1
             assert "3 of 5 bookies are away" in unmeant.out

@@ -27,7 +27,7 @@ from replication import znodes
 from replication.ledger_record import WaitingNotes
 from replication.reasons import Reason
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
-from tests.cluster.commands import bookmender
+from tests.cluster.commands import bookmender, has_condition
 from tests.cluster.our_client import our_client, sha256_of
 from tests.cluster.steps import STOP_TIMEOUT_S, Bench, bench, errors, events, nodes, wait_for
 from tests.fsck.running import options, run, told
@@ -187,10 +187,10 @@ async def assert_operators_learn_of(ledger: Unclosed, uri: str) -> None:
     async def is_settled() -> bool:  # what comes to name them is watched for two session time-outs
         nonlocal status
         status = (await bookmender(uri, "status", "-o", "json")).record
-        return bool(status["verdict"] != "bookies-wiped")
+        return not has_condition(status, "BOOKIES_REFORMATTED", "WARN")
 
     await wait_for(is_settled, "end of the look at those set up anew")
-    assert status["verdict"] == "ends-unproven"
+    assert has_condition(status, "LEDGER_END_UNPROVEN", "ERROR")
     assert status["unproven_ends"] == {"count": 1, "ledgers": [ledger.ledger_id]}
     shown = await bookmender(uri, "ledger", "show", str(ledger.ledger_id))
     assert f"bookmender ledger close {ledger.ledger_id} --accept-loss" in shown.out

@@ -1,26 +1,50 @@
-"""What tests of `status` have in common."""
+"""Statuses for the tests of `bookmender status`."""
 
-from daemon.status.state import Status
+from dataclasses import fields, replace
+from typing import Any
+
+from daemon.status.conditions import conditions
+from daemon.status.state import BookieStates, Services, Status
 from replication.ledger_record import WaitingNote
 from replication.nodes import NodeInfo, Role
 from replication.reasons import Reason
 from tests.replication.ledger_values import B1, B2, B3
 
-WHOLE = Status(
-    leader="java:3181",
-    leader_node=None,
-    nodes=(),
-    writable=(B1, B2, B3),
-    read_only=(),
-    lost=(),
-    is_disabled=False,
-    marked_count=0,
-    by_missing=(),
-    by_bookie=(),
-    under_repair=0,
-    waiting=(),
-    waiting_count=0,
-)
+HEALTHY = Status(services=Services(leader="java:3181"), bookies=BookieStates(writable=(B1, B2, B3)))
+"""A cluster without a problem. Java's auditor leads."""
+
+
+def changed(status: Status, **changes: Any) -> Status:
+    """Return a copy with other fields. A change names a field of ``Status`` or of one of its parts,
+    as in ``changed(HEALTHY, lost=(B1,))``."""
+    for name, value in changes.items():
+        if name in {field.name for field in fields(Status)}:
+            status = replace(status, **{name: value})
+            continue
+        [part] = [
+            field.name
+            for field in fields(Status)
+            if name in getattr(getattr(status, field.name), "__dataclass_fields__", {})
+        ]
+        status = replace(status, **{part: replace(getattr(status, part), **{name: value})})
+    return status
+
+
+def codes(status: Status) -> list[str]:
+    """Return ``CODE severity`` of each condition, in order."""
+    return [f"{each.code} {each.severity.name}" for each in conditions(status)]
+
+
+def fact(status: Status, code: str) -> str:
+    """Return the fact of one condition that holds."""
+    [told] = [each.fact for each in conditions(status) if each.code == code]
+    return told
+
+
+def action(status: Status, code: str) -> str:
+    """Return the action of one condition that holds."""
+    [told] = [each.action for each in conditions(status) if each.code == code]
+    return told
 
 
 def note(ledger_id: int, reason: Reason, detail: str = "because") -> WaitingNote:

@@ -165,7 +165,7 @@ async def test_of_an_operator_and_the_leader_who_write_at_once_one_is_told() -> 
     [
         pytest.param(
             OURS,
-            "by the leader (2 of 7 went), until it is ended, or soon after its bookies are back",
+            "by the leader (2 of 7 went), until it is ended, or until soon after its bookies are back",
             id="the leader's",
         ),
         pytest.param(
@@ -183,33 +183,6 @@ async def test_of_an_operator_and_the_leader_who_write_at_once_one_is_told() -> 
 )
 def test_a_hold_is_told_in_one_line(hold: HoldOrder, said: str) -> None:
     assert said in hold_text(hold, now_ms=90_000)
-
-
-def test_of_a_hold_whose_bookies_are_back_it_is_told_that_it_ends_soon() -> None:
-    hold = replace(OURS, until_ms=3_690_000)
-
-    told = hold_text(hold, now_ms=90_000, are_back=True)
-
-    assert "(2 of 7 went), ending soon, as its bookies are back: no further" in told
-
-
-@pytest.mark.parametrize(
-    ("marked_count", "end"),
-    [
-        pytest.param(0, "and nothing is fenced", id="nothing is marked"),
-        pytest.param(1, "; 1 ledger marked before can be repaired meanwhile", id="a single one"),
-        pytest.param(
-            1503,
-            "; 1,503 ledgers marked before can be repaired meanwhile",
-            id="a wave's first bookies",
-        ),
-    ],
-)
-def test_a_hold_does_not_deny_the_marks_that_stand(marked_count: int, end: str) -> None:
-    told = hold_text(OURS, now_ms=90_000, marked_count=marked_count)
-
-    assert "no further ledger is marked for lost bookies" in told
-    assert told.endswith(end)
 
 
 # --- The commands ----------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """What commands say where Java's AutoRecovery leads, which keeps to no order of ours."""
 
-from dataclasses import replace
 from types import ModuleType
 
 import click
@@ -9,7 +8,6 @@ import pytest
 from daemon.cli import hold as hold_command
 from daemon.cli import maintenance as maintenance_command
 from daemon.cli.orders import UNREADABLE_VOTE, disregards, java_leader, leader_concerns
-from daemon.status.command import render
 from replication import znodes
 from replication.orders import (
     HoldOrder,
@@ -20,7 +18,6 @@ from replication.orders import (
 )
 from tests.auditor.auditing import leading
 from tests.daemon.in_memory import run_in_memory
-from tests.daemon.status_values import WHOLE
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1
@@ -121,14 +118,3 @@ def test_who_gives_an_order_that_the_leader_does_not_know_is_told_so(
     else:
         assert f"{LEADS} {orders} and marks whatever is lost" in result.stderr
     assert LEADS not in result.stdout
-
-
-def test_status_says_so_of_a_hold() -> None:
-    held = replace(WHOLE, leader="java-1:3181", hold=HoldOrder(since_ms=0))
-
-    first, second, *_ = render(held, now_ms=60_000).splitlines()
-
-    assert first.startswith("HOLD      held for 1 min")
-    assert second == f"          {disregards('java-1:3181', 'holds')}"
-    assert LEADS not in render(replace(held, is_disabled=True), now_ms=60_000)
-    assert LEADS not in render(replace(held, leader=None), now_ms=60_000)

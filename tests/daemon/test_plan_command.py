@@ -214,8 +214,9 @@ async def test_where_nothing_is_marked_as_nobody_marks_the_plan_says_so() -> Non
     found = await plan_for(visiting(cluster), [], None, limit=1)
 
     assert to_text(found).splitlines() == [
-        "no ledger is marked; bookmender status says: bookies-lost (no auditor is running, ours or Java's: "
-        "what is lost is not noticed; start a node with bookmender daemon)",
+        f"no ledger is marked; bookmender status reports: BOOKIES_LOST: 1 bookie is lost: {B1}. Their "
+        "ledgers are not marked: no auditor is running. NO_AUDITOR: No auditor is running, neither "
+        "bookmender's nor Java's. Losses are not noticed.",
         "0 ledgers, 0 entries to copy, about 0 B",
     ]
     assert to_json(found)["none_marked"] == found.none_marked

@@ -166,7 +166,7 @@ async def test_nobodys_grace_is_told_who_lost_the_ledger_as_the_next_one_waits_a
 
     assert not nobodys["is_locked"]
     assert nobodys["waiting"]["grace_until_ms"] == 0
-    assert [each.grace_until_ms for each in status.waiting] == [0]
+    assert [each.grace_until_ms for each in status.queue.waiting] == [0]
     assert anothers["is_locked"]
     assert anothers["waiting"]["grace_until_ms"] == 0
     assert own["waiting"]["grace_until_ms"] == now_ms + 30_000
@@ -184,5 +184,5 @@ async def test_what_was_noted_of_a_mark_that_is_gone_is_not_told_of_the_next_one
         status = await gather_status(visiting(cluster), clock=cluster.clock)
         (row,) = await rows_of(cluster, 1)
 
-    assert (status.waiting, status.waiting_count) == ((), 0)
+    assert (status.queue.waiting, status.queue.waiting_count) == ((), 0)
     assert row["waiting"] is None

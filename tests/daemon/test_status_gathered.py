@@ -1,22 +1,22 @@
 """What ``bookmender status`` gathers of a cluster."""
 
 import asyncio
-from dataclasses import replace
 
+from auditor.absence import Outages
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
 from daemon.admin_session import AdminSession
 from daemon.cli.drain import order_drains
 from daemon.cli.maintenance import concerns as window_concerns
-from daemon.cli.maintenance import open_window
+from daemon.cli.maintenance import end_window, open_window
 from daemon.cli.queue import line_of
 from daemon.settings import Settings
-from daemon.status.command import render
+from daemon.status.conditions import conditions, exit_code
 from daemon.status.gathering import gather_status
-from daemon.status.state import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status
-from daemon.status.verdict import verdict_text
+from daemon.status.report import to_json, to_text
+from daemon.status.state import UNREADABLE_VOTE, Status
 from ledgers.clock import Clock, SystemClock
-from ledgers.model import BookieId
+from ledgers.model import BookieId, LedgerState
 from ledgers.registration import Registration
 from replication import znodes
 from replication.nodes import Role
@@ -24,11 +24,11 @@ from replication.reasons import Reason
 from replication.znodes import own_path
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
-from tests.daemon.status_values import WHOLE, note
+from tests.daemon.status_values import HEALTHY, changed, codes, fact, note
 from tests.daemon.visits import rows_of, visiting
-from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import ROOT, UR, working
 
 
 async def gathered(cluster: Cluster, clock: Clock | None = None) -> Status:
@@ -52,12 +52,12 @@ async def let_java_lead(cluster: Cluster) -> None:
 async def test_a_cluster_in_which_nothing_ever_happened_has_no_auditor() -> None:
     status = await gathered(await Cluster.start())
 
-    assert status == replace(WHOLE, leader=None, writable=BOOKIES)
-    assert (status.verdict, status.exit_code) == ("no-auditor", 3)
+    assert status == changed(HEALTHY, leader=None, writable=BOOKIES, taken_ms=status.taken_ms)
+    assert codes(status) == ["NO_AUDITOR UNKNOWN"]
 
 
 @in_virtual_time
-async def test_a_bookie_is_away_first_and_lost_after_the_recovery_delay() -> None:
+async def test_a_bookie_is_absent_first_and_lost_after_the_recovery_delay() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(100)):
         await cluster.kill(B1)
@@ -66,16 +66,16 @@ async def test_a_bookie_is_away_first_and_lost_after_the_recovery_delay() -> Non
         await asyncio.sleep(60)
         after = await gathered(cluster, cluster.clock)
 
-    assert (before.away, before.lost, before.verdict) == ((B1,), (), "bookies-away")
-    assert (after.away, after.lost, after.marked_count) == ((), (B1,), 1)
-    bookies = before.to_json()["bookies"]
-    assert (bookies["away"], bookies["lost"]) == ([B1], [])
+    assert (before.bookies.absent, before.bookies.lost) == ((B1,), ())
+    assert "BOOKIES_ABSENT WARN" in codes(before)
+    assert (after.bookies.absent, after.bookies.lost) == ((), (B1,))
+    assert after.queue.marked_count == 1
+    bookies = to_json(before)["bookies"]
+    assert (bookies["absent"], bookies["lost"]) == ([B1], [])
 
 
 @in_virtual_time
-async def test_a_bookie_that_was_wiped_and_did_not_come_back_is_lost_though_it_has_no_cookie() -> (
-    None
-):
+async def test_a_bookie_without_cookie_is_lost_if_ledgers_name_it() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(znodes.disable_path(UR), with_parents=True)
     async with auditing(cluster):
@@ -85,11 +85,14 @@ async def test_a_bookie_that_was_wiped_and_did_not_come_back_is_lost_though_it_h
         await asyncio.sleep(60)
         status = await gathered(cluster, cluster.clock)
 
-    assert (status.lost, status.marked_count, status.verdict) == ((B1,), 0, "bookies-lost")
+    assert (status.bookies.lost, status.queue.marked_count) == ((B1,), 0)
+    assert fact(status, "BOOKIES_LOST").endswith(
+        "Their ledgers are not marked: auto-recovery is disabled."
+    )
 
 
 @in_virtual_time
-async def test_a_bookie_that_came_back_empty_while_nothing_may_be_marked_is_told() -> None:
+async def test_a_reformatted_bookie_is_told_until_its_ledgers_are_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(60)
@@ -103,11 +106,12 @@ async def test_a_bookie_that_came_back_empty_while_nothing_may_be_marked_is_told
         await asyncio.sleep(60)
         enabled = await gathered(cluster, cluster.clock)
 
-    assert (disabled.wiped, disabled.verdict, disabled.exit_code) == ((B1,), "bookies-wiped", 1)
-    assert verdict_text(disabled, now_ms=0) == (
-        f"bookies-wiped (set up anew, and may have lost what they had: {B1}; auto-recovery is disabled)"
+    assert disabled.bookies.reformatted == (B1,)
+    assert fact(disabled, "BOOKIES_REFORMATTED") == (
+        f"1 bookie is reformatted and may have lost data: {B1}. The affected ledgers are not marked "
+        "yet: auto-recovery is disabled."
     )
-    assert (enabled.wiped, enabled.marked_count) == ((), 1)
+    assert (enabled.bookies.reformatted, enabled.queue.marked_count) == ((), 1)
 
 
 @in_virtual_time
@@ -129,25 +133,25 @@ async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None
 
         status = await gathered(cluster)
 
-        assert status.leader == "host-a"
-        assert status.leader_node is not None
-        assert status.leader_node.role is Role.AUDITOR
+        assert status.services.leader == "host-a"
+        assert status.services.leader_node is not None
+        assert status.services.leader_node.role is Role.AUDITOR
         assert leader.store.session_id
-    assert [(n.host, n.role) for n in status.nodes] == [
+    assert [(n.host, n.role) for n in status.services.nodes] == [
         ("host-a", Role.AUDITOR),
         ("host-b", Role.WORKER),
     ]
-    assert status.lost == (B1,)
-    assert status.read_only == (B2,)
-    assert set(status.writable) == {*BOOKIES} - {B1, B2}
-    assert status.is_disabled
-    assert status.marked_count == 4
-    assert status.by_missing == ((2, 1), (1, 2))
-    assert status.by_bookie == ((B1, 3), (B3, 1))
-    assert status.under_repair == 1
-    assert status.waiting == (note(1, Reason.NO_TARGET),)
-    assert status.waiting_count == 1
-    assert status.verdict == "disabled"
+    assert status.bookies.lost == (B1,)
+    assert status.bookies.read_only == (B2,)
+    assert set(status.bookies.writable) == {*BOOKIES} - {B1, B2}
+    assert status.orders.is_disabled
+    assert status.queue.marked_count == 4
+    assert status.queue.by_missing == ((2, 1), (1, 2))
+    assert status.queue.by_bookie == ((B1, 3), (B3, 1))
+    assert status.queue.locked_count == 1
+    assert status.queue.waiting == (note(1, Reason.NO_TARGET),)
+    assert status.queue.waiting_count == 1
+    assert "AUTORECOVERY_DISABLED WARN" in codes(status)
 
 
 @in_virtual_time
@@ -158,7 +162,7 @@ async def test_rule_s8_while_no_bookie_is_registered_none_is_called_lost() -> No
 
     status = await gathered(cluster)
 
-    assert (status.verdict, status.lost, status.exit_code) == ("no-bookies", (), 3)
+    assert (codes(status), status.bookies.lost) == (["NO_BOOKIES UNKNOWN"], ())
 
 
 @in_virtual_time
@@ -168,8 +172,8 @@ async def test_a_java_auditor_leads_as_it_calls_itself() -> None:
 
     status = await gathered(cluster)
 
-    assert (status.leader, status.leader_node) == ("java:3181", None)
-    assert (status.verdict, status.exit_code) == ("whole", 0)
+    assert (status.services.leader, status.services.leader_node) == ("java:3181", None)
+    assert codes(status) == []
 
 
 @in_virtual_time
@@ -179,8 +183,8 @@ async def test_a_leader_whose_vote_cannot_be_read_is_unknown_and_no_obstacle() -
 
     status = await gathered(cluster)
 
-    assert status.leader == UNREADABLE_VOTE
-    assert status.verdict == "whole"
+    assert status.services.leader == UNREADABLE_VOTE
+    assert codes(status) == []
 
 
 @in_virtual_time
@@ -198,8 +202,8 @@ async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_fir
         status = await gathered(cluster)
         rows = await rows_of(cluster, 1, 2, 3)
 
-    assert status.under_repair == 3
-    assert [(lock.ledger_id, lock.holder) for lock in status.foreign_locks] == [
+    assert status.queue.locked_count == 3
+    assert [(lock.ledger_id, lock.holder) for lock in status.queue.foreign_locks] == [
         (3, "java-host"),
         (1, None),
     ]
@@ -211,9 +215,9 @@ async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_fir
 
 
 @in_virtual_time
-async def test_of_very_many_that_wait_all_count_and_programs_are_told_of_the_first() -> None:
+async def test_many_ledgers_that_wait_are_all_counted() -> None:
     cluster = await Cluster.start()
-    count = WAITING_SHOWN_MAX + 5
+    count = 105
     async with cluster.node() as worker:
         for ledger_id in range(count):
             await cluster.mark(ledger_id=ledger_id)
@@ -221,12 +225,9 @@ async def test_of_very_many_that_wait_all_count_and_programs_are_told_of_the_fir
 
         status = await gathered(cluster)
 
-    assert status.waiting_count == count
-    assert status.verdict == "stuck"
-    assert f"  {count} no-target" in render(status, now_ms=0)
-    told = status.to_json()["waiting"]
-    assert told["count"] == count
-    assert [each["ledger_id"] for each in told["ledgers"]] == list(range(WAITING_SHOWN_MAX))
+    assert status.queue.waiting_count == count
+    assert "REPAIRS_BLOCKED ERROR" in codes(status)
+    assert f"waiting   {count} no-target" in to_text(status)
 
 
 @in_virtual_time
@@ -235,7 +236,7 @@ async def test_the_json_has_what_the_text_has() -> None:
     await cluster.mark(B1, ledger_id=1)
     async with leading(cluster, "host-a"), cluster.node("host-b") as worker:
         await worker.notes.write(note(1, Reason.NO_COPY, "gone"))
-        record = (await gathered(cluster)).to_json()
+        record = to_json(await gathered(cluster))
 
     assert record["leader"] == "host-a"
     assert record["leader_node"]["host"] == "host-a"
@@ -244,25 +245,23 @@ async def test_the_json_has_what_the_text_has() -> None:
     assert record["queue"] == {
         "total": 1,
         "marked": 1,
-        "under_repair": 0,
-        "by_missing_bookies": {"1": 1},
-        "by_lost_bookie": {BookieId(B1): 1},
-        "for_windows_by_lost_bookie": {},
+        "private": 0,
+        "private_damaged": 0,
+        "locked": 0,
+        "by_missing_count": {"1": 1},
+        "by_missing_bookie": {BookieId(B1): 1},
+        "waiting_for_maintenance_by_missing_bookie": {},
         "by_cause": {"unknown": 1},
-        "own_marked": 0,
-        "own_damaged": 0,
         "foreign_locks": [],
     }
-    assert record["auditing"] == {
-        "index": None,
+    assert record["leader_state"] == {
+        "ledger_map": None,
         "recovery_delay_s": 0,
         "recovery_delay_error": None,
         "pending_losses": [],
         "running_checks": [],
-        "away_named_by": {"ledgers": {}, "is_complete": False, "counted_age_s": 0.0},
-        "copyless_ledgers": None,
-        "copyless_first": [],
-        "copyless_enough_for": {},
+        "absent_named_by": {"ledgers": {}, "is_complete": False, "counted_age_s": 0.0},
+        "unavailable_ledgers": None,
     }
     assert record["waiting"]["ledgers"] == [
         {
@@ -293,16 +292,19 @@ async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> N
 
     status = await gather_status(here)
 
-    assert status.lost == ()
-    assert status.verdict == "maintenance"
-    assert [row["bookie_id"] for row in status.to_json()["ordered_bookies"]] == [B1, B2]
-    assert status.to_json()["queue"]["own_marked"] == 1
-    lines = render(status, now_ms=SystemClock().wall_ms()).splitlines()
-    assert lines[-3] == (
-        "          1 of them in our private queue, to be drained or repaired by hand"
-    )
-    assert lines[-2].startswith(f"orders    {B1}: away, under maintenance for another ")
-    assert lines[-1] == f"          {B2}: writable, draining (not looked for yet)"
+    assert status.bookies.lost == ()
+    assert codes(status) == [
+        "NO_WORKERS INFO",
+        "BOOKIES_IN_MAINTENANCE INFO",
+        "BOOKIES_DRAINING INFO",
+    ]
+    assert [row["bookie_id"] for row in to_json(status)["ordered_bookies"]] == [B1, B2]
+    assert to_json(status)["queue"]["private"] == 1
+    lines = to_text(status).splitlines()
+    assert "          1 in bookmender's private queue, to drain or repair by hand" in lines
+    [orders] = [index for index, line in enumerate(lines) if line.startswith("orders ")]
+    assert lines[orders].startswith(f"orders    {B1}: away, under maintenance for another ")
+    assert lines[orders + 1] == f"          {B2}: writable, draining (not looked for yet)"
 
 
 @in_virtual_time
@@ -319,8 +321,8 @@ async def test_of_a_bookie_that_no_ledger_names_maintenance_affects_nothing() ->
         status = await gathered(cluster, cluster.clock)
         concerns = await window_concerns(visiting(cluster), B3, clock=cluster.clock)
 
-    assert verdict_text(status, now_ms=0).endswith(": no ledger names it, and nothing is affected)")
-    named = status.to_json()["auditing"]["away_named_by"]
+    assert fact(status, "BOOKIES_IN_MAINTENANCE").endswith(" No ledger names them.")
+    named = to_json(status)["leader_state"]["absent_named_by"]
     assert (named["ledgers"], named["is_complete"]) == ({B3: 0}, True)
     assert concerns == [
         f"no ledger names {B3}: nothing is affected while it is away, and if it is not to come back, "
@@ -331,7 +333,7 @@ async def test_of_a_bookie_that_no_ledger_names_maintenance_affects_nothing() ->
 @in_virtual_time
 async def test_two_windows_that_leave_no_copy_of_some_ledgers_are_no_mere_maintenance() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
-    found: list[tuple[str, int]] = []
+    found: list[tuple[list[str], int]] = []
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
         await leader.records.write_index(
@@ -346,9 +348,10 @@ async def test_two_windows_that_leave_no_copy_of_some_ledgers_are_no_mere_mainte
             await cluster.kill(bookie)
             await asyncio.sleep(SOON_S)
             status = await gathered(cluster, cluster.clock)
-            found.append((status.verdict, status.exit_code))
+            found.append((codes(status), exit_code(conditions(status))))
 
-    assert found == [("maintenance", 0), ("copies-away", 1)]
+    maintenance = "BOOKIES_IN_MAINTENANCE INFO"
+    assert found == [([maintenance], 0), (["LEDGERS_UNAVAILABLE ERROR", maintenance], 1)]
 
 
 @in_virtual_time
@@ -369,19 +372,110 @@ async def test_what_the_last_audit_could_not_read_is_looked_at_again() -> None:
                 unreadable=(1, 2, 3),
             )
         )
-    assert (await gathered(cluster)).verdict == "unreadable"
+    assert "LEDGER_METADATA_UNREADABLE ERROR" in codes(await gathered(cluster))
 
     await cluster.store.set(cluster.manager.path(1), good, version=-1)
     await cluster.store.delete(cluster.manager.path(2))
 
-    audit = (await gathered(cluster)).audit
+    audit = (await gathered(cluster)).reports.audit
     assert audit is not None
     assert (audit.unreadable, audit.unreadable_count) == ((3,), 1)
 
     shut = shut_out(cluster.store, cluster.manager.path(3))
-    assert (await gathered(cluster)).audit == audit
+    assert (await gathered(cluster)).reports.audit == audit
 
     shut.clear()
     await cluster.store.delete(cluster.manager.path(3))
     await let_java_lead(cluster)
-    assert (await gathered(cluster)).verdict == "whole"
+    assert codes(await gathered(cluster)) == []
+
+
+# --- Ledgers that wait ----------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_bookie_that_came_back_overtakes_earlier_notes() -> None:
+    cluster = await Cluster.start()
+    for ledger_id, ensemble in enumerate([(B1, B2), (B1, B2, B3)]):
+        await cluster.write_ledger(ensemble, ledger_id=ledger_id)
+        await cluster.mark(B1, B2, ledger_id=ledger_id)
+    await cluster.kill(B1, B2)
+
+    async def all_wait() -> bool:
+        return (await gathered(cluster, cluster.clock)).queue.waiting_count == 2
+
+    async with cluster.node() as node, working(node):
+        await until(cluster, all_wait)
+    before = await gathered(cluster, cluster.clock)
+    await cluster.revive(B1)
+    after = await gathered(cluster, cluster.clock)
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+
+    assert not before.queue.overtaken
+    assert after.queue.overtaken == {0, 1}
+    assert "REPAIRS_BLOCKED ERROR" in codes(before)
+    assert not any(code.startswith("REPAIRS_BLOCKED") for code in codes(after))
+
+
+@in_virtual_time
+async def test_a_ledger_whose_end_cannot_be_proven_is_told_until_it_is_closed() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.IN_RECOVERY)
+    await cluster.write_ledger((B1, B2), ledger_id=2)
+    async with cluster.node() as worker:
+        for ledger_id in (1, 2):
+            await worker.ends.note(ledger_id, "why")
+
+    assert (await gathered(cluster)).reports.unproven == (1,)
+
+
+@in_virtual_time
+async def test_marks_that_wait_for_another_bookies_maintenance_are_explained() -> None:
+    """The ledgers no longer name the lost bookie, but still miss copies (rule S6)."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), ledger_id=0, write_quorum=3)
+    await cluster.write_ledger((B1, B3), ledger_id=1)
+    here, clock = visiting(cluster), cluster.clock
+    for bookie in (B1, B2):
+        await open_window(here, bookie, duration_s=3600, reason="", clock=clock)
+        await cluster.kill(bookie)
+
+    async with auditing(cluster) as leader, cluster.node("node-2") as worker, working(worker):
+        session_id = leader.store.session_id
+        await leader.records.write_index(
+            LedgerMapRecord(session_id=session_id, written_ms=0, is_complete=True, ledger_count=9)
+        )
+        await asyncio.sleep(SOON_S)
+        await end_window(here, B1)
+        await asyncio.sleep(60)
+        status = await gather_status(here, clock=clock)
+
+    assert await cluster.marked() == [0]
+    assert B1 not in (await cluster.manager.read(0)).metadata.bookies
+    text = "named by no ledger, 1 marked, 1 of them waiting for other bookies in maintenance"
+    assert f"          {B1} lost: {text}" in to_text(status).splitlines()
+    assert "wait for maintenance windows to end" in fact(status, "LEDGERS_UNDER_REPLICATED")
+
+
+@in_virtual_time
+async def test_a_bookie_that_went_in_an_outage_of_zookeeper_is_not_lost_while_it_may_return() -> (
+    None
+):
+    cluster = await with_ledgers((B1, B2))
+    outages = Outages(cluster.clock, return_s=20.0)
+    async with auditing(cluster, outages=outages) as leader:
+        cluster.tree.suspend(leader.store)
+        await cluster.kill(B1)
+        await asyncio.sleep(2)
+        cluster.tree.resume(leader.store)
+        await asyncio.sleep(8)
+        held = await gathered(cluster, cluster.clock)
+        await asyncio.sleep(12 + SOON_S)
+        after = await gathered(cluster, cluster.clock)
+
+    assert (held.bookies.absent, held.bookies.lost) == ((B1,), ())
+    assert f"{B1} lost in 12 s (delayed, because" in fact(held, "BOOKIES_ABSENT")
+    [pending] = to_json(held)["leader_state"]["pending_losses"]
+    assert pending["is_excused"]
+    assert (after.bookies.lost, after.queue.marked_count) == ((B1,), 1)

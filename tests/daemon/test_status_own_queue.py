@@ -1,17 +1,17 @@
-"""What ``bookmender status`` says of damage that stands in our private queue, as Java's workers do not
-see it."""
+"""What ``bookmender status`` and ``bookmender queue`` tell about bookmender's private queue."""
 
 import pytest
 
 from auditor.findings import Finding
 from daemon.cli.queue import line_of, queue_rows
-from daemon.status.command import render
 from daemon.status.gathering import gather_status
+from daemon.status.report import to_json, to_text
 from ledgers.model import BookieId
 from replication import znodes
 from replication.marks import read_marks
 from replication.nodes import Membership, Role
 from replication.znodes import Mark, findings_path, own_path
+from tests.daemon.status_values import codes
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
@@ -21,7 +21,7 @@ OWN = own_path(UR)
 
 
 async def own_mark(*found_bad: BookieId) -> Cluster:
-    """Of ledger 5, which a check found bad on these; without any it is of a drain."""
+    """Return a cluster with ledger 5 in the private queue: damaged on these bookies, or to drain."""
     cluster = await Cluster.start(B1, B2, B3)
     await Membership.join(cluster.store, UR, node_info("node-1", Role.AUDITOR))
     data = znodes.mark_to_bytes(Mark(replicas=found_bad or (B1,), ctime_ms=1))
@@ -33,45 +33,38 @@ async def own_mark(*found_bad: BookieId) -> Cluster:
 
 
 @in_virtual_time
-async def test_it_is_worked_on_by_a_worker_of_ours() -> None:
+async def test_damage_is_told_apart_from_ledgers_to_move() -> None:
     cluster = await own_mark(B1)
     await Membership.join(cluster.store, UR, node_info("node-2", Role.WORKER))
 
     status = await gather_status(visiting(cluster), clock=cluster.clock)
 
-    assert status.verdict == "repairing"
-    assert status.to_json()["queue"]["own_damaged"] == 1
-    lines = render(status, now_ms=0).splitlines()
-    assert lines[-3:-1] == [
-        "queue     1 ledger marked, 0 locked for repair, 0 waiting",
-        "          1 of them in our private queue, with damage that Java's workers do not see",
-    ]
+    assert "LEDGERS_DAMAGED WARN" in codes(status)
+    assert not any(code.startswith("NO_WORKERS") for code in codes(status))
+    assert to_json(status)["queue"]["private_damaged"] == 1
+    lines = to_text(status).splitlines()
+    assert "queue     1 ledger queued, 0 locked for repair, 0 waiting" in lines
+    assert "          1 in bookmender's private queue, damaged" in lines
 
 
 @in_virtual_time
-async def test_without_one_nobody_attends_to_it() -> None:
-    cluster = await own_mark(B1)
+async def test_damage_without_a_worker_is_not_repaired() -> None:
+    status = await gather_status(visiting(await own_mark(B1)))
 
-    status = await gather_status(visiting(cluster), clock=cluster.clock)
-
-    assert status.verdict == "unattended"
-    assert "only a bookmender daemon mends it, and none is running" in render(status, now_ms=0)
+    assert "NO_WORKERS ERROR" in codes(status)
 
 
 @in_virtual_time
-async def test_what_is_but_to_be_moved_is_no_damage() -> None:
-    cluster = await own_mark()
+async def test_a_ledger_to_move_is_not_damaged() -> None:
+    status = await gather_status(visiting(await own_mark()))
 
-    status = await gather_status(visiting(cluster), clock=cluster.clock)
-
-    assert status.verdict not in ("repairing", "unattended")
-    assert status.to_json()["queue"]["own_damaged"] == 0
-    text = render(status, now_ms=0)
-    assert "1 of them in our private queue, to be drained or repaired by hand" in text
+    assert codes(status) == ["NO_AUDITOR UNKNOWN", "NO_WORKERS INFO"]
+    assert to_json(status)["queue"]["private_damaged"] == 0
+    assert "1 in bookmender's private queue, to drain or repair by hand" in to_text(status)
 
 
 @in_virtual_time
-async def test_both_queues_are_one_total_and_what_stands_in_both_counts_once() -> None:
+async def test_a_ledger_in_both_queues_counts_once() -> None:
     cluster = await own_mark(B1)
     await cluster.mark(B2, ledger_id=4)
     await cluster.mark(B1, ledger_id=5)
@@ -79,9 +72,8 @@ async def test_both_queues_are_one_total_and_what_stands_in_both_counts_once() -
 
     status = await gather_status(visiting(cluster), clock=cluster.clock)
 
-    queue = status.to_json()["queue"]
-    assert (queue["total"], queue["marked"], queue["own_marked"]) == (3, 2, 1)
-    assert "queue     3 ledgers marked" in render(status, now_ms=0)
+    queue = to_json(status)["queue"]
+    assert (queue["total"], queue["marked"], queue["private"]) == (3, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +85,7 @@ async def test_both_queues_are_one_total_and_what_stands_in_both_counts_once() -
         ),
     ],
 )
-def test_the_queue_says_what_is_asked_for(found_bad: tuple[BookieId, ...], expected: str) -> None:
+def test_queue_list_tells_what_is_queued(found_bad: tuple[BookieId, ...], expected: str) -> None:
     @in_virtual_time
     async def tell() -> None:
         cluster = await own_mark(*found_bad)

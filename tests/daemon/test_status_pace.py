@@ -1,18 +1,16 @@
 """``bookmender status``: how fast nodes copy, and why."""
 
-from dataclasses import replace
-
 import pytest
 
 from daemon.limits import limits_in_force
 from daemon.settings import Settings
-from daemon.status.command import render
 from daemon.status.gathering import gather_status
 from daemon.status.pace import CopyingPace, copying_pace, pace_text
+from daemon.status.report import to_json, to_text
 from replication.client_activity import ClientActivity, activity_path
 from replication.nodes import Role
 from replication.orders import LimitsOrder
-from tests.daemon.status_values import WHOLE, node
+from tests.daemon.status_values import HEALTHY, changed, node
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
@@ -103,9 +101,7 @@ def test_bookies_that_are_away_do_not_count() -> None:
 def test_the_pace_is_shown_while_our_nodes_repair(
     changes: dict[str, object], is_told: bool
 ) -> None:
-    text = render(replace(WHOLE, **changes), now_ms=0)  # type: ignore[arg-type]
-
-    assert ("pace      yielding" in text) is is_told
+    assert ("pace: yielding" in to_text(changed(HEALTHY, **changes))) is is_told
 
 
 @in_virtual_time
@@ -118,7 +114,7 @@ async def test_the_pace_is_gathered() -> None:
 
     status = await gather_status(visiting(cluster), clock=cluster.clock)
 
-    assert status.to_json()["copying"] == {
+    assert to_json(status)["copying"] == {
         "speed": "yielding",
         "yields_to_writers": True,
         "is_client_activity_known": True,

@@ -19,8 +19,8 @@ from auditor.fsck.results.summary import (
     write_last,
 )
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
-from daemon.status.command import render
 from daemon.status.gathering import gather_status
+from daemon.status.report import to_json, to_text
 from ledgers.errors import BookmenderError, UnauthorizedError, UnavailableError
 from ledgers.store import Stat
 from tests.daemon.visits import visiting
@@ -73,10 +73,10 @@ async def test_status_says_when_it_was_how_closely_it_looked_and_what_it_found()
 
     status = await gather_status(visiting(cluster))
 
-    assert status.to_json()["last_fsck"]["verdicts"]["lost"] == 1
+    assert to_json(status)["last_fsck"]["verdicts"]["lost"] == 1
     assert (
         "fsck      1 min ago, level full: 3 ledgers: 2 whole, 1 lost; of these also 1 suspect"
-        in render(status, now_ms=62_000).splitlines()
+        in to_text(replace(status, taken_ms=62_000)).splitlines()
     )
 
 
@@ -85,9 +85,9 @@ async def test_status_says_that_a_look_at_the_metadata_saw_no_copy() -> None:
     cluster = await Cluster.start()
     await write_last(cluster.store, UR, summary(whole(0), level=Level.METADATA))
 
-    told = render(await gather_status(visiting(cluster)), now_ms=62_000)
+    told = to_text(await gather_status(visiting(cluster)))
 
-    assert "level metadata, no copy was looked at: 1 ledger: 1 whole" in told
+    assert "level metadata (no copy was read): 1 ledger: 1 whole" in told
 
 
 @in_virtual_time
@@ -100,7 +100,7 @@ async def test_status_says_what_was_left_and_that_some_of_it_was_wrong() -> None
         (replace(run, left_wrong=2), "1 whole; 3 left for lack of time, 2 of them wrong before"),
     ):
         await write_last(cluster.store, UR, each)
-        lines = render(await gather_status(visiting(cluster)), now_ms=62_000).splitlines()
+        lines = to_text(await gather_status(visiting(cluster))).splitlines()
         assert lines[-1].endswith(text)
 
 
@@ -130,8 +130,8 @@ async def test_how_many_were_marked_stands_beside_what_their_run_found_and_the_m
         found = await read_last(store, UR)
         assert found is not None
         assert found.marked == expected
-    told = render(await gather_status(visiting(cluster)), now_ms=62_000)
-    assert "1 whole, 1 lost; of these also 1 suspect; 2 marked for the daemon" in told
+    told = to_text(await gather_status(visiting(cluster)))
+    assert "1 whole, 1 lost; of these also 1 suspect; 2 marked for repair" in told
 
     await write_last(store, UR, replace(summary(whole(1), level=Level.ENDS), run="later"))
     await note_marked(store, UR, "r", 3)
@@ -170,10 +170,10 @@ async def test_status_and_metrics_tell_of_both() -> None:
 
     status = await gather_status(visiting(cluster))
 
-    assert status.to_json()["closer_fsck"]["verdicts"]["lost"] == 1
-    lines = render(status, now_ms=62_000).splitlines()
+    assert to_json(status)["closer_fsck"]["verdicts"]["lost"] == 1
+    lines = to_text(replace(status, taken_ms=62_000)).splitlines()
     assert "fsck      1 min ago, level ends: 1 ledger: 1 whole" in lines
-    assert "          1 min ago, level full: 1 ledger: 1 lost; none as close came after" in lines
+    assert "          1 min ago, level full: 1 ledger: 1 lost; no run at this level since" in lines
     assert metric("wrong_ledgers") == 1
 
 
@@ -181,8 +181,8 @@ async def test_status_and_metrics_tell_of_both() -> None:
 async def test_status_without_any_run_says_nothing_of_fsck() -> None:
     status = await gather_status(visiting(await Cluster.start()))
 
-    assert status.to_json()["last_fsck"] is None
-    assert "fsck" not in render(status, now_ms=0)
+    assert to_json(status)["last_fsck"] is None
+    assert "fsck" not in to_text(status)
 
 
 @in_virtual_time

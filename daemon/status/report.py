@@ -1,0 +1,323 @@
+"""A status as text for people and as JSON for programs. docs/status.md describes the JSON."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from auditor.fsck.levels import Level
+from auditor.fsck.results.advice import counts_text
+from auditor.fsck.results.summary import Summary
+from auditor.ledger_map_updater import LedgerMapRecord
+from auditor.records import AuditRecord
+from daemon.cli.check import run_text
+from daemon.cli.hold import hold_record
+from daemon.cli.orders import unreadable_texts
+from daemon.cli.progress import counted, duration_text, printable
+from daemon.status.conditions import Condition, Severity, conditions, exit_code, health, some
+from daemon.status.pace import pace_text
+from daemon.status.records import age_s, lock_record, node_record, note_record, seconds_until
+from daemon.status.state import Services, Status
+from ledgers.model import BookieId
+from replication.ledger_record import WaitingNote
+from replication.marks import LockedLedger
+from replication.reasons import Reason, gravity
+
+BOOKIES_SHOWN_MAX = 20
+LEDGERS_LISTED_MAX = 1_000
+"""In JSON, of ledgers that wait and of unproven ends."""
+
+
+# --- Text -----------------------------------------------------------------------------------------
+
+
+def to_text(status: Status) -> str:
+    """Return the health, the conditions and what to do, then the facts in short blocks."""
+    found = conditions(status)
+    blocks = [
+        ("leader", [_leader(status.services)]),
+        ("map", _ledger_map(status.leader_state.ledger_map)),
+        ("nodes", [_nodes(status.services)]),
+        ("bookies", list(_bookies(status))),
+        ("orders", _orders(status)),
+        ("queue", list(_queue(status))),
+        ("waiting", list(_waiting(status))),
+        ("audit", _audit(status.reports.audit, now_ms=status.taken_ms)),
+        ("fsck", list(_fsck(status))),
+        (
+            "checks",
+            [f"{r.name}: {run_text(r.running)}" for r in status.leader_state.checks if r.running],
+        ),
+    ]
+    facts = [
+        f"{'' if index else label:<10}{line}"
+        for label, lines in blocks
+        for index, line in enumerate(lines)
+    ]
+    return "\n".join([_first_line(found), *_condition_lines(found), "", *facts])
+
+
+def _first_line(found: Sequence[Condition]) -> str:
+    codes = ", ".join(each.code for each in found if each.severity > Severity.INFO)
+    return f"{health(found)}  {codes}".rstrip()
+
+
+def _condition_lines(found: Sequence[Condition]) -> Iterator[str]:
+    width = max((len(each.code) for each in found), default=0)
+    for each in found:
+        yield f"{each.code:<{width}}  {each.severity.name:<7}  {each.fact}"
+        yield f"    {each.action}"
+
+
+def _leader(services: Services) -> str:
+    if services.leader is None:
+        return "none"
+    node = services.leader_node
+    return f"{printable(services.leader)} " + (
+        f"(pid {node.pid})" if node else "(Java's AutoRecovery)"
+    )
+
+
+def _nodes(services: Services) -> str:
+    """Each service of a process is shown once, though an expiring session may still be registered
+    too."""
+    processes: dict[tuple[str, int], dict[str, None]] = {}
+    for node in services.nodes:
+        processes.setdefault((node.host, node.pid), {})[node.role.value] = None
+    shown = (
+        f"{printable(host)} (pid {pid}: {' and '.join(roles)})"
+        for (host, pid), roles in processes.items()
+    )
+    return ", ".join(shown) or "none"
+
+
+def _ledger_map(note: LedgerMapRecord | None) -> list[str]:
+    if note is None:
+        return []
+    if note.is_complete:
+        return [f"complete, {counted(note.ledger_count, 'ledger')} when it was built"]
+    of = f" of about {note.expected_count:,}" if note.expected_count else ""
+    return [f"loading, {note.read_count:,}{of} ledgers read"]
+
+
+def _bookies(status: Status) -> Iterator[str]:
+    bookies = status.bookies
+    counts = [f"{len(bookies.writable)} writable", f"{len(bookies.read_only)} read-only"]
+    if bookies.is_any_registered:
+        counts.append(f"{len(bookies.lost)} lost")
+    for count, state in (
+        (len(bookies.reformatted), "reformatted"),
+        (len(bookies.absent), "absent"),
+        (len(bookies.in_maintenance), "absent for maintenance"),
+    ):
+        if count:
+            counts.append(f"{count} {state}")
+    yield ", ".join(counts)
+    lines = [
+        *(_lost(bookie, status) for bookie in bookies.lost),
+        *(f"{bookie} reformatted" for bookie in bookies.reformatted),
+        *(_absent(bookie, status) for bookie in _by_time_of_loss(status)),
+    ]
+    yield from lines[:BOOKIES_SHOWN_MAX]
+    if len(lines) > BOOKIES_SHOWN_MAX:
+        yield f"and {len(lines) - BOOKIES_SHOWN_MAX} more"
+
+
+def _lost(bookie: BookieId, status: Status) -> str:
+    """Return what is left to do for a lost bookie. The numbers are from different moments."""
+    state, queue = status.leader_state, status.queue
+    marked = dict(queue.by_bookie).get(bookie, 0)
+    in_maintenance = dict(queue.by_bookie_in_maintenance).get(bookie, 0)
+    named = state.named_by.get(bookie)
+    facts = []
+    if state.is_named_by_none(bookie):
+        facts.append("named by no ledger")
+    elif named is not None:
+        least = "" if state.is_count_complete else "at least "
+        age = f" {duration_text(state.counted_age_s)} ago" if state.counted_age_s >= 1 else ""
+        facts.append(f"named by {least}{counted(named, 'ledger')}{age}")
+    if marked or not state.is_named_by_none(bookie):
+        facts.append(f"{marked:,} marked")
+    if in_maintenance:
+        facts.append(f"{in_maintenance:,} of them waiting for other bookies in maintenance")
+    return f"{bookie} lost: {', '.join(facts)}"
+
+
+def _by_time_of_loss(status: Status) -> list[BookieId]:
+    due_ms = status.leader_state.loss_due_ms
+    return sorted(
+        status.bookies.absent, key=lambda bookie: (due_ms.get(bookie) or math.inf, bookie)
+    )
+
+
+def _absent(bookie: BookieId, status: Status) -> str:
+    state = status.leader_state
+    for loss in state.pending_losses:
+        if loss.bookie == bookie:
+            return f"{bookie} absent: {loss.to_text(now_ms=status.taken_ms)}"
+    marked = dict(status.queue.by_bookie).get(bookie, 0)
+    delay = duration_text(state.recovery_delay_s)
+    return f"{bookie} absent: unknown since when (recovery delay {delay}), {marked:,} marked"
+
+
+def _orders(status: Status) -> list[str]:
+    return [
+        *(row.to_text(now_ms=status.taken_ms) for row in status.bookies.ordered),
+        *unreadable_texts(status.orders.unreadable),
+    ]
+
+
+def _queue(status: Status) -> Iterator[str]:
+    queue = status.queue
+    yield f"{counted(queue.total, 'ledger')} queued, {queue.locked_count:,} locked for repair, {queue.waiting_count:,} waiting"
+    for missing, count in queue.by_missing:
+        yield f"{count:,} missing {counted(missing, 'bookie')}"
+    if causes := status.leader_state.by_cause:
+        yield f"causes: {', '.join(f'{count:,} {cause}' for cause, count in causes)}"
+    if queue.private_damaged_count:
+        yield f"{queue.private_damaged_count:,} in bookmender's private queue, damaged"
+    if others := queue.private_count - queue.private_damaged_count:
+        yield f"{others:,} in bookmender's private queue, to drain or repair by hand"
+    if queue.total and status.services.has_worker and not status.orders.is_disabled:
+        yield f"pace: {pace_text(status.pace)}"
+    if queue.foreign_locks:
+        yield _foreign_locks(queue.foreign_locks, now_ms=status.taken_ms)
+
+
+def _foreign_locks(locks: Sequence[LockedLedger], *, now_ms: int) -> str:
+    oldest = locks[0]
+    return (
+        f"{counted(len(locks), 'lock')} not held by bookmender, the longest for "
+        f"{age_s(oldest.since_ms, now_ms)} s: ledger {oldest.ledger_id}, "
+        f"by {printable(oldest.holder or 'a holder without a name')}"
+    )
+
+
+def _waiting(status: Status) -> Iterator[str]:
+    queue, now_ms = status.queue, status.taken_ms
+    if queue.overtaken:
+        yield (
+            f"{len(queue.overtaken):,} due, as a bookie came or an order changed since the last try: "
+            f"ledger {some(sorted(queue.overtaken))}"
+        )
+    for reason in sorted(Reason, key=gravity):
+        notes = [note for note in queue.valid_notes if note.reason is reason]
+        if notes:
+            longest = duration_text(max(age_s(note.since_ms, now_ms) for note in notes))
+            yield (
+                f"{len(notes):,} {reason.value}, for up to {longest}, {_next_try(notes, now_ms=now_ms)}: "
+                f"ledger {some([note.ledger_id for note in notes])}"
+            )
+            yield f"    {printable(notes[0].detail)}"
+
+
+def _next_try(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
+    """Return when the first of these ledgers, which wait for the same reason, goes on."""
+    if all(note.grace_until_ms for note in notes):
+        left_s = min(seconds_until(note.grace_until_ms, now_ms) for note in notes)
+        if notes[0].reason.is_a_grace:
+            return f"grace over in {duration_text(left_s)}" if left_s else "grace over"
+        if left_s:
+            return f"next try in {duration_text(left_s)}, when its grace is over"
+    next_s = min(seconds_until(note.next_try_ms, now_ms) for note in notes)
+    return f"next try in {duration_text(next_s)}" if next_s else "next try due"
+
+
+def _audit(audit: AuditRecord | None, *, now_ms: int) -> list[str]:
+    if audit is None:
+        return []
+    age = duration_text(age_s(audit.finished_ms, now_ms))
+    return [f"{age} ago, {counted(audit.ledger_count, 'ledger')}"]
+
+
+def _fsck(status: Status) -> Iterator[str]:
+    reports = status.reports
+    if reports.fsck is not None:
+        yield _fsck_run(reports.fsck, now_ms=status.taken_ms)
+    if reports.fsck_closer is not None:
+        yield f"{_fsck_run(reports.fsck_closer, now_ms=status.taken_ms)}; no run at this level since"
+
+
+def _fsck_run(run: Summary, *, now_ms: int) -> str:
+    age = duration_text(age_s(run.finished_ms, now_ms))
+    facts = [counts_text(run.counts)]
+    if run.left:
+        wrong = f", {run.left_wrong:,} of them wrong before" if run.left_wrong else ""
+        facts.append(f"{run.left:,} left for lack of time{wrong}")
+    if run.marked:
+        facts.append(f"{run.marked:,} marked for repair")
+    level = run.level.value + (" (no copy was read)" if run.level is Level.METADATA else "")
+    return f"{age} ago, level {level}: {'; '.join(facts)}"
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def to_json(status: Status) -> dict[str, Any]:
+    found = conditions(status)
+    services, bookies, queue, reports = (
+        status.services,
+        status.bookies,
+        status.queue,
+        status.reports,
+    )
+    waiting = queue.waiting[:LEDGERS_LISTED_MAX]
+    return {
+        "health": health(found),
+        "exit_code": exit_code(found),
+        "conditions": [each.to_json() for each in found],
+        "taken_ms": status.taken_ms,
+        "leader": services.leader,
+        "leader_node": node_record(services.leader_node) if services.leader_node else None,
+        "nodes": [node_record(node) for node in services.nodes],
+        "bookies": {
+            "writable": list(bookies.writable),
+            "read_only": list(bookies.read_only),
+            "lost": list(bookies.lost),
+            "absent": list(bookies.absent),
+            "reformatted": list(bookies.reformatted),
+            "in_maintenance": {
+                "absent": [row.bookie for row in bookies.in_maintenance],
+                "until_ms": bookies.maintenance_until_ms,
+            },
+        },
+        "ordered_bookies": [row.to_json() for row in bookies.ordered],
+        "hold": None if status.orders.hold is None else hold_record(status.orders.hold),
+        "is_disabled": status.orders.is_disabled,
+        "unreadable_orders": list(status.orders.unreadable),
+        "queue": {
+            "total": queue.total,
+            "marked": queue.marked_count,
+            "private": queue.private_count,
+            "private_damaged": queue.private_damaged_count,
+            "locked": queue.locked_count,
+            "by_missing_count": {str(missing): count for missing, count in queue.by_missing},
+            "by_missing_bookie": dict(queue.by_bookie),
+            "waiting_for_maintenance_by_missing_bookie": dict(queue.by_bookie_in_maintenance),
+            "by_cause": dict(status.leader_state.by_cause),
+            "foreign_locks": [lock_record(lock) for lock in queue.foreign_locks],
+        },
+        "waiting": {
+            "count": queue.waiting_count,
+            "ledgers": [note_record(note) for note in waiting],
+            "overtaken": sorted(queue.overtaken.intersection(n.ledger_id for n in waiting)),
+        },
+        "leader_state": status.leader_state.to_json(),
+        "copying": status.pace.to_json(),
+        "last_audit": _audit_record(reports.audit) if reports.audit else None,
+        "last_fsck": reports.fsck.to_record() if reports.fsck else None,
+        "closer_fsck": reports.fsck_closer.to_record() if reports.fsck_closer else None,
+        "unproven_ends": {
+            "count": len(reports.unproven),
+            "ledgers": list(reports.unproven[:LEDGERS_LISTED_MAX]),
+        },
+    }
+
+
+def _audit_record(audit: AuditRecord) -> dict[str, Any]:
+    return {
+        "finished_ms": audit.finished_ms,
+        "ledgers": audit.ledger_count,
+        "marks": audit.mark_count,
+        "unreadable": audit.unreadable_count,
+        "unreadable_ledgers": list(audit.unreadable),
+    }
