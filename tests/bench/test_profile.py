@@ -44,7 +44,7 @@ def test_cpu_time_is_charged_to_the_innermost_group(stack: list[str], group: str
 
 
 def test_functions_are_named_from_their_package_on() -> None:
-    samples = [sample(f"{REPOSITORY}/ledgers/entry.py:f"), sample(f"{SITE}/kazoo/client.py:g")]
+    samples = [sample(f"{REPOSITORY}/ledgers/digest.py:f"), sample(f"{SITE}/kazoo/client.py:g")]
 
     assert set(by_function(samples)) == {"ledgers/digest.py:f", "kazoo/client.py:g"}
 

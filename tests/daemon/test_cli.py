@@ -137,7 +137,7 @@ def test_a_narrow_terminal_that_knows_ascii_alone_is_told_addresses_whole(tmp_pa
 def test_what_standard_output_cannot_encode_is_told_by_its_number() -> None:
     code = (
         "import click\n"
-        "from daemon import cli\n"
+        "from daemon.cli import main as cli\n"
         "cli.LazyGroup.get_command = lambda *_: click.Command('x', callback=lambda: print('\\u2026'))\n"
         "cli.main()"
     )
