@@ -1,4 +1,1 @@
-"""``bookmender fsck``: the ``command``, the ``texts`` it prints, and its ``running`` on Spark.
-
-``forking`` starts Spark's Python processes on this machine.
-"""
+"""``bookmender fsck``: the ``command``, the ``texts`` that it prints, and a run on Spark (``running``)."""

@@ -54,7 +54,6 @@ from auditor.marker import BothQueues
 from daemon.admin_session import AdminSession, admin_session, by_hand
 from daemon.cli.main import EXIT_UNKNOWN
 from daemon.cli.progress import printable, tell
-from daemon.fsck.forking import started_ahead
 from daemon.local.java import OPTION_VARIABLES, Java
 from daemon.placement import begin_placing, rule_of
 from daemon.settings import Settings
@@ -491,7 +490,7 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
 @contextmanager
 def _spark(wanted: Wanted) -> Iterator[Any]:
     """A Spark context: spark-submit's, or else one of our own."""
-    from auditor.fsck.spark.session import is_here, open_spark, stop_spark, submitted_spark
+    from auditor.fsck.spark.session import open_spark, stop_spark, submitted_spark
 
     with ExitStack() as around:
         with quiet_when_interrupted():
@@ -501,8 +500,6 @@ def _spark(wanted: Wanted) -> Iterator[Any]:
                 launch = _launch_environment(wanted, os.environ)
                 master, settings = wanted.master or ALL_CORES, wanted.spark_settings
                 python = settings.get(EXECUTORS_PYTHON, sys.executable)
-                if is_here(master):
-                    settings = {**around.enter_context(started_ahead(python)), **settings}
                 with applied(launch):
                     context = open_spark(
                         master,

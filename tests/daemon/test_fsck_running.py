@@ -212,7 +212,7 @@ def settings_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Settings:
     async def admin_session(settings: Settings) -> AsyncIterator[AdminSession]:
         yield seen
 
-    monkeypatch.setattr("daemon.fsck.running.visit", admin_session)
+    monkeypatch.setattr("daemon.fsck.running.admin_session", admin_session)
     return seen.settings
 
 

@@ -9,7 +9,7 @@ import pytest
 SET_UP = """
 import gc, sys
 import pyarrow as pa
-from auditor.fsck.spark.process import set_up
+from auditor.fsck.spark.dispatch import set_up
 set_up()
 set_up()
 assert pa.array(["whole"], pa.string()).to_pylist() == ["whole"]
