@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from pyspark import SparkContext
 
-from auditor.fsck.levels import FsckJob, FsckOptions
+from auditor.fsck.options import FsckJob, FsckOptions
 from auditor.fsck.results.summary import Counts
 from auditor.fsck.spark.job import run_fsck
 from auditor.fsck.spark.session import open_spark, stop_spark

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from auditor.fsck.levels import Level
-from auditor.fsck.results.advice import counts_text
+from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
 from daemon.admin_session import run_in_session
@@ -18,6 +17,7 @@ from daemon.cli.hold import hold_text
 from daemon.cli.main import config_option, output_option
 from daemon.cli.orders import disregards, unreadable_texts
 from daemon.cli.progress import counted, duration_text, printable
+from daemon.fsck.advice import counts_text
 from daemon.status.gathering import gather_status
 from daemon.status.leader import (
     away_text,

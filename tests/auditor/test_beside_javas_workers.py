@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from auditor.findings import SWEEP_S, read_findings
-from auditor.fsck.publishing import faults_of
+from auditor.fsck.damage_marker import damaged_ledgers
 from auditor.settings import ChecksSettings
 from replication.znodes import own_path
 from tests.auditor.checking import checker
@@ -36,7 +36,7 @@ async def fsck(cluster: Cluster) -> None:
     verdict = await look_twice(cluster)
     assert verdict is not None
     async with publishing(cluster) as publisher:
-        await publisher.publish(faults_of([verdict]))
+        await publisher.mark(damaged_ledgers([verdict]))
 
 
 by_each = pytest.mark.parametrize("find", [all_ledgers, replicas, fsck])

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from auditor.fsck.levels import FsckJob, FsckOptions, FsckProgress, Level
+from auditor.fsck.options import FsckJob, FsckOptions, FsckProgress, Level
 from auditor.fsck.results.run_folder import unfinished_runs
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.spark.dispatch import Dispatch, Work

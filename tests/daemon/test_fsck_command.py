@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from auditor.fsck.levels import FsckOptions, Level, SessionTimeouts
+from auditor.fsck.options import FsckOptions, Level, SessionTimeouts
 from daemon.cli.main import cli
 from daemon.fsck.command import options_for, settings_for
-from daemon.fsck.running import Wanted
+from daemon.fsck.runner import RunRequest
 from tests.daemon.fsck_calls import LOST, UNKNOWN, URI, A, FakeRuns, Verdicts, call_run, fake_runs
 from tests.fsck.results import whole
 
@@ -75,11 +75,11 @@ def test_what_is_asked_for_reaches_the_run(runs: FakeRuns, tmp_path: Path) -> No
     call_run(
         tmp_path, "--sample", "5%", "--master", "spark://h:7077", "--entry-lists", "--for", "2h",
         "--skip-checked-within", "7d", "--reads-per-s", "20k", "--bytes-per-s", "50M",
-        "--reads-in-flight", "9", "--spark-conf", "spark.executor.memory=2g", "--anew",
+        "--reads-in-flight", "9", "--spark-conf", "spark.executor.memory=2g", "--restart",
         "--start-within", "90s",
     )  # fmt: skip
 
-    assert runs.wanted == Wanted(
+    assert runs.wanted == RunRequest(
         options=FsckOptions(
             metadata_service_uri=URI,
             level=Level.SAMPLE,
@@ -95,7 +95,7 @@ def test_what_is_asked_for_reaches_the_run(runs: FakeRuns, tmp_path: Path) -> No
         start_timeout_s=90,
         time_budget_s=7_200,
         checked_within_s=604_800,
-        is_anew=True,
+        is_restart=True,
     )
 
 
@@ -104,7 +104,7 @@ def test_without_more_it_looks_at_the_ends_as_fast_as_it_may(
 ) -> None:
     call_run(tmp_path)
 
-    assert runs.wanted == Wanted(options=FsckOptions(metadata_service_uri=URI), output=tmp_path)
+    assert runs.wanted == RunRequest(options=FsckOptions(metadata_service_uri=URI), output=tmp_path)
     assert runs.wanted.options.level is Level.ENDS
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.fsck.running import (
+from daemon.fsck.spark_environment import (
     LaunchEnvironment,
     PySpark,
     applied,

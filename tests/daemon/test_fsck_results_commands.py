@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.results.cluster import Cluster, keep_cluster
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import SettingsError

@@ -25,7 +25,7 @@ def opened(
 import json
 from pathlib import Path
 from auditor.fsck.spark.session import imported_pyspark, is_here, open_spark
-from daemon.fsck.running import PySpark, applied, launch_environment
+from daemon.fsck.spark_environment import PySpark, applied, launch_environment
 import os
 master, log = {master!r}, Path({str(log)!r})
 home, version = imported_pyspark()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding
 from auditor.underreplication import reformatted_bookies
 from daemon.admin_session import AdminSession

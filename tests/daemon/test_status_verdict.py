@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from auditor.absence import UnavailableLedgers
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import DrainProgress

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.results.checked import after_run, read_checked, write_checked, wrong_among
 from auditor.fsck.results.rows import to_batch
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict

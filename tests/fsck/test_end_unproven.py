@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from auditor.fsck.inspecting import look_again
-from auditor.fsck.levels import Level
+from auditor.fsck.executor import recheck_ledger
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.appending import BookiePool
 from ledgers.errors import UnprovenEndError
@@ -140,7 +140,7 @@ async def test_what_is_closed_between_the_looks_has_its_end() -> None:
     closed = found.metadata.closed(last_entry_id=9, length=found.metadata.length)
     await cluster.manager.write(LEDGER, closed, read_as=found)
 
-    second = await look_again(await executor(cluster, options(FULL)), first)
+    second = await recheck_ledger(await executor(cluster, options(FULL)), first)
 
     assert (told(first), told(second)) == (UNPROVEN, WHOLE)
 

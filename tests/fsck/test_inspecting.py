@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from auditor.fsck.inspecting import look_again, look_at
-from auditor.fsck.levels import Level
+from auditor.fsck.executor import inspect_ledger, recheck_ledger
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import Fault, Op
@@ -122,7 +122,7 @@ async def test_a_copy_that_is_late_is_there_at_the_second_look() -> None:
     cluster.put(LEDGER, 8, B3)
     cluster.put(LEDGER, 10, B1, B2)  # and the next one is late
     cluster.put(LEDGER, 11, B1, B2)
-    second = await look_again(await executor(cluster, options()), first)
+    second = await recheck_ledger(await executor(cluster, options()), first)
 
     assert told(first) == (Grade.DEGRADED, (Finding.ACK_QUORUM_ONLY,))
     assert told(second) == WHOLE
@@ -169,7 +169,7 @@ async def test_an_open_end_that_is_told_at_the_second_look_alone_is_judged_then(
         cluster.bookies.stop_failing(bookie, Op.READ_LAC)
     await asyncio.sleep(60)  # a quarantine is over
 
-    second = await look_again(await executor(cluster, options()), first)
+    second = await recheck_ledger(await executor(cluster, options()), first)
 
     assert told(first) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
     assert told(second) == (Grade.AT_RISK, (Finding.MISSING,))
@@ -199,7 +199,7 @@ async def test_one_that_is_written_is_not() -> None:
     first = await look(cluster, ENDS, **IDLE)
     for entry_id in (10, 11):
         cluster.put(LEDGER, entry_id, *ALL)
-    second = await look_again(await executor(cluster, options(ENDS, **IDLE)), first)
+    second = await recheck_ledger(await executor(cluster, options(ENDS, **IDLE)), first)
 
     assert told(first) == (Grade.WHOLE, (Finding.IDLE_OPEN,))
     assert told(second) == WHOLE
@@ -291,9 +291,9 @@ async def test_metadata_that_acls_shut_away_is_a_finding_likewise(level: Level) 
     looking = await executor(cluster, options(level))
     shut_out(looking.manager._store, cluster.manager.path(LEDGER))
 
-    first = await look_at(looking, LEDGER)
+    first = await inspect_ledger(looking, LEDGER)
     assert first is not None
-    second = await look_again(looking, first)
+    second = await recheck_ledger(looking, first)
 
     assert told(first) == told(second) == (Grade.UNKNOWN, (Finding.UNREADABLE_METADATA,))
     assert [each.code for each in first.evidence] == ["unauthorized"]
@@ -347,7 +347,7 @@ async def test_a_bookie_that_lacks_an_end_is_asked_for_all(level: Level) -> None
 async def test_a_ledger_of_many_stretches_is_gone_through(
     level: Level, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auditor.fsck.look.STRETCH_COPIES", 100)
+    monkeypatch.setattr("auditor.fsck.copy_inspection.RANGE_COPIES", 100)
     last = 500
     cluster, _ = await one_ledger(write_quorum=2, last=last)
     for entry_id in (0, last):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op

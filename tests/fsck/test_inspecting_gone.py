@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from auditor.checks.copies import SECOND_LOOK_S
-from auditor.fsck.inspecting import look_again
-from auditor.fsck.levels import Level
+from auditor.fsck.executor import recheck_ledger
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.model import BookieId, LedgerState
 from tests.fsck.looking import ALL, executor, look, look_twice, one_ledger, options, told
@@ -22,7 +22,7 @@ async def test_a_second_look_waits_no_longer_where_a_clock_was_ahead() -> None:
     first = await look(cluster)
     began_s = cluster.clock.now_s()
 
-    await look_again(looking, replace(first, checked_ms=first.checked_ms + 3_600_000))
+    await recheck_ledger(looking, replace(first, checked_ms=first.checked_ms + 3_600_000))
 
     assert cluster.clock.now_s() - began_s <= SECOND_LOOK_S + 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark import SparkContext, java_gateway
 
-from auditor.fsck.spark.session import first_complaint, launching, next_step
+from auditor.fsck.spark.session import first_error_line, launching, next_step
 
 # --- What ends it ---------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ def test_the_first_complaint_is_told(tmp_path: Path, content: str | None, line: 
     if content is not None:
         log.write_text(content)
 
-    assert first_complaint(log) == line
+    assert first_error_line(log) == line
 
 
 @pytest.mark.parametrize(

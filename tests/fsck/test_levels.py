@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.options import FsckOptions, Level
 from ledgers.errors import SettingsError
 from ledgers.placement import RackRule
 from tests.fsck.looking import options

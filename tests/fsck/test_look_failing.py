@@ -4,7 +4,7 @@ on."""
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.fsck.copies import CopyInspector
+from auditor.fsck.ledger_inspector import LedgerInspector
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.errors import SessionLostError
 from ledgers.manager import VersionedMetadata
@@ -19,16 +19,16 @@ async def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Cluster:
     cluster, _ = await one_ledger()
     for ledger_id in (1, 2):
         await cluster.write_ledger((B1, B2, B3), write_quorum=3, ledger_id=ledger_id)
-    look = CopyInspector.look
+    look = LedgerInspector.inspect
 
     async def looking(
-        self: CopyInspector, versioned: VersionedMetadata, since: LedgerVerdict | None = None
+        self: LedgerInspector, versioned: VersionedMetadata, since: LedgerVerdict | None = None
     ) -> LedgerVerdict:
         if versioned.ledger_id == LEDGER:
             raise error
         return await look(self, versioned, since)
 
-    monkeypatch.setattr(CopyInspector, "look", looking)
+    monkeypatch.setattr(LedgerInspector, "inspect", looking)
     return cluster
 
 
@@ -42,7 +42,9 @@ async def test_it_is_unknown_with_the_reason(monkeypatch: pytest.MonkeyPatch) ->
     assert told(found[LEDGER]) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
     assert "ZeroDivisionError('what?')" in found[LEDGER].evidence[0].detail
     assert {found[1].grade, found[2].grade} == {Grade.WHOLE}
-    assert [(each["event"], each["ledger_id"]) for each in logs] == [("fsck_look.crashed", LEDGER)]
+    assert [(each["event"], each["ledger_id"]) for each in logs] == [
+        ("fsck_inspection.crashed", LEDGER)
+    ]
 
 
 @in_virtual_time

@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from auditor.fsck.levels import Level
-from auditor.fsck.results.advice import tails_text
-from auditor.fsck.results.reading import past_verdicts
+from auditor.fsck.options import Level
+from auditor.fsck.results.finished_runs import verdict_history
 from auditor.fsck.results.report import write_report
 from auditor.fsck.results.rows import SCHEMA, counts_of, from_table, to_batch
 from auditor.fsck.results.summary import Counts, Summary, read_summary
-from daemon.fsck.texts import past_lines, summary_lines
+from daemon.fsck.advice import report_texts, tails_text
+from daemon.fsck.texts import history_lines, summary_lines
 from ledgers.bookies import LAST_ENTRY
 from ledgers.errors import BusyError, NoAnswerError
 from ledgers.memory.bookies import Fault, Op
@@ -166,20 +166,20 @@ def test_a_run_says_so_and_the_report_and_one_ledgers_past(tmp_path: Path) -> No
     results = leave_results(tmp_path, [UNSEEN, whole(1)])
     text = tails_text(results.summary.counts)
 
-    page = Page(write_report(results, {}).read_text())
+    page = Page(write_report(results, {}, report_texts(results.summary)).read_text())
 
     assert text in summary_lines(results.summary)
     assert page.counts()["tails-unseen"] == 1
     assert text[1:] in page.text
     assert json.loads((tmp_path / "summary.json").read_text())["tails_unseen"] == 1
-    said = [past_lines(past_verdicts(tmp_path, ledger_id))[1] for ledger_id in (3, 1)]
+    said = [history_lines(verdict_history(tmp_path, ledger_id))[1] for ledger_id in (3, 1)]
     assert ["what follows was left to its writer" in line for line in said] == [True, False]
 
 
 def test_where_none_is_left_nothing_is_said(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [whole(1)])
 
-    page = Page(write_report(results, {}).read_text())
+    page = Page(write_report(results, {}, report_texts(results.summary)).read_text())
 
     assert not any("writer" in line for line in summary_lines(results.summary))
     assert "tails-unseen" not in page.counts()

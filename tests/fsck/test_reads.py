@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from auditor.fsck.levels import Level
-from auditor.fsck.look import LedgerReads, sampled
+from auditor.fsck.copy_inspection import sampled
+from auditor.fsck.copy_reader import CopyReader
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, BusyError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
@@ -31,8 +32,8 @@ def fail_in_turn(cluster: Cluster, bookie: BookieId, errors: Errors) -> None:
     cluster.bookies.faults = faults
 
 
-def reads_of(cluster: Cluster) -> LedgerReads:
-    return LedgerReads(
+def reads_of(cluster: Cluster) -> CopyReader:
+    return CopyReader(
         LEDGER,
         bookies=cluster.bookies,
         clock=cluster.clock,
@@ -60,12 +61,12 @@ async def test_a_read_error_counts_when_it_came_twice(errors: Errors, expected: 
     cluster, _ = await one_ledger()
     fail_in_turn(cluster, B1, errors)
 
-    answers = await reads_of(cluster).ask({B1: [3, 4]})
+    answers = await reads_of(cluster).read({B1: [3, 4]})
 
     if expected is None:
-        assert not answers.refused
+        assert not answers.failures
     else:
-        assert answers.refused == {B1: ReadFailures(**{expected: EntryRuns([3])})}  # type: ignore[arg-type]
+        assert answers.failures == {B1: ReadFailures(**{expected: EntryRuns([3])})}  # type: ignore[arg-type]
 
 
 @in_virtual_time
@@ -74,12 +75,12 @@ async def test_a_bookie_that_falls_silent_is_asked_no_more() -> None:
     fail_in_turn(cluster, B1, [None, NoAnswerError])
     reads = reads_of(cluster)
 
-    first = await reads.ask({B1: [3, 4], B2: [3]})
-    second = await reads.ask({B1: [5], B2: [5]})
+    first = await reads.read({B1: [3, 4], B2: [3]})
+    second = await reads.read({B1: [5], B2: [5]})
 
-    assert first.refused == {B1: ReadFailures(unknown=EntryRuns([4]))}
-    assert not second.refused
-    assert reads.silent == {B1}
+    assert first.failures == {B1: ReadFailures(unknown=EntryRuns([4]))}
+    assert not second.failures
+    assert reads.unresponsive == {B1}
     assert cluster.bookies.asked(B1) == [3, 4]
 
 
@@ -89,9 +90,9 @@ async def test_more_runs_than_one_transfer_holds_are_asked_for_in_order() -> Non
     for entry_id in (2, 7):
         cluster.bookie(B1).lose(LEDGER, entry_id)
 
-    answers = await reads_of(cluster).ask_runs({B1: ([0], range(2, 9)), B2: ([9],)})
+    answers = await reads_of(cluster).read_runs({B1: ([0], range(2, 9)), B2: ([9],)})
 
-    assert answers.refused == {B1: ReadFailures(absent=EntryRuns([2, 7]))}
+    assert answers.failures == {B1: ReadFailures(absent=EntryRuns([2, 7]))}
 
 
 @in_virtual_time

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from auditor.fsck.inspecting import look_again, look_at
-from auditor.fsck.levels import Level
+from auditor.fsck.executor import inspect_ledger, recheck_ledger
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.bookies import Transfer
 from ledgers.digest import EntryDigest
@@ -59,7 +59,7 @@ async def test_whoever_else_is_there_is_asked_at_the_last_look() -> None:
         cluster.put(LEDGER, entry_id, B5)
 
     first = await look(cluster)
-    last = await look_again(await executor(cluster, options()), first)
+    last = await recheck_ledger(await executor(cluster, options()), first)
 
     assert told(first) == (Grade.LOST, (Finding.MISSING,))
     assert told(last) == (Grade.AT_RISK, (Finding.MISSING, Finding.STRAY))
@@ -103,7 +103,7 @@ async def test_what_was_repaired_since_is_whole() -> None:
     cluster.put(LEDGER, 0, B1)
 
     assert told(first) == (Grade.DEGRADED, (Finding.MISSING,))
-    assert told(await look_again(await executor(cluster, options()), first)) == WHOLE
+    assert told(await recheck_ledger(await executor(cluster, options()), first)) == WHOLE
 
 
 @in_virtual_time
@@ -116,7 +116,7 @@ async def test_what_was_moved_since_is_asked_of_its_new_bookies() -> None:
         cluster.put(LEDGER, entry_id, B4)
     await rewrite(cluster, segments=(Segment(first_entry_id=0, ensemble=(B4, B2, B3)),))
 
-    assert told(await look_again(await executor(cluster, options()), first)) == WHOLE
+    assert told(await recheck_ledger(await executor(cluster, options()), first)) == WHOLE
 
 
 @in_virtual_time
@@ -124,13 +124,13 @@ async def test_a_ledger_that_is_gone_vanishes() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
     made = await executor(cluster, options())
-    first = await look_at(made, LEDGER)
+    first = await inspect_ledger(made, LEDGER)
     assert first is not None
 
     await cluster.manager.delete(LEDGER, version=0)
 
-    assert await look_again(made, first) is None
-    assert await look_at(made, LEDGER) is None
+    assert await recheck_ledger(made, first) is None
+    assert await inspect_ledger(made, LEDGER) is None
 
 
 @in_virtual_time
@@ -147,7 +147,7 @@ async def test_a_ledger_deleted_while_its_bookies_are_asked_vanishes() -> None:
 
     cluster.bookies.before_transfer = delete
 
-    assert await look_again(await executor(cluster, options()), first) is None
+    assert await recheck_ledger(await executor(cluster, options()), first) is None
 
 
 @in_virtual_time
@@ -163,9 +163,9 @@ async def test_metadata_that_changes_meanwhile_is_looked_at_again_and_given_up_a
         await rewrite(cluster, c_token=change_count)
 
     cluster.bookies.before_transfer = change
-    given_up = await look_again(await executor(cluster, options()), first)
+    given_up = await recheck_ledger(await executor(cluster, options()), first)
     cluster.bookies.before_transfer = None
-    settled = await look_again(await executor(cluster, options()), first)
+    settled = await recheck_ledger(await executor(cluster, options()), first)
 
     assert given_up is not None
     assert (given_up.grade, given_up.rests_on_unknown) == (Grade.UNKNOWN, True)
@@ -179,7 +179,7 @@ async def test_it_comes_a_while_after_the_first() -> None:
     first = await look(cluster)
     since_s = cluster.clock.now_s()
 
-    await look_again(await executor(cluster, options()), first)
+    await recheck_ledger(await executor(cluster, options()), first)
 
     assert cluster.clock.now_s() - since_s >= 2
 
@@ -242,7 +242,7 @@ async def test_nor_that_a_bookie_that_is_gone_has_what_no_other_has() -> None:
 
     assert verdict is not None
     assert Finding.BOOKIE_GONE in verdict.findings
-    assert verdict.kept_away == frozenset()
+    assert verdict.bookies_to_start == frozenset()
 
 
 @in_virtual_time

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fsck.levels import Level
-from auditor.fsck.results.advice import advice_for, headline
+from auditor.fsck.options import Level
 from auditor.fsck.results.report import EVIDENCE_MAX, WORST_MAX, write_report
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from daemon.fsck.advice import advice_for, headline, report_texts
 from ledgers.model import BookieId
 from tests.fsck.results import damaged, leave_results, seen, whole
 
@@ -63,7 +63,7 @@ class Page(HTMLParser):
 
 def page_of(folder: Path, verdicts: list[LedgerVerdict]) -> Page:
     results = leave_results(folder, verdicts)
-    return Page(write_report(results, {A: "/rack-1"}).read_text())
+    return Page(write_report(results, {A: "/rack-1"}, report_texts(results.summary)).read_text())
 
 
 def test_the_counts_in_the_page_are_those_of_the_summary(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_counts_in_the_page_are_those_of_the_summary(tmp_path: Path) -> None
 def test_it_needs_nothing_but_itself(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [LOST, UNKNOWN, whole(2)])
 
-    text = write_report(results, {}).read_text()
+    text = write_report(results, {}, report_texts(results.summary)).read_text()
 
     assert not re.search(r"https?:|//|src=|url\(|@import|<link|<script", text)
     assert "default-src 'none'" in text

@@ -6,15 +6,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.results.advice import advice_for, headline
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.files import replace_table
-from auditor.fsck.results.reading import Results, compare
+from auditor.fsck.results.finished_runs import Results, compare
 from auditor.fsck.results.report import UNKNOWN_RACK, WORST_MAX, figures_of
 from auditor.fsck.results.rows import VERSION_NOTE
 from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary, read_summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from daemon.fsck.advice import advice_for, headline
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.model import BookieId
 from tests.fsck.results import (
@@ -180,7 +180,7 @@ def test_what_is_worst_comes_first_and_what_is_fine_not_at_all(tmp_path: Path) -
     figures = figures_of(leave_results(tmp_path, ALL), RACKS)
 
     assert list(figures.worst) == [LOST, LARGE_AT_RISK, AT_RISK, SUSPECT, LEGAL, UNKNOWN, IDLE]
-    assert figures.told_count == 7
+    assert figures.listed_count == 7
 
 
 def test_only_so_many_are_shown_and_the_worst_of_all(tmp_path: Path) -> None:
@@ -188,14 +188,14 @@ def test_only_so_many_are_shown_and_the_worst_of_all(tmp_path: Path) -> None:
 
     figures = figures_of(leave_results(tmp_path, [*many, LOST]), RACKS)
 
-    assert (len(figures.worst), figures.told_count) == (WORST_MAX, 391)
+    assert (len(figures.worst), figures.listed_count) == (WORST_MAX, 391)
     assert figures.worst[0] == LOST
 
 
 def test_of_healthy_ledgers_there_is_nothing_to_show(tmp_path: Path) -> None:
     figures = figures_of(leave_results(tmp_path, [whole(0), whole(1)]), {})
 
-    assert (figures.bookies, figures.racks, figures.worst, figures.told_count) == ([], [], [], 0)
+    assert (figures.bookies, figures.racks, figures.worst, figures.listed_count) == ([], [], [], 0)
 
 
 # --- Two runs -------------------------------------------------------------------------------------
@@ -248,5 +248,5 @@ def test_a_ledger_that_may_have_been_left_out_is_not_said_to_be_gone(
     before = leave_results(tmp_path, [LOST])
     after = leave_results(tmp_path, [whole(0)], run=LATER_RUN, skipped=skipped, left=left)
 
-    assert not compare(before, after).is_absence_told
-    assert compare(before, before).is_absence_told
+    assert not compare(before, after).is_absence_certain
+    assert compare(before, before).is_absence_certain

@@ -100,7 +100,7 @@ def test_lost_is_said_only_where_every_copy_was_answered_for() -> None:
     for bad, excused, gone, silent in itertools.product(range(4), repeat=4):
         if bad + excused + gone + silent > 3:
             continue
-        found = grade(bad=bad, excused=excused, gone=gone, silent=silent)
+        found = grade(bad=bad, excused=excused, gone=gone, unresponsive=silent)
         assert (found is LOST) == (bad + excused == 3)
         assert (found is WHOLE) == (bad + excused + gone + silent == 0)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.model import BookieId
 from tests.fsck.looking import look, one_ledger, told
