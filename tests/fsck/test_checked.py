@@ -106,12 +106,5 @@ def test_what_was_wrong_and_is_left_for_the_next_run_counts(
     assert wrong_among(after, ids(1)) == wrong
 
 
-def test_what_an_earlier_release_kept_is_read(tmp_path: Path) -> None:
-    write_checked(tmp_path, table(checked(1)).drop_columns(["is_wrong", "mtime_ms"]))
-
-    assert read_checked(tmp_path)["is_wrong"].to_pylist() == [False]
-    assert read_checked(tmp_path)["mtime_ms"].to_pylist() == [None]
-
-
 def test_before_the_first_run_nothing_is_known(tmp_path: Path) -> None:
     assert read_checked(tmp_path).num_rows == 0

@@ -158,7 +158,7 @@ def test_executors_that_come_later_are_given_tasks_too() -> None:
 def test_a_task_that_fails_for_good_ends_the_others() -> None:
     spark = FakeSpark(slots=2)
 
-    with pytest.raises(UnavailableError, match=r"again: ValueError: below 0$"):
+    with pytest.raises(UnavailableError, match=r"in each attempt: ValueError: below 0$"):
         list(dispatch(spark).results([1, -1] * 10, numbers_of, NUMBERS))
 
     assert len(spark.task_counts) < 20
@@ -185,7 +185,7 @@ GONE = [
 def test_that_sparks_own_process_is_gone_is_told(error: Exception) -> None:
     spark = FakeSpark(slots=2, error=error)
 
-    with pytest.raises(UnavailableError, match="Spark's own process, Java's, is gone"):
+    with pytest.raises(UnavailableError, match="Spark's Java process has ended"):
         list(dispatch(spark).results([1], numbers_of, NUMBERS))
 
 

@@ -19,7 +19,7 @@ Do = Callable[[Cluster], Awaitable[None]]
 METADATA, ENDS, SAMPLE, FULL = Level
 WHOLE = (Grade.WHOLE, ())
 LAST = 29
-MIDDLE = 13
+MIDDLE = 14
 """An entry that is at no end, nor in the sample."""
 
 

@@ -153,8 +153,8 @@ def test_a_copy_elsewhere_counts_for_its_entries_alone() -> None:
     refused = dict.fromkeys((B1, B2, B3), ReadFailures(absent=EntryRuns([3, 4])))
     frag = fragment(write_quorum=3)
 
-    role = judge(stretch(frag, refused=refused, elsewhere={B4: EntryRuns([3])}))
-    whole = judge(stretch(frag, refused=refused, elsewhere={B4: EntryRuns([3, 4])}))
+    role = judge(stretch(frag, failures=refused, elsewhere={B4: EntryRuns([3])}))
+    whole = judge(stretch(frag, failures=refused, elsewhere={B4: EntryRuns([3, 4])}))
 
     assert (role.grade, whole.grade) == (Grade.LOST, Grade.AT_RISK)
     assert (Finding.STRAY, B4, "only_copy") in {
@@ -289,7 +289,7 @@ def test_stretches_of_a_fragment_add_up() -> None:
     builder.add_fragment(0, frag)
     for first, refused in ((0, {B1: [2, 3]}), (10, {B1: [11, 15], B2: [11]})):
         runs = {bookie: ReadFailures(absent=EntryRuns(ids)) for bookie, ids in refused.items()}
-        builder.add_range(0, judge(stretch(frag, first, first + 9, refused=runs)))
+        builder.add_range(0, judge(stretch(frag, first, first + 9, failures=runs)))
 
     verdict = builder.verdict(checked_ms=0)
 

@@ -11,8 +11,8 @@ import pytest
 from auditor.fsck.options import Level
 from auditor.fsck.results.finished_runs import verdict_history
 from auditor.fsck.results.report import write_report
-from auditor.fsck.results.rows import SCHEMA, counts_of, from_table, to_batch
-from auditor.fsck.results.summary import Counts, Summary, read_summary
+from auditor.fsck.results.rows import counts_of, from_table, to_batch
+from auditor.fsck.results.summary import Counts
 from daemon.fsck.advice import report_texts, tails_text
 from daemon.fsck.texts import history_lines, summary_lines
 from ledgers.bookies import LAST_ENTRY
@@ -129,30 +129,12 @@ def test_rows_keep_it_and_it_is_counted() -> None:
     assert (counts_of(table) + counts_of(table)).tails_unseen == 2
 
 
-def test_rows_of_an_earlier_release_lack_it() -> None:
-    table = pa.Table.from_batches([to_batch([whole(1)])])
-    position = SCHEMA.get_field_index("is_tail_unseen")
-    earlier = table.set_column(position, SCHEMA.field(position), pa.nulls(1, pa.bool_()))
-
-    assert list(from_table(earlier)) == [whole(1)]
-    assert counts_of(earlier).tails_unseen == 0
-
-
-def test_summaries_of_an_earlier_release_lack_it(tmp_path: Path) -> None:
-    written = leave_results(tmp_path, [UNSEEN]).summary
-    record = written.to_record()
-    del record["tails_unseen"]
-
-    assert read_summary(tmp_path) == written
-    assert Summary.from_record(record).counts.tails_unseen == 0
-
-
 @pytest.mark.parametrize(
     ("count", "text"),
     [
         (0, ""),
-        (1, "the tail of 1 open ledger was left to its writer: "),
-        (1_200, "the tails of 1,200 open ledgers were left to their writers: "),
+        (1, "entries after the last confirmed one were not checked in 1 open ledger"),
+        (1_200, "entries after the last confirmed one were not checked in 1,200 open ledgers"),
     ],
 )
 def test_it_is_said_in_plain_words(count: int, text: str) -> None:
@@ -173,7 +155,7 @@ def test_a_run_says_so_and_the_report_and_one_ledgers_past(tmp_path: Path) -> No
     assert text[1:] in page.text
     assert json.loads((tmp_path / "summary.json").read_text())["tails_unseen"] == 1
     said = [history_lines(verdict_history(tmp_path, ledger_id))[1] for ledger_id in (3, 1)]
-    assert ["what follows was left to its writer" in line for line in said] == [True, False]
+    assert ["later entries not checked" in line for line in said] == [True, False]
 
 
 def test_where_none_is_left_nothing_is_said(tmp_path: Path) -> None:
@@ -181,5 +163,5 @@ def test_where_none_is_left_nothing_is_said(tmp_path: Path) -> None:
 
     page = Page(write_report(results, {}, report_texts(results.summary)).read_text())
 
-    assert not any("writer" in line for line in summary_lines(results.summary))
+    assert not any("not checked" in line for line in summary_lines(results.summary))
     assert "tails-unseen" not in page.counts()

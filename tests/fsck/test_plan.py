@@ -9,7 +9,6 @@ import pytest
 
 from auditor.fsck.ledger_list import COPY_BYTES
 from auditor.fsck.options import FsckOptions, Level
-from auditor.fsck.results.files import replace_table
 from auditor.fsck.results.plan import (
     PART_MAX,
     PART_WORK_MAX,
@@ -116,16 +115,6 @@ def test_a_plan_that_was_written_has_its_parts(tmp_path: Path) -> None:
     assert plan.ledger_ids([0, 2]).to_pylist() == [7, 9, 2**63 - 1]
     assert plan.ledger_ids([]).to_pylist() == []
     assert ([plan.work_of(number) for number in range(3)], plan.work) == ([2, 2, 1], 5)
-
-
-def test_of_a_plan_of_an_earlier_release_every_ledger_is_looked_at(tmp_path: Path) -> None:
-    path = tmp_path / "plan.parquet"
-    rows = planned([7, 9], table(checked(9)), options(), job()).drop_columns(["known_mtime_ms"])
-
-    replace_table(path, rows)
-
-    part = Plan(path).part(0)
-    assert (list(part.ledger_ids), dict(part.known)) == ([7, 9], {})
 
 
 def test_a_cluster_without_ledgers_has_a_plan_without_parts(tmp_path: Path) -> None:

@@ -74,10 +74,8 @@ def test_what_is_left_as_wrong_as_it_was_is_wrong_still() -> None:
     )  # fmt: skip
 
     assert (summary.wrong, summary.exit_code) == (2, 1)
-    assert headline(summary).startswith("Nothing is known to be lost; some copies are not")
-    assert any(
-        "wrong when they were looked at last: 2" in each.title for each in advice_for(summary)
-    )
+    assert headline(summary).startswith("Nothing is known to be lost, but some copies are missing")
+    assert any("the last check found wrong: 2" in each.title for each in advice_for(summary))
 
 
 def test_a_summary_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -127,7 +125,7 @@ def test_earlier_runs_are_found_by_name(tmp_path: Path) -> None:
 
 
 def test_where_there_are_no_results_it_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="there are no results of a run"):
+    with pytest.raises(SettingsError, match="there are no results of a finished fsck run"):
         Results.named(str(tmp_path / "missing"))
     with pytest.raises(SettingsError, match="no results of the run R"):
         Results.named(f"{tmp_path}@R")
@@ -140,7 +138,7 @@ def test_what_results_there_are_is_said_where_others_are_asked_for(tmp_path: Pat
     begun = RunFolder(tmp_path / "begun", LATER_RUN)
     begun.begin([], FsckOptions(metadata_service_uri="zk://a/ledgers"), started_ms=0)
 
-    with pytest.raises(SettingsError, match=f"no results of the run R; there are those of {RUN}"):
+    with pytest.raises(SettingsError, match=f"no results of the run R; known runs: {RUN}"):
         Results.named(f"{tmp_path}@R")
     with pytest.raises(SettingsError, match=f"the run {LATER_RUN} has not come to its end"):
         Results.named(str(tmp_path / "begun"))

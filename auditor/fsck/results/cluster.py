@@ -35,7 +35,7 @@ class Cluster:
         return _place(self.metadata_service_uri) == _place(other.metadata_service_uri)
 
     def __str__(self) -> str:
-        return f"{self.instance_id or 'without an id'} ({self.metadata_service_uri})"
+        return f"{self.instance_id or 'cluster without an id'} ({self.metadata_service_uri})"
 
 
 def _place(uri: str) -> tuple[str, str]:
