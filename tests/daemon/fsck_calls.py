@@ -49,7 +49,7 @@ class FakeRuns:
         self.wanted = wanted
         if self.raises is not None:
             raise self.raises
-        on_progress(FsckProgress(phase="looking", ledgers_done=1, ledgers_expected=2))
+        on_progress(FsckProgress(phase="checking", ledgers_done=1, ledgers_expected=2))
         write_racks(wanted.output, places.racks)
         level = wanted.options.level
         return leave_results(wanted.output, self.verdicts, level=level).summary

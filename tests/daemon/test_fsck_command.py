@@ -45,10 +45,10 @@ def test_people_are_told_what_was_found_and_what_to_do(runs: FakeRuns, tmp_path:
     assert "Data is lost" in said.stdout
     assert "2 ledgers: 1 whole, 1 lost" in said.stdout
     assert f"would mark ledger 1 (lost): {A}: missing, entry 3" in said.stdout
-    assert "--mark does it" in said.stdout
+    assert "--mark marks them" in said.stdout
     assert f"report: {tmp_path}/report.html" in said.stdout
     assert "/rack-1" in (tmp_path / "report.html").read_text()
-    assert "looking: 1 of 2 ledgers" in said.stderr
+    assert "checking: 1 of 2 ledgers" in said.stderr
 
 
 def test_programs_are_told_the_same_as_an_object(runs: FakeRuns, tmp_path: Path) -> None:
@@ -186,4 +186,4 @@ def test_help_needs_no_spark() -> None:
     said = CliRunner().invoke(cli, ["fsck", "run", "--help"])
 
     assert said.exit_code == 0
-    assert "metadata   metadata that cannot be read" in said.output
+    assert "metadata   unreadable metadata" in said.output

@@ -40,7 +40,7 @@ def test_two_runs_do_not_write_to_one_folder(
         assert failing(monkeypatch, *arguments) == 2
     said = capsys.readouterr().err
     assert (
-        f"another run of fsck (process {os.getpid()} on {socket.gethostname()}) writes there now"
+        f"another run of fsck (process {os.getpid()} on {socket.gethostname()}) writes there"
         in said
     )
     assert runs.wanted is None
@@ -52,7 +52,7 @@ def test_a_run_that_left_no_name_keeps_others_out_all_the_same(tmp_path: Path) -
     with locked_output(tmp_path):
         os.truncate(tmp_path / LOCK_FILE, 0)
 
-        with pytest.raises(SettingsError, match="another run of fsck writes there now"):
+        with pytest.raises(SettingsError, match="another run of fsck writes there"):
             locked_output(tmp_path).__enter__()
 
 
@@ -94,7 +94,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_run(
 
 @pytest.mark.parametrize(
     ("has_results", "told"),
-    [(False, "no part of it was finished"), (True, "the same command goes on from there")],
+    [(False, "no part was finished"), (True, "the same command continues the run")],
     ids=["at once", "after a part"],
 )
 def test_who_interrupts_it_is_told_how_it_goes_on(
@@ -133,7 +133,7 @@ def test_who_gives_a_killed_run_up_and_interrupts_that_is_told_how_it_goes_on_al
 
     failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path, "--restart")
 
-    assert "the same command, without --restart, goes on from there" in capsys.readouterr().err
+    assert "the same command without --restart continues the run" in capsys.readouterr().err
 
 
 def test_who_interrupts_what_comes_after_a_run_is_told_that_it_is_over(
@@ -151,8 +151,8 @@ def test_who_interrupts_what_comes_after_a_run_is_told_that_it_is_over(
 
     assert code == 130
     said = capsys.readouterr().err
-    assert "the run is over" in said
-    assert "no part of it was finished" not in said
+    assert "the run is complete" in said
+    assert "no part was finished" not in said
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_where_a_run_breaks_off_it_is_told_how_it_goes_on(
     said = call_run(tmp_path)
 
     assert said.exception is error
-    assert "no part of it was finished: the same command begins at the first" in said.stderr
+    assert "no part was finished; the same command starts over" in said.stderr
 
 
 def test_a_wrong_address_is_named_as_it_was_given(runs: FakeRuns, tmp_path: Path) -> None:
@@ -233,6 +233,6 @@ def test_a_cluster_that_cannot_be_looked_at_after_the_run_leaves_what_was_found_
     record = json.loads(call_run(tmp_path / "b", "--json").stdout)
 
     assert said.exit_code == 1
-    assert "what changed since it was looked at is not known: no answer" in said.stderr
+    assert "cannot check for changes since the run: no answer" in said.stderr
     assert "would mark ledger 1" in said.stdout
     assert (record["marks"]["would_mark"], record["marks"]["changed"]) == (1, None)

@@ -140,7 +140,7 @@ def test_what_results_there_are_is_said_where_others_are_asked_for(tmp_path: Pat
 
     with pytest.raises(SettingsError, match=f"no results of the run R; known runs: {RUN}"):
         Results.named(f"{tmp_path}@R")
-    with pytest.raises(SettingsError, match=f"the run {LATER_RUN} has not come to its end"):
+    with pytest.raises(SettingsError, match=f"the run {LATER_RUN} is unfinished"):
         Results.named(str(tmp_path / "begun"))
 
 
