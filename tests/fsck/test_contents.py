@@ -5,7 +5,7 @@ import pytest
 
 from auditor.fsck.spark import sources
 from auditor.fsck.spark.sources import ClusterConnection, ledger_rows
-from tests.fsck.looking import ALL, let_in
+from tests.fsck.inspections import ALL, let_in
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
 REACH = ClusterConnection(metadata_service_uri="zk://127.0.0.1:2181/ledgers")

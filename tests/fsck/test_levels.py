@@ -7,7 +7,7 @@ import pytest
 from auditor.fsck.options import FsckOptions, Level
 from ledgers.errors import SettingsError
 from ledgers.placement import RackRule
-from tests.fsck.looking import options
+from tests.fsck.inspections import options
 from tests.replication.ledger_values import B1
 
 

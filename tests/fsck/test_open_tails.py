@@ -19,7 +19,7 @@ from ledgers.bookies import LAST_ENTRY
 from ledgers.errors import BusyError, NoAnswerError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
-from tests.fsck.looking import ALL, look, look_twice, one_ledger
+from tests.fsck.inspections import ALL, inspect_once, inspect_twice, one_ledger
 from tests.fsck.results import leave_results, whole
 from tests.fsck.test_report import Page
 from tests.replication.cluster import in_virtual_time
@@ -43,7 +43,7 @@ async def test_what_an_open_ledger_has_beyond_its_last_confirmed_entry_is_left_t
     for bookie in ALL[1:]:
         cluster.bookie(bookie).lose(LEDGER, 9)
 
-    verdict = await look(cluster, level)
+    verdict = await inspect_once(cluster, level)
 
     assert verdict.last_entry_id == 8
     assert verdict.is_tail_unseen
@@ -54,7 +54,7 @@ async def test_that_nobody_writes_it_any_more_makes_nobody_look() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     await asyncio.sleep(3_600)
 
-    verdict = await look_twice(cluster, ENDS, idle_open_after_s=3_600.0)
+    verdict = await inspect_twice(cluster, ENDS, idle_open_after_s=3_600.0)
 
     assert verdict is not None
     assert verdict.is_tail_unseen
@@ -68,7 +68,7 @@ async def test_but_that_a_bookie_of_it_was_wiped_does() -> None:
     await cluster.revive(B1)
     await asyncio.sleep(3_600)
 
-    verdict = await look_twice(cluster, ENDS, idle_open_after_s=3_600.0)
+    verdict = await inspect_twice(cluster, ENDS, idle_open_after_s=3_600.0)
 
     assert verdict is not None
     assert not verdict.is_tail_unseen
@@ -88,7 +88,7 @@ async def test_but_that_a_bookie_of_it_was_wiped_does() -> None:
 async def test_no_other_ledger_has_a_tail_that_is_left(state: LedgerState, level: Level) -> None:
     cluster, _ = await one_ledger(state=state, last=9)
 
-    assert not (await look(cluster, level)).is_tail_unseen
+    assert not (await inspect_once(cluster, level)).is_tail_unseen
 
 
 @in_virtual_time
@@ -106,7 +106,7 @@ async def test_but_a_recovery_of_which_a_bookie_does_not_say_how_far_it_has_the_
 
     cluster.bookies.read = busy_with_the_last  # type: ignore[method-assign]
 
-    assert (await look(cluster, FULL)).is_tail_unseen
+    assert (await inspect_once(cluster, FULL)).is_tail_unseen
 
 
 @in_virtual_time
@@ -115,7 +115,7 @@ async def test_nor_one_whose_end_nobody_tells_which_is_unknown() -> None:
     for bookie in ALL:
         cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=NoAnswerError))
 
-    assert not (await look(cluster, ENDS)).is_tail_unseen
+    assert not (await inspect_once(cluster, ENDS)).is_tail_unseen
 
 
 # --- What is said of them ----------------------------------------------------------------------------

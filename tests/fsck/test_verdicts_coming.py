@@ -14,7 +14,7 @@ from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError
-from tests.fsck.looking import ALL, executor, options
+from tests.fsck.inspections import ALL, executor, options
 from tests.ledgers.bulk_cases import Scene, play
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1

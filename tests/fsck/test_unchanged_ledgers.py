@@ -4,7 +4,7 @@ import pytest
 
 from auditor.fsck import ledger_list as module
 from auditor.fsck.ledger_list import unchanged_ledgers
-from tests.fsck.looking import ALL, let_in, options
+from tests.fsck.inspections import ALL, let_in, options
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
 

@@ -8,7 +8,7 @@ from auditor.fsck import ledger_list
 from auditor.fsck.ledger_list import COPY_BYTES, LEDGER_WORK_MIN, estimate_work, work_of
 from auditor.fsck.options import FsckOptions, Level
 from ledgers.model import LedgerMetadata, LedgerState, Segment
-from tests.fsck.looking import ALL, let_in, options
+from tests.fsck.inspections import ALL, let_in, options
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
 OPEN = LedgerMetadata(

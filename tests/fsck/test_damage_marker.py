@@ -25,7 +25,7 @@ from replication import znodes
 from replication.cluster import ViewSource
 from replication.znodes import own_path
 from tests.auditor.auditing import leading
-from tests.fsck.looking import look_twice, told
+from tests.fsck.inspections import inspect_twice, told
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, ROOT, UR, working
@@ -188,7 +188,7 @@ async def test_what_would_be_marked_is_what_is_then_marked_in_the_same_queue() -
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
     cluster.bookie(B1).lose(LEDGER, 3)
-    found = await look_twice(cluster)
+    found = await inspect_twice(cluster)
     assert found is not None
     [fault] = damaged_ledgers([found])
 
@@ -221,7 +221,7 @@ async def test_what_fsck_finds_in_the_middle_of_a_ledger_the_daemon_mends() -> N
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
     cluster.bookie(B1).lose(LEDGER, 3)  # its ends are there: a worker alone would find nothing
-    found = await look_twice(cluster)
+    found = await inspect_twice(cluster)
     assert told(found) != (Grade.WHOLE, ())
     assert found is not None
 
@@ -232,4 +232,4 @@ async def test_what_fsck_finds_in_the_middle_of_a_ledger_the_daemon_mends() -> N
         await asyncio.sleep(60)
 
     assert await cluster.marked(own_path(UR)) == []
-    assert told(await look_twice(cluster)) == (Grade.WHOLE, ())
+    assert told(await inspect_twice(cluster)) == (Grade.WHOLE, ())

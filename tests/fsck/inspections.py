@@ -75,7 +75,7 @@ def let_in(monkeypatch: pytest.MonkeyPatch, module: ModuleType, cluster: Cluster
     monkeypatch.setattr(LedgerManager, "open", manager)
 
 
-async def look(
+async def inspect_once(
     cluster: Cluster, level: Level = Level.FULL, ledger_id: int = LEDGER, **changes: Any
 ) -> LedgerVerdict:
     """The first look alone."""
@@ -84,7 +84,7 @@ async def look(
     return verdict
 
 
-async def look_twice(
+async def inspect_twice(
     cluster: Cluster, level: Level = Level.FULL, ledger_id: int = LEDGER, **changes: Any
 ) -> LedgerVerdict | None:
     """As a run does: what seems wrong is looked at again. None: the ledger is gone."""
@@ -94,7 +94,7 @@ async def look_twice(
     return await recheck_ledger(await executor(cluster, options(level, **changes)), first)
 
 
-async def look_at_many(
+async def inspect_many(
     cluster: Cluster, ledger_ids: Sequence[int], level: Level = Level.FULL, **changes: Any
 ) -> dict[int, LedgerVerdict]:
     """First looks at all of them."""

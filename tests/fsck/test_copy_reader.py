@@ -14,7 +14,7 @@ from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
 from replication.copy_checks import ReadFailures
 from replication.entry_runs import EntryRuns
-from tests.fsck.looking import look, one_ledger, options, replace_payload, told
+from tests.fsck.inspections import inspect_once, one_ledger, options, replace_payload, told
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B4
 from tests.replication.nodes import LEDGER
@@ -101,7 +101,7 @@ async def test_what_is_read_at_a_second_try_is_compared_too() -> None:
     replace_payload(cluster, B1, 0)
     fail_in_turn(cluster, B1, [BusyError])
 
-    assert told(await look(cluster)) == (Grade.WHOLE, (Finding.SUSPECT,))
+    assert told(await inspect_once(cluster)) == (Grade.WHOLE, (Finding.SUSPECT,))
 
 
 def entry_of_sample(last: int) -> int:
@@ -118,7 +118,7 @@ async def test_a_sample_sees_what_is_missing_of_it_and_then_what_else_is() -> No
     for entry_id in (drawn, drawn + 1, drawn + 2):
         cluster.bookie(B2).lose(LEDGER, entry_id)
 
-    verdict = await look(cluster, Level.SAMPLE)
+    verdict = await inspect_once(cluster, Level.SAMPLE)
 
     assert told(verdict) == (Grade.DEGRADED, (Finding.MISSING,))
     assert [each.entry_count for each in verdict.evidence] == [3]
@@ -129,7 +129,7 @@ async def test_what_a_sample_was_not_answered_for_is_unknown() -> None:
     cluster, _ = await one_ledger(last=99)
     fail_in_turn(cluster, B2, [None, None, None, NoAnswerError])
 
-    verdict = await look(cluster, Level.SAMPLE)
+    verdict = await inspect_once(cluster, Level.SAMPLE)
 
     assert told(verdict) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
     assert [each.entry_count for each in verdict.evidence] == [1]
@@ -152,9 +152,9 @@ async def test_a_loss_rests_on_the_silence_of_a_former_member(
     for bookie in (B1, B2):
         cluster.bookie(bookie).lose(LEDGER, 2)
 
-    certain = await look(cluster)
+    certain = await inspect_once(cluster)
     await silence(cluster, B4)
-    doubtful = await look(cluster)
+    doubtful = await inspect_once(cluster)
 
     assert (certain.grade, certain.rests_on_unknown) == (Grade.LOST, False)
     assert doubtful.fragments[0].grade is Grade.LOST

@@ -8,7 +8,7 @@ from auditor.fsck.ledger_inspector import LedgerInspector
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.errors import SessionLostError
 from ledgers.manager import VersionedMetadata
-from tests.fsck.looking import look_at_many, one_ledger, told
+from tests.fsck.inspections import inspect_many, one_ledger, told
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER
@@ -37,7 +37,7 @@ async def test_it_is_unknown_with_the_reason(monkeypatch: pytest.MonkeyPatch) ->
     cluster = await failing(monkeypatch, ZeroDivisionError("what?"))
 
     with capture_logs() as logs:
-        found = await look_at_many(cluster, [1, LEDGER, 2])
+        found = await inspect_many(cluster, [1, LEDGER, 2])
 
     assert told(found[LEDGER]) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
     assert "ZeroDivisionError('what?')" in found[LEDGER].evidence[0].detail
@@ -52,4 +52,4 @@ async def test_what_is_foreseen_ends_it_as_ever(monkeypatch: pytest.MonkeyPatch)
     cluster = await failing(monkeypatch, SessionLostError("the session is over"))
 
     with pytest.raises(SessionLostError):
-        await look_at_many(cluster, [LEDGER])
+        await inspect_many(cluster, [LEDGER])
