@@ -105,15 +105,15 @@ class CopyInspection:
 
     async def _inspect_some(self) -> None:
         """Check the ends of all fragments at once, then the rest of each as needed."""
-        distrusted: Collection[BookieId] = ()
+        lacking_by_list: Collection[BookieId] = ()
         fragments = [fragment for _, fragment in self._with_entries()]
         if self._lists is not None and fragments:
-            distrusted = await self._lists.lacking(fragments, self._available)
+            lacking_by_list = await self._lists.lacking(fragments, self._available)
         ends = plan_reads(fragments, available=self._available, distrusted=())
         failures = (await self._reader.read_runs(ends)).failures
         for position, fragment in self._with_entries():
             known = _within(fragment, failures)
-            lacking = {b for b in fragment.ensemble if b in distrusted}
+            lacking = {b for b in fragment.ensemble if b in lacking_by_list}
             lacking |= {bookie for bookie, failed in known.items() if failed.has_bad}
             if self._options.level is Level.SAMPLE:
                 lacking |= await self._read_sample(fragment, lacking, known)

@@ -276,7 +276,7 @@ def _evidence(entries: EntryRange, *, is_excused: bool) -> Iterable[Evidence]:
     for index, bookie in enumerate(entries.fragment.ensemble):
         if lower_indexes_of_bookie(entries.fragment, index):
             yield Evidence(
-                finding=Finding.MISPLACED, bookie=bookie, code="stands_twice", detail=_TWICE
+                finding=Finding.MISPLACED, bookie=bookie, code="named_twice", detail=_TWICE
             )
         if bookie in entries.absent:
             yield from _observation(

@@ -101,7 +101,7 @@ class LedgerInspector:
         builder.add_evidence(self._misplaced(versioned))
         builder.mark_end_unproven(self._unproven_end(versioned, builder))
         if is_idle:
-            builder.add_evidence([Evidence(finding=Finding.IDLE_OPEN, code="last_entry_stands")])
+            builder.add_evidence([Evidence(finding=Finding.IDLE_OPEN, code="last_entry_unchanged")])
         return inspection.verdict(checked_ms=self._clock.wall_ms())
 
     async def _end(self, versioned: VersionedMetadata, previous: LedgerVerdict | None) -> "End":

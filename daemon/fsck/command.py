@@ -140,11 +140,9 @@ uri_option = click.option(
     "--metadata-service-uri",
     "uri",
     metavar="URI",
-    help="Cluster, instead of the setting; zk+hierarchical://zk1:2181;zk2:2181/ledgers.",
+    help="The cluster, instead of the setting.",
 )
-mark_option = click.option(
-    "--mark", is_flag=True, help="Mark what can be repaired. Without it, show what would be marked."
-)
+mark_option = click.option("--mark", is_flag=True, help="Mark damaged ledgers for repair.")
 
 
 def settings_for(
@@ -224,26 +222,26 @@ def fsck() -> None:
     metavar="DIR",
     required=True,
     type=Folder(),
-    help="Folder for the results of many runs. One run at a time.",
+    help="Folder for the results.",
 )
 @click.option(
     "--level",
     type=click.Choice([level.value for level in Level]),
-    help="How much to read.  [default: ends; sample with --sample]",
+    help="How much to read.  [default: ends]",
 )
 @click.option(
-    "--sample", "share", type=Share(), help="Share of entries to read, such as 5%.  [default: 1%]"
+    "--sample", "share", type=Share(), help="Level sample with this share.  [default: 1%]"
 )
 @click.option(
     "--master",
     type=SparkMaster(),
-    help="Spark master: local[4], spark://host:7077, yarn.  [default: spark-submit's, else local[*]]",
+    help="Spark master, such as local[4] or yarn.",
 )
 @click.option(
     "--spark-conf",
     type=SparkSetting(),
     multiple=True,
-    help="Spark setting, such as spark.executor.memory=2g.",
+    help="Spark setting. May be repeated.",
 )
 @click.option(
     "--start-within",
@@ -258,30 +256,30 @@ def fsck() -> None:
     "--for",
     "time_budget_s",
     type=Duration(),
-    help="Begin no further part after this time, such as 2h.",
+    help="Time limit, such as 2h.",
 )
 @click.option(
     "--skip-checked-within",
     "checked_within_s",
     type=Duration(),
-    help="Skip unchanged closed ledgers checked without a finding within this time, such as 7d.",
+    help="Skip unchanged ledgers checked recently.",
 )
 @click.option(
     "--reads-per-s",
     type=Limit("entries_per_s"),
-    help="Limit for all executors together, in entries.",
+    help="Limit in entries, for all executors.",
 )
 @click.option(
     "--bytes-per-s",
     type=Limit("bytes_per_s"),
-    help="Limit for all executors together, such as 50M.",
+    help="Limit in stored bytes, for all executors.",
 )
 @click.option(
     "--reads-in-flight",
     type=Limit("reads_in_flight_per_bookie"),
-    help="Limit for one executor at one bookie.  [default: 64]",
+    help="Limit per executor and bookie.  [default: 64]",
 )
-@click.option("--restart", is_flag=True, help="Discard an unfinished run instead of continuing it.")
+@click.option("--restart", is_flag=True, help="Discard an unfinished run, start a new one.")
 @mark_option
 @uri_option
 @config_option
