@@ -1,1 +1,5 @@
-"""``bookmender fsck``: the ``command``, the ``texts`` that it prints, and a run on Spark (``running``)."""
+"""``bookmender fsck``.
+
+``command`` is the command line, ``runner`` one run on Spark, and ``spark_environment`` the variables
+that Spark starts with. ``texts`` is what the commands print, and ``advice`` what an operator should do.
+"""

@@ -276,6 +276,7 @@ class ClusterFacts:
 
 
 async def read_cluster_facts(cluster: AdminSession) -> ClusterFacts:
+    """Return the facts, read through an open session."""
     clock = SystemClock()
     views = ViewSource(cluster.registration, clock)
     await views.refresh()
@@ -332,7 +333,8 @@ class MarkResult:
 async def preview_damaged(
     settings: Settings, folder: Path, damaged: Sequence[DamagedLedger], show: Show
 ) -> MarkPreview:
-    """Return what ``mark_damaged`` would do if auto-recovery is enabled. Raises SettingsError, UnavailableError."""
+    """Return what ``mark_damaged`` would do if auto-recovery is enabled. Raises SettingsError,
+    UnavailableError."""
     async with admin_session(settings) as cluster:
         check_cluster(folder, await cluster_identity(cluster))
         return await preview_in_session(cluster, damaged, show)

@@ -254,8 +254,8 @@ def check_work(checks: Sequence[Check], options: FsckOptions, begin_pace: BeginP
 def _by_options(
     ledger_ids: Collection[int], full_scan: frozenset[int], options: FsckOptions
 ) -> Iterator[tuple[FsckOptions, Sequence[int]]]:
-    """Yield the ledgers with the options for them: those of ``full_scan`` are read completely. Empty groups are
-    left out."""
+    """Yield ledgers with the options for them: those of ``full_scan`` are read completely. Empty groups
+    are left out."""
     if others := [ledger_id for ledger_id in ledger_ids if ledger_id not in full_scan]:
         yield options, others
     if whole := [ledger_id for ledger_id in ledger_ids if ledger_id in full_scan]:

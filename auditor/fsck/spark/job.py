@@ -128,7 +128,7 @@ class _Run:
     # --- The first check -------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check every part that is not done, or at as many as the time budget allows."""
+        """Check every part that is not done, or as many as the time budget allows."""
         self._report_checks()
         with closing(self._results(self._pending_checks())) as results:
             for checks, rows in results:
