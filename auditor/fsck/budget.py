@@ -33,6 +33,19 @@ from ledgers.tasks import task_scope, until_answered
 from replication.nodes import LiveNode, live_nodes, reader_count
 from replication.znodes import fsck_executors_path, nodes_path
 
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+LIST_INTERVAL_S = 0.2
+"""Pause between two reads of the list of executors. If many join together, one read covers
+several."""
+SHRINK_WAIT_S = 1.0
+"""Time for the other executors to reduce their shares after one joined: the delay of a watch and
+one ``LIST_INTERVAL_S``."""
+LEAVE_S = 2.0
+"""Deadline for deleting our znode. Otherwise it ends with the session."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadShare:
@@ -88,20 +101,6 @@ class FixedPace:
     async def run(self, apply: Apply) -> None:
         apply(self._share)
         await asyncio.Event().wait()  # it never changes
-
-
-T = TypeVar("T")
-
-log = structlog.get_logger()
-
-LIST_INTERVAL_S = 0.2
-"""Pause between two reads of the list of executors. If many join together, one read covers
-several."""
-SHRINK_WAIT_S = 1.0
-"""Time for the other executors to reduce their shares after one joined: the delay of a watch and
-one ``LIST_INTERVAL_S``."""
-LEAVE_S = 2.0
-"""Deadline for deleting our znode. Otherwise it ends with the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

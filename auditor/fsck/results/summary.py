@@ -38,6 +38,26 @@ SUMMARY_FILE = "summary.json"
 SUMMARIES = "summaries"
 
 
+log = structlog.get_logger()
+LEDGERS = Gauge(
+    "bookmender_fsck_ledgers",
+    "Ledgers checked by the last run of fsck, by verdict.",
+    ["verdict"],
+)
+FINDINGS = Gauge(
+    "bookmender_fsck_findings",
+    "Ledgers with a finding of the last run of fsck, by finding.",
+    ["finding"],
+)
+WRONG = Gauge(
+    "bookmender_fsck_wrong_ledgers",
+    "Wrong ledgers of the last run of fsck, or of an earlier run at a closer level that no run as close followed.",
+)
+FINISHED = Gauge(
+    "bookmender_fsck_finished_timestamp_seconds", "When the last run of fsck ended.", ["level"]
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
     """Counts of ledgers. Those of parts can be added. Keys are values of ``Grade`` and
@@ -186,6 +206,9 @@ class ReportTexts:
     advice: Sequence[Advice]
 
 
+# --- The files -------------------------------------------------------------------------------------
+
+
 def write_summary(folder: Path, summary: Summary) -> None:
     """Write the summary of the last run, and a copy beside those of earlier runs. Each file is
     replaced atomically, so a reader always finds a complete one."""
@@ -226,24 +249,7 @@ def _counts(record: Mapping[str, Any], key: str) -> dict[str, int]:
     return {name: whole(counts, name) for name in counts}
 
 
-log = structlog.get_logger()
-LEDGERS = Gauge(
-    "bookmender_fsck_ledgers",
-    "Ledgers checked by the last run of fsck, by verdict.",
-    ["verdict"],
-)
-FINDINGS = Gauge(
-    "bookmender_fsck_findings",
-    "Ledgers with a finding of the last run of fsck, by finding.",
-    ["finding"],
-)
-WRONG = Gauge(
-    "bookmender_fsck_wrong_ledgers",
-    "Wrong ledgers of the last run of fsck, or of an earlier run at a closer level that no run as close followed.",
-)
-FINISHED = Gauge(
-    "bookmender_fsck_finished_timestamp_seconds", "When the last run of fsck ended.", ["level"]
-)
+# --- The summaries in ZooKeeper --------------------------------------------------------------------
 
 
 def last_path(ur: str) -> str:

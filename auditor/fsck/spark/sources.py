@@ -22,7 +22,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import google_crc32c
 import pyarrow as pa
@@ -142,60 +142,20 @@ def register(spark: SparkSession) -> None:
         spark.dataSource.register(source)
 
 
-class LedgersSource(DataSource):
-    """One row for each ledger: its metadata."""
+class _Source(DataSource):
+    format_name: ClassVar[str]
+    columns: ClassVar[str]
+    reader_class: ClassVar[type[_Reader]]
 
     @classmethod
     def name(cls) -> str:
-        return "bookkeeper-ledgers"
+        return cls.format_name
 
     def schema(self) -> str:
-        return LEDGERS
+        return self.columns
 
-    def reader(self, schema: StructType) -> LedgersReader:
-        return LedgersReader(self.options, schema)
-
-
-class EntriesSource(DataSource):
-    """One row for each copy of an entry. Every copy is read, and its digest checked."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "bookkeeper-entries"
-
-    def schema(self) -> str:
-        return ENTRIES
-
-    def reader(self, schema: StructType) -> EntriesReader:
-        return EntriesReader(self.options, schema)
-
-
-class BookiesSource(DataSource):
-    """One row for each bookie."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "bookkeeper-bookies"
-
-    def schema(self) -> str:
-        return BOOKIES
-
-    def reader(self, schema: StructType) -> BookiesReader:
-        return BookiesReader(self.options, schema)
-
-
-class UnderreplicatedSource(DataSource):
-    """One row for each mark in the queues of under-replicated ledgers."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "bookkeeper-underreplicated"
-
-    def schema(self) -> str:
-        return UNDERREPLICATED
-
-    def reader(self, schema: StructType) -> MarksReader:
-        return MarksReader(self.options, schema)
+    def reader(self, schema: StructType) -> _Reader:
+        return self.reader_class(self.options, schema)
 
 
 # --- Readers: made in the driver, sent to the tasks -----------------------------------------------
@@ -263,6 +223,31 @@ class EntriesReader(_OfLedgers):
 
     def _rows(self, partition: InputPartition) -> AsyncIterator[list[Row]]:
         return entry_rows(self._connection, unpack(partition.value))
+
+
+class LedgersSource(_Source):
+    """One row for each ledger: its metadata."""
+
+    format_name, columns, reader_class = "bookkeeper-ledgers", LEDGERS, LedgersReader
+
+
+class EntriesSource(_Source):
+    """One row for each copy of an entry. Every copy is read, and its digest checked."""
+
+    format_name, columns, reader_class = "bookkeeper-entries", ENTRIES, EntriesReader
+
+
+class BookiesSource(_Source):
+    """One row for each bookie."""
+
+    format_name, columns, reader_class = "bookkeeper-bookies", BOOKIES, BookiesReader
+
+
+class UnderreplicatedSource(_Source):
+    """One row for each mark in the queues of under-replicated ledgers."""
+
+    format_name = "bookkeeper-underreplicated"
+    columns, reader_class = UNDERREPLICATED, MarksReader
 
 
 def _in_steps(rows: AsyncIterator[list[Row]]) -> Iterator[list[Row]]:
