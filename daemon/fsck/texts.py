@@ -324,8 +324,8 @@ def _graded(verdict: Outcome | LedgerVerdict) -> str:
 def changes_record(changes: Changes) -> dict[str, Any]:
     return {
         "has_worsened": changes.has_worsened,
-        "is_newness_told": changes.is_newness_certain,
-        "is_absence_told": changes.is_absence_certain,
+        "is_newness_certain": changes.is_newness_certain,
+        "is_absence_certain": changes.is_absence_certain,
         "changed": [_change_record(change) for change in changes.changed],
         "new": [_change_record(change) for change in changes.new],
         "new_whole": changes.new_fine_count,

@@ -132,7 +132,7 @@ def test_a_ledger_that_the_earlier_run_does_not_tell_of_is_said_to_be_new(
 
     assert call("diff", tmp_path).stdout.splitlines() == [f"{told}: ledger 7: lost"]
     record = json.loads(call("diff", tmp_path, "--json").stdout)
-    assert record["is_newness_told"] is (skipped == 0)
+    assert record["is_newness_certain"] is (skipped == 0)
 
 
 @pytest.mark.parametrize(

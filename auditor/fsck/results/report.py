@@ -356,15 +356,10 @@ def figures_of(results: Results, racks: Mapping[BookieId, str]) -> Figures:
         | (pc.list_value_length(pc.field("reasons")) > 0),
     )
     observed = _observed(results)
+    bookies: list[BookieId] = observed["bookie"].unique().to_pylist()
     return Figures(
-        bookies=_place_figures(
-            observed, {b: b for b in observed["bookie"].unique().to_pylist()}, racks
-        ),
-        racks=_place_figures(
-            observed,
-            {b: racks.get(b, UNKNOWN_RACK) for b in observed["bookie"].unique().to_pylist()},
-            {},
-        ),
+        bookies=_place_figures(observed, {b: b for b in bookies}, racks),
+        racks=_place_figures(observed, {b: racks.get(b, UNKNOWN_RACK) for b in bookies}, {}),
         ages=_age_figures(results),
         worst=_worst_ledgers(results, listed),
         listed_count=listed.num_rows,
