@@ -1,7 +1,7 @@
 """How many copies a second one process of fsck looks at: ``python -m bench.inspect_bench``.
 
 Starts a local cluster of three bookies, stores closed ledgers of which each has all entries, and
-looks at all of them at a level, through ``auditor.fsck.inspecting`` alone: no Spark. A copy is an
+looks at all of them at a level, through ``auditor.fsck.executor`` alone: no Spark. A copy is an
 entry read from one bookie, its digest checked, at level ``full`` its fingerprint compared with the
 others'. CPU is this process's alone. The bookies share the machine, so rates are theirs as much as
 ours; the cost for each copy is ours.
@@ -21,8 +21,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from auditor.fsck.inspecting import inspect
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.executor import inspect
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.verdicts import Grade
 from bench.loading import store_entries
 from daemon.local.cluster import LocalCluster

@@ -1,8 +1,8 @@
 """A small asyncio client library for Apache BookKeeper. It knows nothing of queues, leaders or audits.
 
 In reading order: ``model`` has ledgers, segments, fragments and striping as values, ``digest`` the
-bytes of an entry, ``errors`` all errors, ``clock`` the time, ``sizes`` byte counts as text and
-``tasks`` helpers for concurrent calls. ``store`` is the interface of the metadata store, and
+bytes of an entry, ``errors`` all errors, ``clock`` the time, ``sizes`` byte counts as text,
+``mixing`` a hash that all processes share and ``tasks`` helpers for concurrent calls. ``store`` is the interface of the metadata store, and
 ``bookies`` that of bookies: ``zookeeper``, ``client`` and ``connection`` implement them, ``memory``
 does so for tests. ``codec`` converts metadata, ``wire`` the bookies' protocols. ``manager`` reads
 and writes ledgers' metadata, ``registration`` lists the bookies, ``placement`` chooses among them,

@@ -36,6 +36,7 @@ from collections.abc import Callable, Collection, Sequence
 from msgspec import Struct
 
 from ledgers.clock import Clock
+from ledgers.mixing import mix64
 from ledgers.model import BookieId
 from replication.backoff import WaitingList
 from replication.ledger_record import WaitingNote
@@ -124,8 +125,6 @@ def fewest_copies_first(
 POINTS_PER_WORKER = 64
 """Shares differ by about an eighth then."""
 
-_MASK = 2**64 - 1
-
 
 class Shares:
     """The ledgers of each of ``workers`` (session ids), seen by ``own``. Immutable."""
@@ -133,7 +132,7 @@ class Shares:
     def __init__(self, workers: Collection[int], *, own: int) -> None:
         self.workers = frozenset({*workers, own})
         placed = sorted(
-            (_mixed(_mixed(worker) + number), worker == own)
+            (mix64(mix64(worker) + number), worker == own)
             for worker in self.workers
             for number in range(POINTS_PER_WORKER)
         )
@@ -143,17 +142,8 @@ class Shares:
     def is_own(self, ledger_id: int) -> bool:
         if len(self.workers) == 1:
             return True
-        position = bisect.bisect_left(self._points, _mixed(ledger_id))
+        position = bisect.bisect_left(self._points, mix64(ledger_id))
         return self._is_own[position % len(self._points)]
-
-
-def _mixed(number: int) -> int:
-    """64 bits of which each depends on all of the number's. The same in every release and
-    process."""
-    number = (number + 0x9E3779B97F4A7C15) & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
-    return number ^ (number >> 31)
 
 
 WAIT_MIN_S = 0.05

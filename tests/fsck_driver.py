@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from auditor.fsck.levels import FsckJob, FsckOptions, FsckProgress, Level
+from auditor.fsck.options import FsckJob, FsckOptions, FsckProgress, Level
 from auditor.fsck.spark.job import run_fsck
 from tests.spark_cluster import spark_session
 

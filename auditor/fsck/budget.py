@@ -7,12 +7,7 @@ runs and the nodes of the daemon. The nodes count the executors as well (rule S1
 
 The shares must not sum up to more than the budget. A joining executor waits until the others have
 reduced theirs, unless there is enough for all. An executor that cannot reach ZooKeeper cannot see
-the list, so it reads nothing.
-
-The limits of one executor, which the owner of the run's budget sets.
-
-The engine follows each new limit at once. ``FixedPace`` sets the limits of the options, as if no
-other executor ran.
+the list, so it reads nothing. ``FixedPace`` shares nothing: it is for an executor alone.
 """
 
 import asyncio
@@ -24,7 +19,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from auditor.fsck.levels import FsckOptions
+from auditor.fsck.options import FsckOptions
 from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING, reads_in_flight_max
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import (
@@ -37,6 +32,19 @@ from ledgers.store import MetadataStore, SessionState, children_if_any
 from ledgers.tasks import task_scope, until_answered
 from replication.nodes import LiveNode, live_nodes, reader_count
 from replication.znodes import fsck_executors_path, nodes_path
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+LIST_INTERVAL_S = 0.2
+"""Pause between two reads of the list of executors. If many join together, one read covers
+several."""
+SHRINK_WAIT_S = 1.0
+"""Time for the other executors to reduce their shares after one joined: the delay of a watch and
+one ``LIST_INTERVAL_S``."""
+LEAVE_S = 2.0
+"""Deadline for deleting our znode. Otherwise it ends with the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,20 +103,6 @@ class FixedPace:
         await asyncio.Event().wait()  # it never changes
 
 
-T = TypeVar("T")
-
-log = structlog.get_logger()
-
-LULL_S = 0.2
-"""Pause between two reads of the list of executors. If many join together, one read covers
-several."""
-ROOM_S = 1.0
-"""Time for the other executors to reduce their shares after one joined: the delay of a watch and
-one ``LULL_S``."""
-LEAVE_S = 2.0
-"""Deadline for deleting our znode. Otherwise it ends with the session."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPace:
     """Begins the pace of each executor of one run; pass it as ``begin_pace``. Can be pickled."""
@@ -151,7 +145,7 @@ def share_of(
     )
 
 
-def takes_from_others(options: FsckOptions, *, reader_count: int) -> bool:
+def others_must_shrink(options: FsckOptions, *, reader_count: int) -> bool:
     """True if the others must reduce their shares before a joining executor, the last of
     ``reader_count`` readers, may read.
 
@@ -206,8 +200,8 @@ class LeasedPace:
                 for watched in (fsck_executors_path(self._ur), nodes_path(self._ur)):
                     scope.start(self._watch(watched))
                 scope.start(self._pause_while_suspended(apply))
-                if await self._seen(self._takes_from_others, apply):
-                    await self._clock.sleep(ROOM_S)
+                if await self._until_answered(self._others_must_shrink, apply):
+                    await self._clock.sleep(SHRINK_WAIT_S)
                 await self._follow(apply)
         finally:
             await self._leave()
@@ -220,45 +214,45 @@ class LeasedPace:
         outdated, and ``_pause_while_suspended`` has applied None. It sets the event when the
         connection is back.
         """
-        told: ReadShare | None = None
+        logged: ReadShare | None = None
         while True:
             self._changed.clear()
             break_count = self._break_count
-            share = await self._seen(self._share, apply)
+            share = await self._until_answered(self._share, apply)
             if break_count == self._break_count and self._store.state is SessionState.CONNECTED:
                 apply(share)
-                if share != told:
+                if share != logged:
                     log.info("fsck_share.changed", **_fields(share))
-                told = share
-            await self._clock.sleep(LULL_S)
+                logged = share
+            await self._clock.sleep(LIST_INTERVAL_S)
             await self._changed.wait()
 
-    async def _seen(self, look: Callable[[], Awaitable[T]], apply: Apply) -> T:
-        """Return the result of ``look``. While ZooKeeper does not answer, nothing is read and the
+    async def _until_answered(self, read: Callable[[], Awaitable[T]], apply: Apply) -> T:
+        """Return the result of ``read``. While ZooKeeper does not answer, nothing is read and the
         call is repeated."""
 
-        async def looking() -> T:
+        async def attempt() -> T:
             try:
-                return await look()
+                return await read()
             except (UnavailableError, SessionLostError):
                 apply(None)
                 raise
 
-        return await until_answered(looking, event="fsck_share.unknown", clock=self._clock)
+        return await until_answered(attempt, event="fsck_share.unknown", clock=self._clock)
 
-    async def _takes_from_others(self) -> bool:
+    async def _others_must_shrink(self) -> bool:
         count = len(await self._executors())
         reader_count = count + await self._node_reader_count()
-        return count > 1 and takes_from_others(self._options, reader_count=reader_count)
+        return count > 1 and others_must_shrink(self._options, reader_count=reader_count)
 
     async def _share(self) -> ReadShare | None:
-        """Return our share. If our znode is missing, create it again and return None. The next look
-        comes ``LULL_S`` later, so that the others can reduce their shares."""
+        """Return our share. If our znode is missing, create it again and return None. The next read
+        comes ``LIST_INTERVAL_S`` later, so that the others can reduce their shares."""
         executors = await self._executors()
         if self._name not in executors:  # an operator deleted it, or the session is over
             log.warning("fsck_share.deleted", path=self._path)
             await self._join()
-            self._changed.set()  # look again after ``LULL_S``
+            self._changed.set()  # read the list again after ``LIST_INTERVAL_S``
             return None
         return share_of(
             self._options,

@@ -1,27 +1,37 @@
-"""The resources of one executor: a session, a view of the bookies, and connections to them.
+"""An executor of fsck: inspects ledgers independently of each other, and yields a verdict for each.
 
-Only the pace writes through the session. Everything else gets a read-only store.
+Changes no ledger, and fences none. An executor has one ZooKeeper session, one view of the bookies and
+one connection of each kind to each bookie. Only the pace writes through the session; everything else
+gets a read-only store.
 
-ZooKeeper sessions: an executor's, and short read-only ones.
+Ledgers that seem wrong are rechecked later in the run, with metadata read again. Only then are they
+reported.
 """
+
+from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from auditor.fsck.budget import BeginPace, ReadShare
-from auditor.fsck.copies import CopyInspector
-from auditor.fsck.levels import DEFAULT_TIMEOUTS, FsckOptions, SessionTimeouts
+import structlog
+
+from auditor.checks.copies import LOOKS_MAX, SECOND_LOOK_S
+from auditor.fsck.budget import BeginPace, FixedPace, ReadShare
+from auditor.fsck.ledger_inspector import LedgerInspector
+from auditor.fsck.options import DEFAULT_TIMEOUTS, FsckOptions, Level, SessionTimeouts
+from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
 from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.clock import Clock, SystemClock
 from ledgers.codec.layout import MetadataUri
-from ledgers.errors import SessionLostError
+from ledgers.errors import BookmenderError, CorruptionError, SessionLostError, UnauthorizedError
 from ledgers.health import Quarantine, QuarantiningBookies
-from ledgers.manager import LedgerManager
+from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore, ReadOnlyStore
 from ledgers.tasks import task_scope
@@ -30,33 +40,202 @@ from replication.cluster import ViewSource
 from replication.orders import OrderBook
 from replication.znodes import underreplication_path
 
+METADATA_AT_ONCE = 512
+"""Ledgers inspected at once if no bookie is asked: as many as ZooKeeper answers at a time."""
+VERDICTS_WAITING_MAX = 1_000
+"""Maximum number of verdicts that the caller has not fetched yet."""
 
-async def open_session(uri: MetadataUri, timeouts: SessionTimeouts) -> ZooKeeperStore:
-    """Return a new session, which the caller must close. Raises UnavailableError."""
-    return await ZooKeeperStore.open(
-        uri.hosts, session_timeout_s=timeouts.session_s, connect_timeout_s=timeouts.connect_s
+log = structlog.get_logger()
+T = TypeVar("T")
+InspectFunction = Callable[["Executor", T], Awaitable[LedgerVerdict | None]]
+
+
+def inspect(
+    options: FsckOptions, ledger_ids: Iterable[int], *, begin_pace: BeginPace = FixedPace
+) -> AsyncGenerator[LedgerVerdict, None]:
+    """Yield a verdict for each existing ledger, in the order of completion. A deleted ledger yields
+    none.
+
+    Opens one session, and one connection of each kind to each bookie. Raises SessionLostError,
+    UnavailableError (ZooKeeper does not answer), SettingsError (no such cluster); then nothing is
+    known about the remaining ledgers. A caller that stops early must close the generator
+    (``aclosing``).
+    """
+    return _verdicts(options, ledger_ids, inspect_ledger, begin_pace)
+
+
+def recheck(
+    options: FsckOptions, verdicts: Iterable[LedgerVerdict], *, begin_pace: BeginPace = FixedPace
+) -> AsyncGenerator[LedgerVerdict, None]:
+    """Yield the final verdicts on ledgers whose first verdict ``needs_recheck``. Otherwise as
+    ``inspect``.
+
+    Of open ledgers, only entries acknowledged at the first inspection are expected. They are idle if
+    nothing has been written since.
+    """
+    return _verdicts(options, verdicts, recheck_ledger, begin_pace)
+
+
+# --- One ledger -----------------------------------------------------------------------------------
+
+
+async def inspect_ledger(executor: Executor, ledger_id: int) -> LedgerVerdict | None:
+    """Return the first verdict on a ledger; None if the ledger is deleted."""
+    return await _inspect(executor, ledger_id, None)
+
+
+async def recheck_ledger(executor: Executor, previous: LedgerVerdict) -> LedgerVerdict | None:
+    """Return the final verdict on a ledger; None if the ledger is deleted.
+
+    A bad verdict counts only if the metadata did not change while the bookies were asked. Otherwise
+    a repair or a writer may have replaced the bookies that were found bad. After ``LOOKS_MAX`` such
+    changes the grade is ``UNKNOWN``.
+    """
+    clock, manager, ledger_id = executor.clock, executor.manager, previous.ledger_id
+    # Not below 0: the first inspection may have been on a host whose clock is ahead.
+    passed_s = max(0.0, (clock.wall_ms() - previous.checked_ms) / 1_000)
+    await clock.sleep(max(0.0, SECOND_LOOK_S - passed_s))
+    await manager.sync(ledger_id)  # else a lagging follower may return the old metadata
+    verdict = None
+    for _ in range(LOOKS_MAX):
+        verdict = await _inspect(executor, ledger_id, previous)
+        if verdict is None or not verdict.needs_recheck:
+            return verdict
+        await manager.sync(ledger_id)
+        if await _version(executor, ledger_id) == verdict.metadata_version:
+            return verdict
+    assert verdict is not None
+    return replace(verdict, grade=Grade.UNKNOWN, rests_on_unknown=True)
+
+
+async def _inspect(
+    executor: Executor, ledger_id: int, previous: LedgerVerdict | None
+) -> LedgerVerdict | None:
+    try:
+        versioned = await executor.manager.find(ledger_id)
+    except (CorruptionError, UnauthorizedError) as error:
+        return _unreadable(ledger_id, error, checked_ms=executor.clock.wall_ms())
+    if versioned is None:
+        return None
+    try:
+        return await executor.inspector.inspect(versioned, previous)
+    except BookmenderError:
+        raise
+    except Exception as error:  # an unexpected error must not stop the inspection of other ledgers
+        log.exception("fsck_inspection.crashed", ledger_id=ledger_id)
+        return _crashed(versioned, error, checked_ms=executor.clock.wall_ms())
+
+
+def _crashed(versioned: VersionedMetadata, error: Exception, *, checked_ms: int) -> LedgerVerdict:
+    finding = Finding.NOT_ANSWERED
+    detail = f"an unexpected error stopped the inspection: {error!r}"
+    return LedgerVerdict(
+        ledger_id=versioned.ledger_id,
+        grade=Grade.UNKNOWN,
+        findings=(finding,),
+        rests_on_unknown=True,
+        evidence=(Evidence(finding=finding, code="inspection_failed", detail=detail),),
+        state=versioned.metadata.state.name.lower(),
+        metadata_version=versioned.version,
+        mtime_ms=versioned.stat.mtime_ms,
+        checked_ms=checked_ms,
     )
 
 
-@asynccontextmanager
-async def read_session(
-    metadata_service_uri: str, timeouts: SessionTimeouts = DEFAULT_TIMEOUTS
-) -> AsyncIterator[tuple[MetadataStore, MetadataUri]]:
-    """Yield a read-only store and the parsed URI. Raises UnavailableError, SettingsError."""
-    uri = MetadataUri.parse(metadata_service_uri)
-    store = ReadOnlyStore(await open_session(uri, timeouts))
+async def _version(executor: Executor, ledger_id: int) -> int | None:
+    """Return the metadata's version as in a verdict: -1 if it cannot be read. None if the ledger is
+    deleted."""
     try:
-        yield store, uri
+        versioned = await executor.manager.find(ledger_id)
+    except (CorruptionError, UnauthorizedError):
+        return -1
+    return None if versioned is None else versioned.version
+
+
+def _unreadable(
+    ledger_id: int, error: CorruptionError | UnauthorizedError, *, checked_ms: int
+) -> LedgerVerdict:
+    finding = Finding.UNREADABLE_METADATA
+    code = "corrupt" if isinstance(error, CorruptionError) else "unauthorized"
+    return LedgerVerdict(
+        ledger_id=ledger_id,
+        grade=Grade.UNKNOWN,
+        findings=(finding,),
+        rests_on_unknown=True,
+        evidence=(Evidence(finding=finding, code=code, detail=str(error)),),
+        checked_ms=checked_ms,
+    )
+
+
+# --- Many ledgers at once -------------------------------------------------------------------------
+
+
+async def _verdicts(
+    options: FsckOptions,
+    items: Iterable[T],
+    inspect_one: InspectFunction[T],
+    begin_pace: BeginPace,
+) -> AsyncGenerator[LedgerVerdict, None]:
+    """Run the inspections in a task of their own, and yield their verdicts.
+
+    The caller may fetch each verdict in another task. Cancel scopes of the session and connections
+    must begin and end in one task, so they are never open across a ``yield``.
+    """
+    done: asyncio.Queue[LedgerVerdict | None] = asyncio.Queue(VERDICTS_WAITING_MAX)
+
+    async def work() -> None:
+        try:
+            async with open_executor(options, begin_pace) as executor:
+                await inspect_all(executor, items, inspect_one, done.put, at_once=_at_once(options))
+        finally:
+            if not task.cancelling():
+                await done.put(None)
+
+    task = asyncio.create_task(work(), name="fsck")  # always ended below
+    try:
+        while (verdict := await done.get()) is not None:
+            yield verdict
+        await task
     finally:
-        await store.close()
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _at_once(options: FsckOptions) -> int:
+    return METADATA_AT_ONCE if options.level is Level.METADATA else options.ledgers_at_once
+
+
+async def inspect_all(
+    executor: Executor,
+    items: Iterable[T],
+    inspect_one: InspectFunction[T],
+    emit: Callable[[LedgerVerdict], Awaitable[None]],
+    *,
+    at_once: int,
+) -> None:
+    """Inspect ``at_once`` ledgers at a time, and pass each verdict to ``emit``."""
+    left = iter(items)
+
+    async def inspect_some() -> None:
+        for item in left:
+            verdict = await inspect_one(executor, item)
+            if verdict is not None:
+                await emit(verdict)
+
+    async with task_scope() as scope:
+        for running in [scope.start(inspect_some()) for _ in range(at_once)]:
+            await running
+
+
+# --- The resources of an executor -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executor:
-    """The tools for checking ledgers."""
+    """What the inspection of any ledger needs."""
 
     manager: LedgerManager
-    copies: CopyInspector
+    inspector: LedgerInspector
     clock: Clock
 
 
@@ -86,26 +265,26 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         )
         stack.push_async_callback(client.close)
         bookies = QuarantiningBookies(client, Quarantine(clock, views.life))
-        allowance = Allowance(budgets, bulk)
+        limits = ProcessLimits(budgets, bulk)
         pace = begin_pace(options, store, underreplication_path(uri.root))
         scope = await stack.enter_async_context(task_scope())
-        for work in (views.run(), pace.run(allowance.apply), _end_with_session(store)):
+        for work in (views.run(), pace.run(limits.apply), _end_with_session(store)):
             scope.start(work)
-        await allowance.is_given.wait()
+        await limits.is_set.wait()
         yield Executor(
             manager=manager,
-            copies=CopyInspector(options, bookies=bookies, views=views, clock=clock),
+            inspector=LedgerInspector(options, bookies=bookies, views=views, clock=clock),
             clock=clock,
         )
 
 
-class Allowance:
+class ProcessLimits:
     """Applies the executor's share to the limits of this process."""
 
     def __init__(self, budgets: Budgets, bulk: BulkTransfers) -> None:
         self._budgets = budgets
         self._bulk = bulk
-        self.is_given = asyncio.Event()
+        self.is_set = asyncio.Event()
         """Set with the first share."""
 
     def apply(self, share: ReadShare | None) -> None:
@@ -116,9 +295,32 @@ class Allowance:
         self._budgets.reads_in_flight_max = share.reads_in_flight_per_bookie
         self._bulk.pace.set(bytes_per_s=share.bytes_per_s, entries_per_s=share.reads_per_s)
         self._bulk.resume()
-        self.is_given.set()
+        self.is_set.set()
 
 
 async def _end_with_session(store: MetadataStore) -> None:
     await store.wait_lost()
     raise SessionLostError("the ZooKeeper session is over")
+
+
+# --- Sessions -------------------------------------------------------------------------------------
+
+
+async def open_session(uri: MetadataUri, timeouts: SessionTimeouts) -> ZooKeeperStore:
+    """Return a new session, which the caller must close. Raises UnavailableError."""
+    return await ZooKeeperStore.open(
+        uri.hosts, session_timeout_s=timeouts.session_s, connect_timeout_s=timeouts.connect_s
+    )
+
+
+@asynccontextmanager
+async def read_session(
+    metadata_service_uri: str, timeouts: SessionTimeouts = DEFAULT_TIMEOUTS
+) -> AsyncIterator[tuple[MetadataStore, MetadataUri]]:
+    """Yield a read-only store and the parsed URI. Raises UnavailableError, SettingsError."""
+    uri = MetadataUri.parse(metadata_service_uri)
+    store = ReadOnlyStore(await open_session(uri, timeouts))
+    try:
+        yield store, uri
+    finally:
+        await store.close()

@@ -1,10 +1,7 @@
-"""The verdict on a ledger: its grade, which its worst entry decides, its findings, and the
-evidence.
+"""Verdicts: the grade of a ledger, which its worst entry decides, its findings and the evidence. Pure.
 
-The scale of grades for a single entry: what is known of its copies, and the resulting grade.
-Pure.
-
-Each of the ``write_quorum`` copies is good, bad, excused, on an unregistered bookie, or unanswered.
+``EntryCopies`` grades a single entry. Each of its ``write_quorum`` copies is good, bad, excused, on an
+absent bookie, or unanswered.
 """
 
 import enum
@@ -36,7 +33,7 @@ class Grade(enum.Enum):
 
     @property
     def rank(self) -> int:
-        """The order of badness: 0 is the worst."""
+        """The order of severity: 0 is the worst."""
         return _RANKS[self]
 
 
@@ -44,7 +41,7 @@ _RANKS = {grade: rank for rank, grade in enumerate(Grade)}
 
 
 class Finding(enum.Enum):
-    """What was noticed; the reasons of a grade. The values appear in results: never change one."""
+    """What fsck found; the reasons of a grade. The values appear in results: never change one."""
 
     MISSING = "missing"
     """A bookie answered that it does not have an entry that it should have."""
@@ -88,6 +85,20 @@ class Evidence:
     """Number of entries in this range that the observation is about."""
     code: str = ""
     detail: str = ""
+
+
+def entries_text(evidence: Evidence) -> str:
+    """Return ``entry 3``, ``entries 3 to 5`` or ``2 entries between 3 and 5``; empty if it is about
+    no entry."""
+    first, last = evidence.first_entry_id, evidence.last_entry_id
+    if first < 0:
+        return ""
+    if first == last:
+        return f"entry {first}"
+    if evidence.entry_count == last - first + 1:
+        return f"entries {first} to {last}"
+    unit = "entry" if evidence.entry_count == 1 else "entries"
+    return f"{evidence.entry_count:,} {unit} between {first} and {last}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +160,8 @@ class LedgerVerdict:
         return self.grade is Grade.DEGRADED and bool(DAMAGE.intersection(self.findings))
 
     @property
-    def kept_away(self) -> frozenset[BookieId]:
-        """The unregistered bookies without which some entry has no good copy. Starting them should
+    def bookies_to_start(self) -> frozenset[BookieId]:
+        """The absent bookies without which some entry has no good copy. Starting them should
         help.
 
         Empty if the loss is known, or if another bookie may have copies: one that did not answer, a
@@ -172,9 +183,9 @@ class LedgerVerdict:
         )
 
     @property
-    def seems_wrong(self) -> bool:
-        """True if the ledger needs a second look before anything is reported."""
-        return self.grade is not Grade.WHOLE or bool(_DOUBTFUL.intersection(self.findings))
+    def needs_recheck(self) -> bool:
+        """True if the ledger must be rechecked before anything is reported."""
+        return self.grade is not Grade.WHOLE or bool(_RECHECKED.intersection(self.findings))
 
 
 DAMAGE = frozenset({Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR, Finding.BOOKIE_GONE})
@@ -183,14 +194,14 @@ WRONG_KEY = "wrong_key"
 """Code of the evidence that no entry matches the fallback key, which applies if the metadata holds
 none (rule S7)."""
 _MAY_HAVE_COPIES = frozenset({Finding.NOT_ANSWERED, Finding.STRAY})
-_DOUBTFUL = frozenset({Finding.SUSPECT, Finding.IDLE_OPEN, Finding.UNREADABLE_METADATA})
-"""Findings that a second look may clear, whatever the grade."""
+_RECHECKED = frozenset({Finding.SUSPECT, Finding.IDLE_OPEN, Finding.UNREADABLE_METADATA})
+"""Findings that a recheck may clear, whatever the grade."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryCopies:
-    """Counts of the copies of one entry, or of many entries alike. A copy in no count is good, or
-    presumed good."""
+    """Counts of the copies of one entry, or of many entries with equal counts. A copy in no count is
+    good, or presumed good."""
 
     write_quorum: int
     ack_quorum: int
@@ -198,40 +209,38 @@ class EntryCopies:
     """Missing, damaged, or refused twice with a read error."""
     excused: int = 0
     """Missing on a bookie whose copy the writer did not need."""
-    gone: int = 0
+    on_absent: int = 0
     """On bookies that are not registered. These copies are not known to be lost."""
-    silent: int = 0
+    unanswered: int = 0
     """Not answered for."""
     is_elsewhere: bool = False
     """True if a bookie that the metadata does not name for the entry has a good copy."""
 
     @property
     def good(self) -> int:
-        return self.write_quorum - self.bad - self.excused - self.gone - self.silent
+        return self.write_quorum - self.bad - self.excused - self.on_absent - self.unanswered
 
     @property
     def is_legal(self) -> bool:
         """True if copies are missing, but only such as the ack quorum allows."""
-        source_health = self.good + self.silent
-        return (
-            self.excused > 0 and not self.bad and not self.gone and source_health >= self.ack_quorum
-        )
+        is_excused = self.excused > 0 and not self.bad and not self.on_absent
+        return is_excused and self.good + self.unanswered >= self.ack_quorum
 
     @property
     def grade(self) -> Grade:
         """The entry's grade. Unanswered copies make a loss neither certain nor legal (rule S5).
 
-        An unregistered bookie lowers the number of copies. But the entry does not count as lost
+        An absent bookie lowers the number of copies. But the entry does not count as lost
         while that bookie may still have the last one.
         """
         if self.good == self.write_quorum:
             return Grade.WHOLE
         if self.is_legal:
-            return Grade.UNKNOWN if self.silent else Grade.DEGRADED
-        source_health = self.good + self.silent
+            return Grade.UNKNOWN if self.unanswered else Grade.DEGRADED
+        possibly_good = self.good + self.unanswered
         is_known_bad = self.bad + self.excused > 0
-        if source_health + self.gone == 0:
+        if possibly_good + self.on_absent == 0:
             return Grade.AT_RISK if self.is_elsewhere else Grade.LOST
-        if not is_known_bad and (self.gone == 0 or self.good == 0):
+        if not is_known_bad and (self.on_absent == 0 or self.good == 0):
             return Grade.UNKNOWN
-        return Grade.AT_RISK if source_health <= 1 else Grade.DEGRADED
+        return Grade.AT_RISK if possibly_good <= 1 else Grade.DEGRADED

@@ -13,7 +13,7 @@ from bench.audit.field import open_field
 from bench.fsck import loads, znodes
 from bench.fsck.java import check_all_ledgers
 from bench.fsck.on_spark import SLOTS
-from bench.fsck.reading import ground, look_at, look_at_all_on_spark
+from bench.fsck.reading import ground, inspect_ledger, look_at_all_on_spark
 from bench.fsck.records import Pass
 from bench.fsck.report import report
 from bench.repair import RESULTS, chosen, results_folder
@@ -85,11 +85,11 @@ class Bench:
         self._say("starting bookies, storing ledgers")
         async with ground(wanted) as cluster:
             for load in wanted:
-                await look_at(cluster, load, loads.FULL, repeat=0)
+                await inspect_ledger(cluster, load, loads.FULL, repeat=0)
             for repeat in self._repeats:
                 for load in wanted:
                     for level in loads.LEVELS[load]:
-                        yield await look_at(cluster, load, level, repeat=repeat)
+                        yield await inspect_ledger(cluster, load, level, repeat=repeat)
                 for slot_count in SLOTS:
                     yield await asyncio.to_thread(
                         look_at_all_on_spark, cluster, wanted, slot_count, repeat=repeat
@@ -110,7 +110,7 @@ class Bench:
                 is_short = size < LONG_FROM
                 for repeat in self._repeats:
                     if is_short or repeat == 1:
-                        yield await znodes.look_at_all(field, repeat=repeat)
+                        yield await znodes.inspect_all(field, repeat=repeat)
                     for slot_count, is_on_one_core in ((1, True), *((n, False) for n in SLOTS)):
                         runs = await asyncio.to_thread(
                             znodes.look_at_all_on_spark,

@@ -1,6 +1,6 @@
 """What is looked at: closed ledgers, of which each of three bookies has all entries."""
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from bench.inspect_bench import Load
 
 ENDS, SAMPLE, FULL, METADATA = Level.ENDS, Level.SAMPLE, Level.FULL, Level.METADATA

@@ -13,13 +13,12 @@ from tempfile import TemporaryDirectory
 
 from pyspark import SparkContext
 
-from auditor.fsck.levels import FsckJob, FsckOptions
+from auditor.fsck.options import FsckJob, FsckOptions
 from auditor.fsck.results.summary import Counts
 from auditor.fsck.spark.job import run_fsck
 from auditor.fsck.spark.session import open_spark, stop_spark
 from bench.fsck.processes import SparkCpu, on_cores
 from bench.usage import cpu_of
-from daemon.fsck.forking import started_ahead
 from ledgers.errors import UnavailableError
 
 SLOTS = (1, 2)
@@ -87,8 +86,7 @@ def _run_in_session(
     with ExitStack() as stack:
         if is_on_one_core:
             stack.enter_context(on_cores(1, servers))
-        ahead = stack.enter_context(started_ahead())
-        context = open_spark(f"local[{slot_count}]", {**SETTINGS, **ahead})
+        context = open_spark(f"local[{slot_count}]", SETTINGS)
         stack.callback(stop_spark, context)
         context.parallelize([0], 1)._jrdd.count()  # Spark's first job is slow, and its own business
         return [_run(context, options, servers) for _ in range(run_count)]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from auditor.fsck.inspecting import inspect
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.executor import inspect
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.summary import Counts
 from auditor.fsck.verdicts import Grade
 from bench.fsck.loads import SAMPLE_SHARE
@@ -55,7 +55,7 @@ class ServersCpu:
         )
 
 
-async def look_at(cluster: LocalCluster, load: Load, level: Level, *, repeat: int) -> Pass:
+async def inspect_ledger(cluster: LocalCluster, load: Load, level: Level, *, repeat: int) -> Pass:
     """Once, the session's opening included. Raises UnavailableError when a ledger is not whole."""
     options = FsckOptions(
         metadata_service_uri=cluster.metadata_service_uri, level=level, sample_share=SAMPLE_SHARE

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from statistics import median
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from bench.fsck.java import JAVA
 from bench.fsck.on_spark import FIRST, LATER, ON_ONE_CORE, contender
 from bench.fsck.processes import SparkCpu

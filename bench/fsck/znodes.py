@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 
-from auditor.fsck.inspecting import inspect
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.executor import inspect
+from auditor.fsck.options import FsckOptions, Level
 from bench.audit.field import Field
 from bench.fsck.on_spark import FIRST, LATER, ON_ONE_CORE, contender, run_on_spark
 from bench.fsck.processes import SparkCpu, scaling_of_cores
@@ -17,7 +17,7 @@ from bench.usage import cpu_of
 from ledgers.errors import UnavailableError
 
 
-async def look_at_all(field: Field, *, repeat: int) -> Pass:
+async def inspect_all(field: Field, *, repeat: int) -> Pass:
     """By the engine alone: nothing is listed."""
     zookeeper, began_cpu_s, began_s = cpu_of([field.zookeeper_pid]), cpu_s(), time.monotonic()
     count = 0

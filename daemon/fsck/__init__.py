@@ -1,4 +1,5 @@
-"""``bookmender fsck``: the ``command``, the ``texts`` it prints, and its ``running`` on Spark.
+"""``bookmender fsck``.
 
-``forking`` starts Spark's Python processes on this machine.
+``command`` is the command line, ``runner`` one run on Spark, and ``spark_environment`` the variables
+that Spark starts with. ``texts`` is what the commands print, and ``advice`` what an operator should do.
 """

@@ -1,8 +1,4 @@
-"""``bookmender fsck``.
-
-What ``bookmender fsck`` is asked for: kinds of options that its commands share, and what becomes
-of them.
-"""
+"""``bookmender fsck``: the command group, its options, and how each command ends."""
 
 import asyncio
 import json
@@ -16,28 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from auditor.fsck.levels import FsckOptions, Level, SessionTimeouts
+from auditor.fsck.options import FsckOptions, Level, SessionTimeouts
+from auditor.fsck.results.cluster import read_racks
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.admin_session import log_errors_only
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, note_output
 from daemon.cli.option_types import Duration, Limit
 from daemon.cli.progress import ProgressLine, tell
-from daemon.fsck.running import (
+from daemon.fsck.advice import report_texts
+from daemon.fsck.runner import (
     SPARK_LOG,
-    Marked,
-    Wanted,
+    MarkResult,
+    RunRequest,
     check_spark,
-    failing_as_unknown,
-    holding_output,
-    look_up_places,
-    need_modules,
-    preview,
-    publish,
-    read_racks,
+    failures_exit_unknown,
+    fetch_cluster_facts,
+    locked_output,
+    mark_damaged,
+    preview_damaged,
+    publish_summary,
+    require_modules,
+    resume_hint,
     run,
-    tell_daemon,
-    what_stays,
 )
 from daemon.settings import Settings, load_settings
 from ledgers.codec.layout import MetadataUri
@@ -49,22 +46,22 @@ from ledgers.errors import (
 )
 
 if TYPE_CHECKING:
-    from auditor.fsck.publishing import Fault, Foreseen
-    from auditor.fsck.results.reading import PastVerdict, Results
+    from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
+    from auditor.fsck.results.finished_runs import Results, RunVerdict
 
 URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
 
 class Folder(click.Path):
-    """As an absolute path; "" is a variable that was never set, and not the folder that one happens
-    to be in."""
+    """A folder, as an absolute path. An empty value is refused: it comes from a variable that was never
+    set."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, resolve_path=True, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            self.fail("it is empty: name a folder, . for this one", param, ctx)
+            self.fail("the value is empty: name a folder, or . for the current one", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -81,7 +78,7 @@ class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
         found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", value)
         share = float(found[1]) / 100 if found else 0.0
         if not 0 < share <= 1:
-            self.fail(f"{value!r} is no share, as in 5% or 0.5%", param, ctx)
+            self.fail(f"{value!r} is not a percentage such as 5% or 0.5%", param, ctx)
         return share
 
 
@@ -96,14 +93,14 @@ class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from c
         key, equals, setting = str(value).partition("=")
         if not equals or not key.startswith("spark."):
             self.fail(
-                f"{value!r} is no setting of Spark's, as in spark.executor.memory=2g", param, ctx
+                f"{value!r} is not a Spark setting such as spark.executor.memory=2g", param, ctx
             )
         return key, setting
 
 
 class SparkMaster(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``local[4]``, ``spark://host:7077``, ``yarn``, or another cluster manager's ``scheme://…``:
-    what Spark would not start for it says in words of its own, and as if something had failed."""
+    """``local[4]``, ``spark://host:7077``, ``yarn``, or another cluster manager's ``scheme://…``. Anything
+    else is wrong usage here; Spark would fail later, with a message of its own."""
 
     name = "master"
     _masters = re.compile(
@@ -112,15 +109,15 @@ class SparkMaster(click.ParamType):  # type: ignore[type-arg]  # generic from cl
     )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value == "":  # as of a script's variable that is not set
-            self.fail("it is empty; left out, it is local[*]", param, ctx)
+        if value == "":  # a script's variable that is not set
+            self.fail("the value is empty; without the option it is local[*]", param, ctx)
         if not self._masters.fullmatch(value):
             kinds = "local[4], local[*], spark://host:7077, yarn, k8s://https://host:443"
-            self.fail(f"{value!r} is no master that Spark knows, as are {kinds}", param, ctx)
+            self.fail(f"{value!r} is not a Spark master; use one of {kinds}", param, ctx)
         return str(value)
 
 
-# Not those of ``daemon.cli.main``: --output says where results go.
+# Unlike those of ``daemon.cli.main``, without --output, which names the folder of the results.
 format_option = click.option(
     "-o",
     "output_format",
@@ -129,7 +126,7 @@ format_option = click.option(
     show_default=True,
     is_eager=True,
     callback=note_output,
-    help="For people, or for programs.",
+    help="Output for people or for programs.",
 )
 json_option = click.option(
     "--json",
@@ -143,17 +140,15 @@ uri_option = click.option(
     "--metadata-service-uri",
     "uri",
     metavar="URI",
-    help="As in zk+hierarchical://zk1:2181;zk2:2181/ledgers, in place of the settings'.",
+    help="The cluster, instead of the setting.",
 )
-mark_option = click.option(
-    "--mark", is_flag=True, help="Mark what can be mended. Without it: say what would be marked."
-)
+mark_option = click.option("--mark", is_flag=True, help="Mark damaged ledgers for repair.")
 
 
 def settings_for(
     uri: str | None, config: Path | None, environment: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Those of the other commands; ``uri`` wins. Raises SettingsError."""
+    """Return the settings as for other commands, with ``uri`` if given. Raises SettingsError."""
     given = {}
     if uri:
         given[URI_VARIABLE] = uri
@@ -174,7 +169,7 @@ def options_for(
     bytes_per_s: int | None,
     reads_in_flight: int | None,
 ) -> FsckOptions:
-    """Raises SettingsError."""
+    """Return the options that executors need. Raises SettingsError."""
     options = FsckOptions(
         metadata_service_uri=settings.metadata_service_uri,
         level=level,
@@ -197,25 +192,26 @@ def options_for(
 
 
 def level_for(level: str | None, share: float | None) -> Level:
+    """Return the level; ``sample`` if only a share is given. Raises UsageError."""
     chosen = Level(level) if level else Level.ENDS if share is None else Level.SAMPLE
     if share is not None and chosen is not Level.SAMPLE:
-        raise click.UsageError(f"--sample goes with level sample, not {chosen.value}")
+        raise click.UsageError(f"--sample requires --level sample, not {chosen.value}")
     return chosen
 
 
-NO_RESULTS = "are these the results of a run, whole?"
+CHECK_RESULTS = "check that DIR has the complete results of a run"
 
 
 @click.group()
 def fsck() -> None:
-    """Proof, copy by copy, that the data is there. Runs on Spark.
+    """Check every copy of every ledger, on Spark (docs/fsck.md).
 
     \b
-      bookmender fsck run --level full --output DIR    look at every copy of every entry
-      bookmender fsck report DIR                       its report, anew
-      bookmender fsck mark DIR --mark                  have the daemon mend what it found
-      bookmender fsck diff DIR                         the last two runs in DIR
-      bookmender fsck show DIR LEDGER                  what was found of one ledger
+      bookmender fsck run --level full --output DIR    check every copy of every entry
+      bookmender fsck mark DIR --mark                  mark what it found, for repair
+      bookmender fsck show DIR LEDGER                  show what was found for one ledger
+      bookmender fsck diff DIR                         compare the last two runs
+      bookmender fsck report DIR                       write the report again
     """
 
 
@@ -226,23 +222,26 @@ def fsck() -> None:
     metavar="DIR",
     required=True,
     type=Folder(),
-    help="Where results are kept, of many runs. One run at a time.",
+    help="Folder for the results.",
 )
 @click.option(
     "--level",
     type=click.Choice([level.value for level in Level]),
-    help="How closely it looks.  [default: ends; sample with --sample]",
+    help="How much to read.  [default: ends]",
 )
 @click.option(
-    "--sample", "share", type=Share(), help="Of the entries between, as in 5%.  [default: 1%]"
+    "--sample", "share", type=Share(), help="Level sample with this share.  [default: 1%]"
 )
 @click.option(
     "--master",
     type=SparkMaster(),
-    help="Spark's: local[4], spark://host:7077, yarn ….  [default: spark-submit's, else local[*]]",
+    help="Spark master, such as local[4] or yarn.",
 )
 @click.option(
-    "--spark-conf", type=SparkSetting(), multiple=True, help="spark.executor.memory=2g, and so on."
+    "--spark-conf",
+    type=SparkSetting(),
+    multiple=True,
+    help="Spark setting. May be repeated.",
 )
 @click.option(
     "--start-within",
@@ -250,28 +249,37 @@ def fsck() -> None:
     type=Duration(),
     default="5m",
     show_default=True,
-    help="How long Spark may take to start. With spark-submit it has started.",
+    help="Deadline for the start of Spark.",
 )
-@click.option("--entry-lists", is_flag=True, help="Ask bookies for lists of their entries, too.")
-@click.option("--for", "time_budget_s", type=Duration(), help="Stop after so long, as in 2h.")
+@click.option("--entry-lists", is_flag=True, help="Ask bookies for entry lists first.")
+@click.option(
+    "--for",
+    "time_budget_s",
+    type=Duration(),
+    help="Time limit, such as 2h.",
+)
 @click.option(
     "--skip-checked-within",
     "checked_within_s",
     type=Duration(),
-    help="Skip closed, unchanged ledgers that a run of this level found without any fault, e.g. 7d ago.",
+    help="Skip unchanged ledgers checked recently.",
 )
 @click.option(
-    "--reads-per-s", type=Limit("entries_per_s"), help="Entries, of all executors together."
+    "--reads-per-s",
+    type=Limit("entries_per_s"),
+    help="Limit in entries, for all executors.",
 )
-@click.option("--bytes-per-s", type=Limit("bytes_per_s"), help="Likewise, as in 50M.")
+@click.option(
+    "--bytes-per-s",
+    type=Limit("bytes_per_s"),
+    help="Limit in stored bytes, for all executors.",
+)
 @click.option(
     "--reads-in-flight",
     type=Limit("reads_in_flight_per_bookie"),
-    help="At one bookie, of one executor; less where many read.  [default: 64]",
+    help="Limit per executor and bookie.  [default: 64]",
 )
-@click.option(
-    "--anew", is_flag=True, help="Give up a run that was killed, instead of going on with it."
-)
+@click.option("--restart", is_flag=True, help="Discard an unfinished run, start a new one.")
 @mark_option
 @uri_option
 @config_option
@@ -290,32 +298,30 @@ def run_command(
     reads_per_s: int | None,
     bytes_per_s: int | None,
     reads_in_flight: int | None,
-    anew: bool,
+    restart: bool,
     mark: bool,
     uri: str | None,
     config: Path | None,
     output_format: str,
 ) -> None:
-    """Look at every ledger. Reads alone; writes nothing but its results, unless --mark is given.
+    """Check every ledger. Writes only its results, and marks only with --mark.
 
     \b
-    Levels, each sees what the one before sees:
-      metadata   metadata that cannot be read, bookies that are gone, placement; asks no bookie
-      ends       the first and the last entry of each copy of each fragment
-      sample     a share of the entries between, the same of each copy
-      full       every entry of every copy, and the copies compared with each other
+    Levels; each one finds everything that the level before it finds:
+      metadata   unreadable metadata, absent bookies, misplaced copies; asks no bookie
+      ends       reads the first and last entry of each copy of each fragment
+      sample     also reads a share of the other entries
+      full       reads every entry of every copy, and compares the copies
 
-    A run that was killed goes on where it was when the same command is given again. What seems
-    wrong is looked at twice before it is told.
+    The same command continues an interrupted run. Verdicts and output: docs/fsck.md.
 
-    Exits 0 when all ledgers are whole (or legally short of a copy), 1 when something is wrong, 2
-    when it was called wrongly, 3 when nothing is known to be wrong but of some ledgers nobody
-    knows.
+    Exit codes: 0 all checked ledgers are whole. 1 something is wrong. 2 wrong usage. 3 nothing is
+    known to be wrong, but some ledgers are unknown, or the run failed.
     """
     chosen = level_for(level, share)
     settings = settings_for(uri, config)
     log_errors_only(settings)
-    wanted = Wanted(
+    request = RunRequest(
         options=options_for(
             settings,
             level=chosen,
@@ -331,86 +337,86 @@ def run_command(
         start_timeout_s=start_timeout_s,
         time_budget_s=time_budget_s or 0,
         checked_within_s=checked_within_s or 0,
-        is_anew=anew,
+        is_restart=restart,
     )
-    launch = check_spark(wanted)
+    launch = check_spark(request)
     if launch is not None and launch.ignored:
-        tell([f"not used for a run on this machine: {', '.join(launch.ignored)}"])
-    with holding_output(output):
-        with failing_as_unknown(lambda: what_stays(wanted)):
-            summary = _run(settings, wanted)
-        with failing_as_unknown(
-            lambda: f"the run is over: bookmender fsck report {output} tells of it"
+        tell([f"ignored variables of another Spark: {', '.join(launch.ignored)}"])
+    with locked_output(output):
+        with failures_exit_unknown(lambda: resume_hint(request)):
+            summary = _run(settings, request)
+        with failures_exit_unknown(
+            lambda: f"the run is complete: see bookmender fsck report {output}"
         ):
-            asyncio.run(tell_daemon(settings, summary))
-            record, lines = _left(settings, output, summary, is_marking=mark)
+            asyncio.run(publish_summary(settings, summary))
+            record, lines = _finish(settings, output, summary, is_marking=mark)
     click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
     sys.exit(summary.exit_code)
 
 
-def _run(settings: Settings, wanted: Wanted) -> Summary:
+def _run(settings: Settings, request: RunRequest) -> Summary:
     from daemon.fsck.texts import showing_progress
 
-    places = asyncio.run(look_up_places(settings))
+    facts = asyncio.run(fetch_cluster_facts(settings))
     try:
         with showing_progress() as on_progress:
-            return run(wanted, places, on_progress)
+            return run(request, facts, on_progress)
     except (UnavailableError, SessionLostError, OSError):
-        log = wanted.output / SPARK_LOG
-        said = f"; what Spark said is in {log}" if log.exists() else ""
-        tell([f"the run broke off; {what_stays(wanted)}{said}"])
+        log = request.output / SPARK_LOG
+        messages = f"; Spark's messages are in {log}" if log.exists() else ""
+        tell([f"the run failed; {resume_hint(request)}{messages}"])
         raise
 
 
-def _left(
+def _finish(
     settings: Settings, output: Path, summary: Summary, *, is_marking: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """The report, the marks; and all of it told, for programs and for people."""
-    from auditor.fsck.results.reading import Results
+    """Write the report and the marks. Return the output for programs and for people."""
+    from auditor.fsck.results.finished_runs import Results
     from auditor.fsck.results.report import write_report
-    from daemon.fsck.texts import faults_lines, faults_record, summary_lines
+    from daemon.fsck.texts import mark_lines, marks_record, summary_lines
 
     results = Results.open(output, summary.run)
-    report = write_report(results, read_racks(output))
-    faults = _faults(results)
-    came_of_it: Marked | Foreseen | None = None
+    report = write_report(results, read_racks(output), report_texts(summary))
+    damaged = _damaged(results)
+    outcome: MarkResult | MarkPreview | None = None
     try:
-        came_of_it = _mark(settings, results, faults, is_marking=is_marking)
-    except BookmenderError as error:  # what was found is to be told all the same
-        failed = "not marked" if is_marking else "what changed since it was looked at is not known"
+        outcome = _mark(settings, results, damaged, is_marking=is_marking)
+    except BookmenderError as error:  # the findings are printed all the same
+        failed = "not marked" if is_marking else "cannot check for changes since the run"
         tell([f"{failed}: {error}"])
     record = {
         **summary.to_record(),
         "output": str(output),
         "report": str(report),
-        "marks": faults_record(faults, came_of_it),
+        "marks": marks_record(damaged, outcome),
     }
-    lines = [*summary_lines(summary), "", *faults_lines(faults, came_of_it), f"report: {report}"]
+    lines = [*summary_lines(summary), "", *mark_lines(damaged, outcome), f"report: {report}"]
     return record, lines
 
 
-def _faults(results: "Results") -> "list[Fault]":
-    from auditor.fsck.publishing import faults_of
+def _damaged(results: "Results") -> "list[DamagedLedger]":
+    from auditor.fsck.damage_marker import damaged_ledgers
 
-    with failing_as_unknown(lambda: NO_RESULTS):
-        return faults_of(results.wrong())
+    with failures_exit_unknown(lambda: CHECK_RESULTS):
+        return damaged_ledgers(results.wrong())
 
 
 def _mark(
-    settings: Settings, results: "Results", faults: "Sequence[Fault]", *, is_marking: bool
-) -> "Marked | Foreseen":
-    """What was marked, or would be now. Where there is nothing to be nobody asks the cluster."""
-    from auditor.fsck.publishing import Foreseen
+    settings: Settings, results: "Results", damaged: "Sequence[DamagedLedger]", *, is_marking: bool
+) -> "MarkResult | MarkPreview":
+    """Mark the ledgers, or return what would be marked. Asks the cluster only if there are any."""
+    from auditor.fsck.damage_marker import MarkPreview
 
-    if not faults:
-        return Foreseen()
+    if not damaged:
+        return MarkPreview()
     line = ProgressLine("ledger")
     try:
         if is_marking:
             return asyncio.run(
-                publish(settings, results.folder, results.summary.run, faults, line.show)
+                mark_damaged(settings, results.folder, results.summary.run, damaged, line.show)
             )
-        return asyncio.run(preview(settings, results.folder, faults, line.show))
+        return asyncio.run(preview_damaged(settings, results.folder, damaged, line.show))
     finally:
         line.close()
 
@@ -425,34 +431,33 @@ def _mark(
 def mark_command(
     results: str, mark: bool, uri: str | None, config: Path | None, output_format: str
 ) -> None:
-    """Mark what a run found missing or bad, so that the daemon mends it. Without --mark: say what
-    would be.
+    """Mark ledgers with missing or bad copies, so that workers repair them.
 
-    A ledger whose metadata was written since, or that is gone, is left out. What is marked already
-    keeps what it says.
+    Without --mark, show what would be marked. Ledgers that were deleted, or whose metadata changed
+    since the run, are left out.
     """
     settings = settings_for(uri, config)
     log_errors_only(settings)
     found = _results(results)
-    from daemon.fsck.texts import faults_lines, faults_record
+    from daemon.fsck.texts import mark_lines, marks_record
 
-    faults = _faults(found)
-    came_of_it = _mark(settings, found, faults, is_marking=mark)
+    damaged = _damaged(found)
+    outcome = _mark(settings, found, damaged, is_marking=mark)
     if output_format == "json":
-        click.echo(json.dumps(faults_record(faults, came_of_it), indent=2))
+        click.echo(json.dumps(marks_record(damaged, outcome), indent=2))
     else:
-        click.echo("\n".join(faults_lines(faults, came_of_it)))
+        click.echo("\n".join(mark_lines(damaged, outcome)))
 
 
 @fsck.command("report")
 @click.argument("results", metavar="DIR[@RUN]")
 def report_command(results: str) -> None:
-    """Write DIR/report.html anew, of the last run or of another one; says where it is."""
+    """Write DIR/report.html again, for the last run or another one, and print its path."""
     found = _results(results)
     from auditor.fsck.results.report import write_report
 
-    with failing_as_unknown(lambda: NO_RESULTS):
-        click.echo(write_report(found, read_racks(found.folder)))
+    with failures_exit_unknown(lambda: CHECK_RESULTS):
+        click.echo(write_report(found, read_racks(found.folder), report_texts(found.summary)))
 
 
 @fsck.command("show")
@@ -461,31 +466,29 @@ def report_command(results: str) -> None:
 @format_option
 @json_option
 def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
-    """What the last run that looked at a ledger said of it, with the evidence; runs since may have
-    skipped it.
+    """Show the last verdict on a ledger with its evidence, and those of closer earlier runs.
 
-    Besides, what earlier runs said that looked more closely. Exits 1 when it is wrong by any of
-    these, 3 when nobody knows, or no run in DIR looked at it, else 0.
+    Exit codes: 0 whole. 1 wrong by one of these verdicts. 3 unknown, or not checked by any run in DIR.
     """
-    need_modules("pyarrow")
-    from auditor.fsck.results.reading import past_verdicts
-    from daemon.fsck.texts import past_lines, past_record
+    require_modules("pyarrow")
+    from auditor.fsck.results.finished_runs import verdict_history
+    from daemon.fsck.texts import history_lines, history_record
 
-    with failing_as_unknown(lambda: NO_RESULTS):
-        past = past_verdicts(folder, ledger_id)
+    with failures_exit_unknown(lambda: CHECK_RESULTS):
+        history = verdict_history(folder, ledger_id)
     if output_format == "json":
-        click.echo(json.dumps(past_record(ledger_id, past), indent=2))
-    elif past:
-        click.echo("\n".join(past_lines(past)))
+        click.echo(json.dumps(history_record(ledger_id, history), indent=2))
+    elif history:
+        click.echo("\n".join(history_lines(history)))
     else:
-        tell([f"{folder}: no run whose rows are there has looked at ledger {ledger_id}"])
-    sys.exit(_exit_code(past))
+        tell([f"{folder}: no run with rows has checked ledger {ledger_id}"])
+    sys.exit(_exit_code(history))
 
 
-def _exit_code(past: "Sequence[PastVerdict]") -> int:
-    if any(each.verdict.is_wrong for each in past):
+def _exit_code(history: "Sequence[RunVerdict]") -> int:
+    if any(each.verdict.is_wrong for each in history):
         return EXIT_FAILED
-    is_known = past and past[0].verdict.grade is not Grade.UNKNOWN
+    is_known = history and history[0].verdict.grade is not Grade.UNKNOWN
     return 0 if is_known else EXIT_UNKNOWN
 
 
@@ -495,17 +498,17 @@ def _exit_code(past: "Sequence[PastVerdict]") -> int:
 @format_option
 @json_option
 def diff_command(before: str, after: str | None, output_format: str) -> None:
-    """Ledgers of which two runs say something else, that are new, or gone.
+    """Show ledgers that are new, deleted, or with another verdict, between two runs.
 
-    Of one folder alone: its last two runs. Exits 1 when something is worse than it was, 2 where
-    there are no such results, 3 when they cannot be read, else 0.
+    With one folder, compare its last two runs. Exit codes: 0 nothing is worse. 1 something is worse.
+    2 there are no such results. 3 the results are unreadable.
     """
-    need_modules("pyarrow")
+    require_modules("pyarrow")
     from auditor.fsck.results.cluster import check_same_cluster
-    from auditor.fsck.results.reading import Results, compare
+    from auditor.fsck.results.finished_runs import Results, compare
     from daemon.fsck.texts import changes_lines, changes_record
 
-    with failing_as_unknown(lambda: NO_RESULTS):
+    with failures_exit_unknown(lambda: CHECK_RESULTS):
         if after is None:
             pair = Results.last_two(Path(before))
         else:
@@ -522,9 +525,9 @@ def diff_command(before: str, after: str | None, output_format: str) -> None:
 
 
 def _results(name: str) -> "Results":
-    """Raises SettingsError, UnavailableError."""
-    need_modules("pyarrow")
-    from auditor.fsck.results.reading import Results
+    """Return the results of ``DIR`` or ``DIR@RUN``. Raises SettingsError, UnavailableError."""
+    require_modules("pyarrow")
+    from auditor.fsck.results.finished_runs import Results
 
-    with failing_as_unknown(lambda: NO_RESULTS):
+    with failures_exit_unknown(lambda: CHECK_RESULTS):
         return Results.named(name)

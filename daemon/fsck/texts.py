@@ -1,5 +1,6 @@
-"""What ``bookmender fsck`` tells: how far a run is, what it found, what would be marked, how two
-runs differ."""
+"""What ``bookmender fsck`` prints: progress, the result of a run, marks, the history of a ledger, and the
+differences between two runs. As lines for people, and as records for programs.
+"""
 
 import sys
 import time
@@ -10,36 +11,29 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from auditor.fsck.levels import FsckProgress, OnProgress
-from auditor.fsck.publishing import Fault, Foreseen
-from auditor.fsck.results.advice import (
-    advice_for,
-    counts_text,
-    entries_text,
-    headline,
-    tails_text,
-)
-from auditor.fsck.results.reading import Change, Changes, PastVerdict, Said
+from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
+from auditor.fsck.options import FsckProgress, OnProgress
+from auditor.fsck.results.finished_runs import Change, Changes, Outcome, RunVerdict
 from auditor.fsck.results.rows import to_record
 from auditor.fsck.results.summary import Summary
-from auditor.fsck.verdicts import Evidence, Grade, LedgerVerdict
+from auditor.fsck.verdicts import Evidence, Grade, LedgerVerdict, entries_text
 from daemon.cli.progress import Eta, counted, duration_text, printable
-from daemon.fsck.running import Marked
+from daemon.fsck.advice import advice_for, counts_text, headline, tails_text
+from daemon.fsck.runner import MarkResult
 from ledgers.sizes import size_text
 
 SHOWN_MAX = 20
-HOW_TO_START = "start a node with bookmender daemon, its worker switched on"
+START_WORKER = "start a node with bookmender daemon and its worker switched on"
 LINE_INTERVAL_S = 10.0
-"""Between two lines where no terminal shows a bar."""
+"""Time between two progress lines if standard error is no terminal."""
 
-# --- How far it is --------------------------------------------------------------------------------
+# --- Progress -------------------------------------------------------------------------------------
 
 
 class Meter:
-    """Words for a run's progress, with rates and the time that is left by what was seen of this
-    phase.
+    """Describes a run's progress, with rates and the remaining time of the current phase.
 
-    Where a run goes on that was killed, what was read before counts in no rate.
+    In a continued run, entries that were read before it was killed count in no rate.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -84,18 +78,18 @@ def _ledgers(progress: FsckProgress) -> str:
 
 @contextmanager
 def showing_progress() -> Iterator[OnProgress]:
-    """On standard error: a bar on a terminal, a line now and then elsewhere."""
+    """Show progress on standard error: a bar on a terminal, else a line every ten seconds."""
     if not sys.stderr.isatty():
         yield _Lines().show
         return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[status]}"),
     )
     meter = Meter()
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("starting Spark", total=None, told="")
+        task = bar.add_task("starting Spark", total=None, status="")
 
         def show(progress: FsckProgress) -> None:
             bar.update(
@@ -103,7 +97,7 @@ def showing_progress() -> Iterator[OnProgress]:
                 description=progress.phase,
                 total=progress.work_expected or None,
                 completed=progress.work_done,
-                told=meter.text(progress),
+                status=meter.text(progress),
             )
 
         yield show
@@ -121,7 +115,7 @@ class _Lines:
             print(f"{progress.phase}: {text}", file=sys.stderr, flush=True)
 
 
-# --- What it found --------------------------------------------------------------------------------
+# --- The result of a run --------------------------------------------------------------------------
 
 
 def summary_lines(summary: Summary) -> list[str]:
@@ -130,9 +124,9 @@ def summary_lines(summary: Summary) -> list[str]:
         f"run {summary.run}, level {summary.level.value}: {counts_text(summary.counts)}",
     ]
     for count, what in (
-        (summary.skipped, "skipped: whole when they were looked at lately, and not changed since"),
+        (summary.skipped, "skipped: checked recently and unchanged"),
         (summary.left, "left for the next run: the time was up"),
-        (summary.gone, "deleted meanwhile"),
+        (summary.gone, "deleted during the run"),
     ):
         if count:
             lines.append(f"{counted(count, 'ledger')} {what}")
@@ -143,82 +137,86 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def faults_lines(faults: Sequence[Fault], came_of_it: Marked | Foreseen | None) -> list[str]:
-    """``came_of_it``: marks, or what would be marked now; None where that is not known."""
-    if not faults:
-        return ["nothing to be marked for the daemon"]
-    if isinstance(came_of_it, Marked):
-        return _marked_lines(came_of_it)
-    if came_of_it is None:
-        return [*_fault_lines(faults), f"{_would(faults)} if nothing has changed; --mark does it"]
-    told = f"{_would(came_of_it.faults)}{_changed(came_of_it.changed)}"
+def mark_lines(
+    damaged: Sequence[DamagedLedger], outcome: MarkResult | MarkPreview | None
+) -> list[str]:
+    """Return lines about the marks. ``outcome``: what was marked, or would be marked; None if the
+    cluster could not be asked."""
+    if not damaged:
+        return ["nothing to mark"]
+    if isinstance(outcome, MarkResult):
+        counts = outcome.counts
+        known = f", {counts.known:,} were marked already" if counts.known else ""
+        return [
+            f"{counted(counts.new, 'ledger')} marked{known}{_changed(counts.changed)}",
+            *_private_lines(counts.own, has_worker=outcome.has_worker),
+        ]
+    if outcome is None:
+        return [
+            *_damaged_lines(damaged),
+            f"{_would(damaged)}, unless something has changed; --mark marks them",
+        ]
+    text = f"{_would(outcome.ledgers)}{_changed(outcome.changed)}"
     return [
-        *_fault_lines(came_of_it.faults),
-        f"{told}; --mark does it" if came_of_it.faults else told,
-        *_own_lines(came_of_it.own),
+        *_damaged_lines(outcome.ledgers),
+        f"{text}; --mark marks them" if outcome.ledgers else text,
+        *_private_lines(outcome.own),
     ]
-
-
-def _marked_lines(marked: Marked) -> list[str]:
-    published = marked.published
-    told = f"{counted(published.new, 'ledger')} marked for the daemon"
-    if published.known:
-        told += f", {published.known:,} were marked already"
-    own = _own_lines(published.own, has_worker=marked.has_worker)
-    return [told + _changed(published.changed), *own]
 
 
 def _changed(count: int) -> str:
-    return f", {count:,} not, as they changed or went since they were looked at" if count else ""
+    return f", {count:,} left out: changed or deleted since the run" if count else ""
 
 
-def _would(faults: Sequence[Fault]) -> str:
-    return f"{counted(len(faults), 'ledger')} would be marked"
+def _would(damaged: Sequence[DamagedLedger]) -> str:
+    return f"{counted(len(damaged), 'ledger')} would be marked"
 
 
-def _fault_lines(faults: Sequence[Fault]) -> list[str]:
+def _damaged_lines(damaged: Sequence[DamagedLedger]) -> list[str]:
     lines = [
-        printable(f"would mark ledger {fault.ledger_id} ({fault.grade.value}): {fault.detail}")
-        for fault in faults[:SHOWN_MAX]
+        printable(f"would mark ledger {each.ledger_id} ({each.grade.value}): {each.detail}")
+        for each in damaged[:SHOWN_MAX]
     ]
-    if len(faults) > SHOWN_MAX:
-        lines.append(f"and {len(faults) - SHOWN_MAX:,} more")
+    if len(damaged) > SHOWN_MAX:
+        lines.append(f"and {len(damaged) - SHOWN_MAX:,} more")
     return lines
 
 
-def _own_lines(count: int, *, has_worker: bool = True) -> list[str]:
+def _private_lines(count: int, *, has_worker: bool = True) -> list[str]:
     if not count:
         return []
-    told = (
-        f"{counted(count, 'ledger')} of these in bookmender's private queue: Java's workers would find "
-        "them whole, and only a bookmender daemon mends them"
+    text = (
+        f"{counted(count, 'ledger')} of these in bookmender's private queue: Java's workers cannot "
+        "detect this damage, only a bookmender worker repairs it"
     )
-    return [told if has_worker else f"{told}; none is running: {HOW_TO_START}"]
+    return [text if has_worker else f"{text}; none is running: {START_WORKER}"]
 
 
-def faults_record(faults: Sequence[Fault], came_of_it: Marked | Foreseen | None) -> dict[str, Any]:
-    """``changed``, ``own``: null where nobody could look."""
-    if isinstance(came_of_it, Marked):
+def marks_record(
+    damaged: Sequence[DamagedLedger], outcome: MarkResult | MarkPreview | None
+) -> dict[str, Any]:
+    """Return the marks as a record. ``changed``, ``own``: null if the cluster could not be asked."""
+    if isinstance(outcome, MarkResult):
         return {
-            "marked": came_of_it.published.new,
-            "known": came_of_it.published.known,
-            "changed": came_of_it.published.changed,
-            "own": came_of_it.published.own,
-            "has_worker": came_of_it.has_worker,
+            "marked": outcome.counts.new,
+            "known": outcome.counts.known,
+            "changed": outcome.counts.changed,
+            "own": outcome.counts.own,
+            "has_worker": outcome.has_worker,
         }
-    would_mark = faults if came_of_it is None else came_of_it.faults
+    would_mark = damaged if outcome is None else outcome.ledgers
     return {
         "would_mark": len(would_mark),
-        "changed": None if came_of_it is None else came_of_it.changed,
-        "own": None if came_of_it is None else came_of_it.own,
+        "changed": None if outcome is None else outcome.changed,
+        "own": None if outcome is None else outcome.own,
         "first_ledgers": [
             {
-                "ledger_id": fault.ledger_id,
-                "verdict": fault.grade.value,
-                "bookies": list(fault.bookies),
-                "detail": fault.detail,
+                "ledger_id": each.ledger_id,
+                "verdict": each.grade.value,
+                "bookies": list(each.bookies),
+                "detail": each.detail,
             }
-            for fault in would_mark[:SHOWN_MAX]
+            for each in would_mark[:SHOWN_MAX]
         ],
     }
 
@@ -226,36 +224,36 @@ def faults_record(faults: Sequence[Fault], came_of_it: Marked | Foreseen | None)
 # --- One ledger -----------------------------------------------------------------------------------
 
 
-def past_lines(past: Sequence[PastVerdict]) -> list[str]:
-    """What runs said of a ledger, the last first."""
+def history_lines(history: Sequence[RunVerdict]) -> list[str]:
+    """Return lines on what runs found for a ledger, the last run first."""
     lines: list[str] = []
-    for each in past:
+    for each in history:
         summary, verdict = each.summary, each.verdict
-        looked_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(verdict.checked_ms / 1000))
-        since = "; it looked more closely" if lines else _later(each)
-        lines.append(f"run {summary.run}, level {summary.level.value}, at {looked_at}{since}:")
+        checked_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(verdict.checked_ms / 1000))
+        since = "; at a closer level" if lines else _later(each)
+        lines.append(f"run {summary.run}, level {summary.level.value}, at {checked_at}{since}:")
         lines.append(f"  {_verdict_text(verdict)}")
-        lines += [f"    {printable(_evidence_text(seen))}" for seen in verdict.evidence]
+        lines += [f"    {printable(_evidence_text(evidence))}" for evidence in verdict.evidence]
         if verdict.evidence_left_out:
             lines.append(f"    and {verdict.evidence_left_out:,} more")
     return lines
 
 
-def _later(past: PastVerdict) -> str:
-    deleted = past.later_runs_deleted
-    others = past.later_runs - deleted
-    told = f"; {counted(others, 'later run')} did not look" if others else ""
-    return f"{told}; the rows of {counted(deleted, 'later run')} were deleted" if deleted else told
+def _later(verdict: RunVerdict) -> str:
+    deleted = verdict.later_runs_deleted
+    others = verdict.later_runs - deleted
+    text = f"; {counted(others, 'later run')} did not check it" if others else ""
+    return f"{text}; the rows of {counted(deleted, 'later run')} were deleted" if deleted else text
 
 
 def _verdict_text(verdict: LedgerVerdict) -> str:
-    parts = [_graded(verdict), verdict.state or "metadata cannot be read"]
+    parts = [_graded(verdict), verdict.state or "metadata unreadable"]
     if verdict.state:
         parts += [f"last entry {verdict.last_entry_id:,}", size_text(verdict.length)]
     if verdict.is_tail_unseen:
-        parts.append("what follows was left to its writer")
+        parts.append("later entries not checked")
     if verdict.rests_on_unknown:
-        parts.append("rests on what is not known")
+        parts.append("some copies unknown")
     return ", ".join(parts)
 
 
@@ -265,8 +263,8 @@ def _evidence_text(each: Evidence) -> str:
     return ", ".join(word for word in words if word)
 
 
-def past_record(ledger_id: int, past: Sequence[PastVerdict]) -> dict[str, Any]:
-    """The verdicts with the columns of the results."""
+def history_record(ledger_id: int, history: Sequence[RunVerdict]) -> dict[str, Any]:
+    """Return the verdicts, each with the columns of the results."""
     return {
         "ledger_id": ledger_id,
         "verdicts": [
@@ -277,7 +275,7 @@ def past_record(ledger_id: int, past: Sequence[PastVerdict]) -> dict[str, Any]:
                 "later_runs_deleted": each.later_runs_deleted,
                 **to_record(each.verdict),
             }
-            for each in past
+            for each in history
         ],
     }
 
@@ -286,8 +284,8 @@ def past_record(ledger_id: int, past: Sequence[PastVerdict]) -> dict[str, Any]:
 
 
 def changes_lines(changes: Changes) -> list[str]:
-    new = "new" if changes.is_newness_told else "new, or not looked at before"
-    absent = "gone" if changes.is_absence_told else "not looked at, or gone"
+    new = "new" if changes.is_newness_certain else "new, or not checked before"
+    absent = "deleted" if changes.is_absence_certain else "deleted, or not checked"
     lines = [
         *_change_lines("changed", changes.changed),
         *_change_lines(new, changes.new),
@@ -299,34 +297,35 @@ def changes_lines(changes: Changes) -> list[str]:
     ):
         if count:
             lines.append(f"{counted(count, 'ledger')} {what}")
-    return lines or ["no ledger of which anything else is said"]
+    return lines or ["no verdict changed"]
 
 
 def _change_lines(what: str, changes: Sequence[Change]) -> list[str]:
     lines = [
-        f"{what}: ledger {change.ledger_id}: {_said(change)}"
+        f"{what}: ledger {change.ledger_id}: {_change_text(change)}"
         for change in sorted(changes, key=lambda change: not change.is_worse)[:SHOWN_MAX]
     ]
     more = len(changes) - SHOWN_MAX
     return [*lines, f"{what}: {more:,} more"] if more > 0 else lines
 
 
-def _said(change: Change) -> str:
-    grades = [_graded(said) for said in (change.before, change.after) if said is not None]
+def _change_text(change: Change) -> str:
+    grades = [_graded(each) for each in (change.before, change.after) if each is not None]
     return f"was {grades[0]}" if change.after is None else " -> ".join(grades)
 
 
-def _graded(said: Said | LedgerVerdict) -> str:
-    """Wrong though whole: enough copies are good by their digests, but they differ."""
-    is_beside = said.is_wrong and said.grade is Grade.WHOLE
-    return f"{said.grade.value}, copies differ" if is_beside else said.grade.value
+def _graded(verdict: Outcome | LedgerVerdict) -> str:
+    """Return the grade. A ledger can be whole and wrong: enough copies are good by their digests,
+    but they differ."""
+    has_differing = verdict.is_wrong and verdict.grade is Grade.WHOLE
+    return f"{verdict.grade.value}, copies differ" if has_differing else verdict.grade.value
 
 
 def changes_record(changes: Changes) -> dict[str, Any]:
     return {
         "has_worsened": changes.has_worsened,
-        "is_newness_told": changes.is_newness_told,
-        "is_absence_told": changes.is_absence_told,
+        "is_newness_certain": changes.is_newness_certain,
+        "is_absence_certain": changes.is_absence_certain,
         "changed": [_change_record(change) for change in changes.changed],
         "new": [_change_record(change) for change in changes.new],
         "new_whole": changes.new_fine_count,

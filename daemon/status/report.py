@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from auditor.fsck.levels import Level
-from auditor.fsck.results.advice import counts_text
+from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
@@ -13,6 +12,7 @@ from daemon.cli.check import run_text
 from daemon.cli.hold import hold_record
 from daemon.cli.orders import unreadable_texts
 from daemon.cli.progress import counted, duration_text, printable
+from daemon.fsck.advice import counts_text
 from daemon.status.conditions import Condition, Severity, conditions, exit_code, health, some
 from daemon.status.pace import pace_text
 from daemon.status.records import age_s, lock_record, node_record, note_record, seconds_until

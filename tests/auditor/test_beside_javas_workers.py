@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from auditor.findings import SWEEP_S, read_findings
-from auditor.fsck.publishing import faults_of
+from auditor.fsck.damage_marker import damaged_ledgers
 from auditor.settings import ChecksSettings
 from replication.znodes import own_path
 from tests.auditor.checking import checker
-from tests.fsck.looking import look_twice
-from tests.fsck.test_publishing import publishing
+from tests.fsck.inspections import inspect_twice
+from tests.fsck.test_damage_marker import publishing
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.java_like import javas_worker
 from tests.replication.ledger_values import B1, B2, B3
@@ -33,10 +33,10 @@ async def replicas(cluster: Cluster) -> None:
 
 
 async def fsck(cluster: Cluster) -> None:
-    verdict = await look_twice(cluster)
+    verdict = await inspect_twice(cluster)
     assert verdict is not None
     async with publishing(cluster) as publisher:
-        await publisher.publish(faults_of([verdict]))
+        await publisher.mark(damaged_ledgers([verdict]))
 
 
 by_each = pytest.mark.parametrize("find", [all_ledgers, replicas, fsck])

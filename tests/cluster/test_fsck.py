@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.local.cluster import LocalCluster
 from tests.cluster.steps import bench

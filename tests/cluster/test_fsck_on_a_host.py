@@ -64,7 +64,7 @@ def test_a_run_on_this_machine_needs_nothing_of_its_surroundings(uri: str, tmp_p
     assert ended.returncode == 1, ended.stderr
     assert json.loads(ended.stdout)["verdicts"]["whole"] == len(ledgers.whole)
     assert ended.stderr.splitlines()[0] == (
-        "not used for a run on this machine: PYSPARK_PYTHON, PYSPARK_SUBMIT_ARGS, SPARK_CONF_DIR, "
+        "ignored variables of another Spark: PYSPARK_PYTHON, PYSPARK_SUBMIT_ARGS, SPARK_CONF_DIR, "
         "SPARK_HOME, SPARK_REMOTE"
     )
     assert "Traceback" not in ended.stderr

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from auditor.fsck.levels import FsckJob, FsckOptions, FsckProgress, Level
+from auditor.fsck.options import FsckJob, FsckOptions, FsckProgress, Level
 from auditor.fsck.results.run_folder import unfinished_runs
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.spark.dispatch import Dispatch, Work
@@ -173,9 +173,9 @@ def test_a_run_tells_what_is_wrong_and_the_next_one_leaves_out_what_is_not(
     assert summary.counts.entries_read >= 2 * ENTRY_COUNT * WHOLE_COUNT
     assert list(dict.fromkeys(each.phase for each in seen)) == [
         "listing",
-        "weighing",
-        "looking",
-        "looking again",
+        "estimating",
+        "checking",
+        "rechecking",
         "writing",
     ]
     rows = spark.read.parquet(str(tmp_path / "ledgers")).where(f"ledger_id = {ledgers.lost}")
@@ -213,7 +213,7 @@ def test_a_run_that_was_cut_short_does_nothing_twice(
     spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
 ) -> None:
     def die(progress: FsckProgress) -> None:
-        if progress.phase == "looking" and progress.ledgers_done:
+        if progress.phase == "checking" and progress.ledgers_done:
             raise DriverDied
 
     with pytest.raises(DriverDied):
@@ -237,7 +237,7 @@ def test_what_is_deleted_in_mid_run_leaves_the_report(
     doomed = asyncio.run(make_lost_ledger(uri))
 
     def delete(progress: FsckProgress) -> None:
-        if progress.phase == "looking again" and not progress.ledgers_done:
+        if progress.phase == "rechecking" and not progress.ledgers_done:
             asyncio.run(delete_ledger(uri, doomed))
 
     summary = run(spark, tmp_path, options(uri), on_progress=delete)

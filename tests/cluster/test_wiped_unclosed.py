@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all

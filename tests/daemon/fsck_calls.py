@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from auditor.fsck.levels import FsckProgress, OnProgress
-from auditor.fsck.publishing import Fault, Foreseen, Published, Show
-from auditor.fsck.results.cluster import Cluster
+from auditor.fsck.damage_marker import DamagedLedger, MarkCounts, MarkPreview, Show
+from auditor.fsck.options import FsckProgress, OnProgress
+from auditor.fsck.results.cluster import Cluster, write_racks
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.cli.main import main
 from daemon.fsck import command as fsck_command
 from daemon.fsck.command import fsck
-from daemon.fsck.running import Marked, Places, Wanted, write_racks
+from daemon.fsck.runner import ClusterFacts, MarkResult, RunRequest
 from daemon.settings import Settings
 from ledgers.model import BookieId
 from tests.fsck.results import damaged, leave_results, seen
@@ -36,39 +36,44 @@ class FakeRuns:
 
     verdicts: Verdicts = ()
     raises: BaseException | None = None
-    wanted: Wanted | None = None
+    wanted: RunRequest | None = None
     told: list[Summary] = field(default_factory=list)
     changed: Sequence[int] = ()
     """Ledgers whose metadata is not what they were judged by any more."""
-    published: list[Fault] = field(default_factory=list)
+    published: list[DamagedLedger] = field(default_factory=list)
 
-    async def look_up_places(self, settings: Settings) -> Places:
-        return Places(cluster=CLUSTER, rule=None, racks={A: "/rack-1"})
+    async def fetch_cluster_facts(self, settings: Settings) -> ClusterFacts:
+        return ClusterFacts(cluster=CLUSTER, rule=None, racks={A: "/rack-1"})
 
-    def run(self, wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
+    def run(self, wanted: RunRequest, places: ClusterFacts, on_progress: OnProgress) -> Summary:
         self.wanted = wanted
         if self.raises is not None:
             raise self.raises
-        on_progress(FsckProgress(phase="looking", ledgers_done=1, ledgers_expected=2))
+        on_progress(FsckProgress(phase="checking", ledgers_done=1, ledgers_expected=2))
         write_racks(wanted.output, places.racks)
         level = wanted.options.level
         return leave_results(wanted.output, self.verdicts, level=level).summary
 
-    async def tell_daemon(self, settings: Settings, summary: Summary) -> None:
+    async def publish_summary(self, settings: Settings, summary: Summary) -> None:
         self.told.append(summary)
 
-    async def publish(
-        self, settings: Settings, folder: Path, run: str, faults: Sequence[Fault], show: Show
-    ) -> Marked:
+    async def mark_damaged(
+        self,
+        settings: Settings,
+        folder: Path,
+        run: str,
+        faults: Sequence[DamagedLedger],
+        show: Show,
+    ) -> MarkResult:
         self.published += faults
-        published = Published(new=len(faults), known=2, changed=3, own=1)
-        return Marked(published=published, has_worker=False)
+        published = MarkCounts(new=len(faults), known=2, changed=3, own=1)
+        return MarkResult(counts=published, has_worker=False)
 
-    async def preview(
-        self, settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
-    ) -> Foreseen:
+    async def preview_damaged(
+        self, settings: Settings, folder: Path, faults: Sequence[DamagedLedger], show: Show
+    ) -> MarkPreview:
         standing = tuple(fault for fault in faults if fault.ledger_id not in self.changed)
-        return Foreseen(faults=standing, changed=len(faults) - len(standing), own=1)
+        return MarkPreview(ledgers=standing, changed=len(faults) - len(standing), own=1)
 
 
 def fake_runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
@@ -77,7 +82,13 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
         if name.startswith("BOOKMENDER_"):
             monkeypatch.delenv(name)
     fake = FakeRuns()
-    for name in ("look_up_places", "run", "tell_daemon", "publish", "preview"):
+    for name in (
+        "fetch_cluster_facts",
+        "run",
+        "publish_summary",
+        "mark_damaged",
+        "preview_damaged",
+    ):
         monkeypatch.setattr(fsck_command, name, getattr(fake, name))
     monkeypatch.setattr(fsck_command, "check_spark", lambda wanted: None)
     return fake

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from auditor.fsck.levels import FsckOptions, Level, SessionTimeouts
+from auditor.fsck.options import FsckOptions, Level, SessionTimeouts
 from daemon.cli.main import cli
 from daemon.fsck.command import options_for, settings_for
-from daemon.fsck.running import Wanted
+from daemon.fsck.runner import RunRequest
 from tests.daemon.fsck_calls import LOST, UNKNOWN, URI, A, FakeRuns, Verdicts, call_run, fake_runs
 from tests.fsck.results import whole
 
@@ -45,10 +45,10 @@ def test_people_are_told_what_was_found_and_what_to_do(runs: FakeRuns, tmp_path:
     assert "Data is lost" in said.stdout
     assert "2 ledgers: 1 whole, 1 lost" in said.stdout
     assert f"would mark ledger 1 (lost): {A}: missing, entry 3" in said.stdout
-    assert "--mark does it" in said.stdout
+    assert "--mark marks them" in said.stdout
     assert f"report: {tmp_path}/report.html" in said.stdout
     assert "/rack-1" in (tmp_path / "report.html").read_text()
-    assert "looking: 1 of 2 ledgers" in said.stderr
+    assert "checking: 1 of 2 ledgers" in said.stderr
 
 
 def test_programs_are_told_the_same_as_an_object(runs: FakeRuns, tmp_path: Path) -> None:
@@ -75,11 +75,11 @@ def test_what_is_asked_for_reaches_the_run(runs: FakeRuns, tmp_path: Path) -> No
     call_run(
         tmp_path, "--sample", "5%", "--master", "spark://h:7077", "--entry-lists", "--for", "2h",
         "--skip-checked-within", "7d", "--reads-per-s", "20k", "--bytes-per-s", "50M",
-        "--reads-in-flight", "9", "--spark-conf", "spark.executor.memory=2g", "--anew",
+        "--reads-in-flight", "9", "--spark-conf", "spark.executor.memory=2g", "--restart",
         "--start-within", "90s",
     )  # fmt: skip
 
-    assert runs.wanted == Wanted(
+    assert runs.wanted == RunRequest(
         options=FsckOptions(
             metadata_service_uri=URI,
             level=Level.SAMPLE,
@@ -95,7 +95,7 @@ def test_what_is_asked_for_reaches_the_run(runs: FakeRuns, tmp_path: Path) -> No
         start_timeout_s=90,
         time_budget_s=7_200,
         checked_within_s=604_800,
-        is_anew=True,
+        is_restart=True,
     )
 
 
@@ -104,7 +104,7 @@ def test_without_more_it_looks_at_the_ends_as_fast_as_it_may(
 ) -> None:
     call_run(tmp_path)
 
-    assert runs.wanted == Wanted(options=FsckOptions(metadata_service_uri=URI), output=tmp_path)
+    assert runs.wanted == RunRequest(options=FsckOptions(metadata_service_uri=URI), output=tmp_path)
     assert runs.wanted.options.level is Level.ENDS
 
 
@@ -186,4 +186,4 @@ def test_help_needs_no_spark() -> None:
     said = CliRunner().invoke(cli, ["fsck", "run", "--help"])
 
     assert said.exit_code == 0
-    assert "metadata   metadata that cannot be read" in said.output
+    assert "metadata   unreadable metadata" in said.output

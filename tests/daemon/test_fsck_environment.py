@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.fsck.running import (
+from daemon.fsck.spark_environment import (
     LaunchEnvironment,
     PySpark,
     applied,
@@ -117,7 +117,7 @@ def test_on_a_cluster_the_environment_is_used_and_named() -> None:
     [
         pytest.param(
             {"SPARK_REMOTE": "sc://127.0.0.1:1"},
-            "SPARK_REMOTE is set, .* unset it, and name the cluster's master",
+            "SPARK_REMOTE is set, .* unset it, and give the cluster's master",
             id="Spark Connect",
         ),
         pytest.param(
@@ -198,7 +198,7 @@ def test_the_installed_pyspark_is_accepted(folder: Path, installed: Path | None)
     ("pythonpath", "remedy"),
     [
         ("/lib:/opt/spark/python:", "unset PYTHONPATH, which names it"),
-        ("", "take it out of Python's path"),
+        ("", "remove it from Python's path"),
     ],
 )
 def test_a_pyspark_of_another_spark_is_named(pythonpath: str, remedy: str) -> None:
@@ -251,4 +251,4 @@ def test_a_run_on_this_machine_says_what_it_does_not_use(tmp_path: Path) -> None
 
     assert ended.returncode == 3, "no ZooKeeper answers"
     first, *_ = ended.stderr.splitlines()
-    assert first == "not used for a run on this machine: SPARK_CONF_DIR, SPARK_HOME"
+    assert first == "ignored variables of another Spark: SPARK_CONF_DIR, SPARK_HOME"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fsck.levels import FsckOptions
-from auditor.fsck.publishing import Fault, Foreseen, Show
+from auditor.fsck.damage_marker import DamagedLedger, MarkPreview, Show
+from auditor.fsck.options import FsckOptions
 from auditor.fsck.results.rows import SCHEMA
 from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary
 from daemon.fsck import command as fsck_command
-from daemon.fsck.running import LOCK_FILE, Marked, holding_output
+from daemon.fsck.runner import LOCK_FILE, MarkResult, locked_output
 from daemon.settings import Settings
 from ledgers.errors import CorruptionError, RejectedError, SettingsError, UnavailableError
 from tests.daemon.fsck_calls import LOST, URI, FakeRuns, call, call_run, failing, fake_runs
@@ -36,11 +36,11 @@ def test_two_runs_do_not_write_to_one_folder(
 ) -> None:
     arguments = ("run", "--metadata-service-uri", URI, "--output", tmp_path)
 
-    with holding_output(tmp_path):
+    with locked_output(tmp_path):
         assert failing(monkeypatch, *arguments) == 2
     said = capsys.readouterr().err
     assert (
-        f"another run of fsck (process {os.getpid()} on {socket.gethostname()}) writes there now"
+        f"another run of fsck (process {os.getpid()} on {socket.gethostname()}) writes there"
         in said
     )
     assert runs.wanted is None
@@ -49,11 +49,11 @@ def test_two_runs_do_not_write_to_one_folder(
 
 
 def test_a_run_that_left_no_name_keeps_others_out_all_the_same(tmp_path: Path) -> None:
-    with holding_output(tmp_path):
+    with locked_output(tmp_path):
         os.truncate(tmp_path / LOCK_FILE, 0)
 
-        with pytest.raises(SettingsError, match="another run of fsck writes there now"):
-            holding_output(tmp_path).__enter__()
+        with pytest.raises(SettingsError, match="another run of fsck writes there"):
+            locked_output(tmp_path).__enter__()
 
 
 def test_a_full_disk_is_told_with_its_folder(runs: FakeRuns, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_run(
 
 @pytest.mark.parametrize(
     ("has_results", "told"),
-    [(False, "no part of it was finished"), (True, "the same command goes on from there")],
+    [(False, "no part was finished"), (True, "the same command continues the run")],
     ids=["at once", "after a part"],
 )
 def test_who_interrupts_it_is_told_how_it_goes_on(
@@ -111,7 +111,7 @@ def test_who_interrupts_it_is_told_how_it_goes_on(
     folder.begin([], options, started_ms=0)
     if has_results:
         none = SCHEMA.empty_table()
-        folder.write_first_look(0, none, none, skipped=0, gone=1)
+        folder.write_first_check(0, none, none, skipped=0, gone=1)
     runs.raises = KeyboardInterrupt()
 
     code = failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path)
@@ -128,12 +128,12 @@ def test_who_gives_a_killed_run_up_and_interrupts_that_is_told_how_it_goes_on_al
 ) -> None:
     folder, none = RunFolder(tmp_path, RUN), SCHEMA.empty_table()
     folder.begin([], FsckOptions(metadata_service_uri=URI), started_ms=0)
-    folder.write_first_look(0, none, none, skipped=0, gone=1)
+    folder.write_first_check(0, none, none, skipped=0, gone=1)
     runs.raises = KeyboardInterrupt()
 
-    failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path, "--anew")
+    failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path, "--restart")
 
-    assert "the same command, without --anew, goes on from there" in capsys.readouterr().err
+    assert "the same command without --restart continues the run" in capsys.readouterr().err
 
 
 def test_who_interrupts_what_comes_after_a_run_is_told_that_it_is_over(
@@ -145,14 +145,14 @@ def test_who_interrupts_what_comes_after_a_run_is_told_that_it_is_over(
     async def interrupted(settings: Settings, summary: Summary) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fsck_command, "tell_daemon", interrupted)
+    monkeypatch.setattr(fsck_command, "publish_summary", interrupted)
 
     code = failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path)
 
     assert code == 130
     said = capsys.readouterr().err
-    assert "the run is over" in said
-    assert "no part of it was finished" not in said
+    assert "the run is complete" in said
+    assert "no part was finished" not in said
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_where_a_run_breaks_off_it_is_told_how_it_goes_on(
     said = call_run(tmp_path)
 
     assert said.exception is error
-    assert "no part of it was finished: the same command begins at the first" in said.stderr
+    assert "no part was finished; the same command starts over" in said.stderr
 
 
 def test_a_wrong_address_is_named_as_it_was_given(runs: FakeRuns, tmp_path: Path) -> None:
@@ -204,11 +204,11 @@ def test_marks_that_cannot_be_made_leave_what_was_found_told(
     runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(
-        settings: Settings, folder: Path, run: str, faults: Sequence[Fault], show: Show
-    ) -> Marked:
+        settings: Settings, folder: Path, run: str, faults: Sequence[DamagedLedger], show: Show
+    ) -> MarkResult:
         raise RejectedError("auto-recovery is switched off")
 
-    monkeypatch.setattr(fsck_command, "publish", refuse)
+    monkeypatch.setattr(fsck_command, "mark_damaged", refuse)
     runs.verdicts = [LOST]
 
     said = call_run(tmp_path, "--mark")
@@ -222,17 +222,17 @@ def test_a_cluster_that_cannot_be_looked_at_after_the_run_leaves_what_was_found_
     runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(
-        settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
-    ) -> Foreseen:
+        settings: Settings, folder: Path, faults: Sequence[DamagedLedger], show: Show
+    ) -> MarkPreview:
         raise UnavailableError("no answer")
 
-    monkeypatch.setattr(fsck_command, "preview", refuse)
+    monkeypatch.setattr(fsck_command, "preview_damaged", refuse)
     runs.verdicts = [LOST]
 
     said = call_run(tmp_path / "a")
     record = json.loads(call_run(tmp_path / "b", "--json").stdout)
 
     assert said.exit_code == 1
-    assert "what changed since it was looked at is not known: no answer" in said.stderr
+    assert "cannot check for changes since the run: no answer" in said.stderr
     assert "would mark ledger 1" in said.stdout
     assert (record["marks"]["would_mark"], record["marks"]["changed"]) == (1, None)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from daemon.fsck.running import quiet_when_interrupted
+from daemon.fsck.runner import quiet_when_interrupted
 
 
 def test_spark_says_no_more_from_ctrl_c_on() -> None:

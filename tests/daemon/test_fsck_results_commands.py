@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.results.cluster import Cluster, keep_cluster
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import SettingsError
@@ -43,8 +43,8 @@ def test_marks_are_made_only_when_they_are_asked_for(runs: FakeRuns, tmp_path: P
 
     said = call("mark", tmp_path, "--metadata-service-uri", URI, "--mark")
     assert [fault.ledger_id for fault in runs.published] == [1]
-    assert "1 ledger marked for the daemon, 2 were marked already, 3 not" in said.stdout
-    assert "only a bookmender daemon mends them; none is running" in said.stdout
+    assert "1 ledger marked, 2 were marked already, 3 left out" in said.stdout
+    assert "only a bookmender worker repairs it; none is running" in said.stdout
 
 
 def test_what_changed_since_is_not_promised_to_be_marked(runs: FakeRuns, tmp_path: Path) -> None:
@@ -56,9 +56,8 @@ def test_what_changed_since_is_not_promised_to_be_marked(runs: FakeRuns, tmp_pat
 
     assert said.stdout.splitlines() == [
         f"would mark ledger 7 (lost): {A}: missing, entry 3",
-        "1 ledger would be marked, 1 not, as they changed or went since they were looked at; --mark does it",
-        "1 ledger of these in bookmender's private queue: Java's workers would find them whole, and only a bookmender "
-        "daemon mends them",
+        "1 ledger would be marked, 1 left out: changed or deleted since the run; --mark marks them",
+        "1 ledger of these in bookmender's private queue: Java's workers cannot detect this damage, only a bookmender worker repairs it",
     ]
     assert {**record, "first_ledgers": []} == {
         "would_mark": 1,
@@ -87,7 +86,7 @@ def test_a_run_marks_what_it_found(runs: FakeRuns, tmp_path: Path) -> None:
 def test_where_nothing_is_wrong_nothing_is_marked(runs: FakeRuns, tmp_path: Path) -> None:
     runs.verdicts = [whole(0), UNKNOWN]
 
-    assert "nothing to be marked" in call_run(tmp_path, "--mark").stdout
+    assert "nothing to mark" in call_run(tmp_path, "--mark").stdout
     assert runs.published == []
 
 
@@ -112,7 +111,7 @@ def test_the_last_two_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
     assert said.exit_code == 1
     assert said.stdout.splitlines() == [
         "changed: ledger 1: whole -> lost",
-        "gone: ledger 2: was unknown",
+        "deleted: ledger 2: was unknown",
         "1 ledger new, and whole",
     ]
     assert f"run {RUN}, then run {LATER_RUN}" in said.stderr
@@ -122,7 +121,7 @@ def test_the_last_two_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
     ("skipped", "told"),
     [
         pytest.param(0, "new", id="all was looked at"),
-        pytest.param(1, "new, or not looked at before", id="some was left out"),
+        pytest.param(1, "new, or not checked before", id="some was left out"),
     ],
 )
 def test_a_ledger_that_the_earlier_run_does_not_tell_of_is_said_to_be_new(
@@ -133,7 +132,7 @@ def test_a_ledger_that_the_earlier_run_does_not_tell_of_is_said_to_be_new(
 
     assert call("diff", tmp_path).stdout.splitlines() == [f"{told}: ledger 7: lost"]
     record = json.loads(call("diff", tmp_path, "--json").stdout)
-    assert record["is_newness_told"] is (skipped == 0)
+    assert record["is_newness_certain"] is (skipped == 0)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ def test_a_run_that_looked_less_closely_cannot_tell_what_became_better(tmp_path:
 
     assert isinstance(said.exception, SettingsError)
     assert str(said.exception) == (
-        "run 3 (level ends) looked less closely than run 2 (level full), so that it cannot tell what became "
+        "run 3 (level ends) is less close than run 2 (level full), so it cannot show what became "
         f"better: compare it with {tmp_path}@1 (level ends)"
     )
     assert call("diff", f"{tmp_path}@1", f"{tmp_path}@3").exit_code == 0
@@ -215,9 +214,9 @@ def test_the_last_verdict_of_a_ledger_is_found_whichever_run_it_is_of(tmp_path: 
 
     assert said.exit_code == 1, "nobody has looked as closely since"
     assert said.stdout.splitlines() == [
-        "run 2, level metadata, at 2023-11-14 22:13:20 UTC; 1 later run did not look:",
+        "run 2, level metadata, at 2023-11-14 22:13:20 UTC; 1 later run did not check it:",
         "  whole, closed, last entry 9, 1 kB",
-        "run 1, level full, at 2023-11-14 22:13:20 UTC; it looked more closely:",
+        "run 1, level full, at 2023-11-14 22:13:20 UTC; at a closer level:",
         "  lost, closed, last entry 9, 1 kB",
         f"    missing, {A}, entry 3",
     ]
@@ -229,9 +228,10 @@ def test_the_last_verdict_of_a_ledger_is_found_whichever_run_it_is_of(tmp_path: 
 @pytest.mark.parametrize(
     ("deleted", "told"),
     [
-        pytest.param((), "; 2 later runs did not look", id="none deleted"),
+        pytest.param((), "; 2 later runs did not check it", id="none deleted"),
         pytest.param(
-            *(("2",), "; 1 later run did not look; the rows of 1 later run were deleted"), id="one"
+            *(("2",), "; 1 later run did not check it; the rows of 1 later run were deleted"),
+            id="one",
         ),
         pytest.param(("2", "3"), "; the rows of 2 later runs were deleted", id="all"),
     ],
@@ -268,7 +268,7 @@ def test_where_there_are_no_results_none_are_shown(tmp_path: Path) -> None:
     said = call("show", tmp_path / "elsewhere", "1")
 
     assert isinstance(said.exception, SettingsError)
-    assert "there are no results of a run of fsck" in str(said.exception)
+    assert "there are no results of a finished fsck run" in str(said.exception)
 
 
 def test_of_a_ledger_that_no_run_looked_at_nothing_is_known(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_of_a_ledger_that_no_run_looked_at_nothing_is_known(tmp_path: Path) -> N
     said = call("show", tmp_path, "2")
 
     assert said.exit_code == 3
-    assert "no run whose rows are there has looked at ledger 2" in said.stderr
+    assert "no run with rows has checked ledger 2" in said.stderr
     assert call("show", results.folder, "1").exit_code == 0
 
 

@@ -13,31 +13,29 @@ from typing import Any
 import pytest
 
 from auditor.findings import read_findings
-from auditor.fsck.levels import FsckOptions, FsckProgress, Level
-from auditor.fsck.publishing import Fault, Foreseen, Published
+from auditor.fsck.damage_marker import DamagedLedger, MarkCounts, MarkPreview
+from auditor.fsck.options import FsckOptions, FsckProgress, Level
 from auditor.fsck.results.cluster import Cluster as Origin
-from auditor.fsck.results.cluster import keep_cluster
+from auditor.fsck.results.cluster import keep_cluster, read_racks, write_racks
 from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
 from auditor.fsck.results.summary import Counts, Summary, read_last, write_last
 from auditor.fsck.verdicts import Grade
 from auditor.underreplication import Damage
 from daemon.admin_session import AdminSession
-from daemon.fsck.running import (
-    Marked,
-    Places,
-    Wanted,
+from daemon.fsck.runner import (
+    ClusterFacts,
+    MarkResult,
+    RunRequest,
     check_spark,
-    find_places,
-    job_of,
-    preview,
-    preview_here,
-    publish,
-    publish_here,
-    read_racks,
+    mark_damaged,
+    mark_in_session,
+    next_job,
+    preview_damaged,
+    preview_in_session,
+    read_cluster_facts,
     run,
-    write_racks,
 )
-from daemon.fsck.texts import Meter, faults_lines, faults_record
+from daemon.fsck.texts import Meter, mark_lines, marks_record
 from daemon.settings import Settings
 from ledgers.errors import RejectedError, SettingsError
 from ledgers.model import BookieId
@@ -56,13 +54,13 @@ OPTIONS = FsckOptions(metadata_service_uri="zk+hierarchical://zk:2181/ledgers")
 NOW_S = 1_763_753_700.0
 
 
-async def fault_of(cluster: Cluster, *bad: int) -> Fault:
+async def damaged_ledger(cluster: Cluster, *bad: int) -> DamagedLedger:
     """Of a ledger that is written for it. ``bad``: entries that B1 lacks; the first, if none is
     given."""
     bad = bad or (0,)
     await cluster.write_ledger([B1, B2, B3])
     versioned = await cluster.manager.read(LEDGER)
-    return Fault(
+    return DamagedLedger(
         ledger_id=LEDGER,
         grade=Grade.AT_RISK,
         damage={B1: Damage(bad=EntryRuns(bad), refused=EntryRuns(bad))},
@@ -84,7 +82,7 @@ def test_without_pyspark_it_says_what_to_install(
             raise ImportError(name)
         return importlib
 
-    monkeypatch.setattr("daemon.fsck.running.importlib.import_module", found)
+    monkeypatch.setattr("daemon.fsck.runner.importlib.import_module", found)
 
     with pytest.raises(SettingsError, match=r"pip install 'bookmender\[fsck\]'"):
         check_spark(wanted(tmp_path), {})
@@ -106,8 +104,8 @@ def test_spark_submit_has_a_java_running(tmp_path: Path) -> None:
 # --- Which run it is ------------------------------------------------------------------------------
 
 
-def wanted(folder: Path, **changes: Any) -> Wanted:
-    return Wanted(options=OPTIONS, output=folder, **changes)
+def wanted(folder: Path, **changes: Any) -> RunRequest:
+    return RunRequest(options=OPTIONS, output=folder, **changes)
 
 
 def begin(folder: Path, run: str) -> RunFolder:
@@ -117,7 +115,7 @@ def begin(folder: Path, run: str) -> RunFolder:
 
 
 def test_a_run_is_called_by_its_time(tmp_path: Path) -> None:
-    job = job_of(wanted(tmp_path, time_budget_s=60.0, checked_within_s=9.0), now_s=NOW_S)
+    job = next_job(wanted(tmp_path, time_budget_s=60.0, checked_within_s=9.0), now_s=NOW_S)
 
     assert (job.run, job.output) == ("20251121T193500Z", tmp_path)
     assert (job.time_budget_s, job.checked_within_s) == (60.0, 9.0)
@@ -126,14 +124,14 @@ def test_a_run_is_called_by_its_time(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     begin(tmp_path, "20250101T000000Z")
 
-    assert job_of(wanted(tmp_path), now_s=NOW_S).run == "20250101T000000Z"
+    assert next_job(wanted(tmp_path), now_s=NOW_S).run == "20250101T000000Z"
 
 
 def test_a_run_that_cannot_be_gone_on_with_is_refused_before_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(tmp_path, "20250101T000000Z")
-    places = Places(
+    places = ClusterFacts(
         cluster=Origin(instance_id="a", metadata_service_uri="zk://a"), rule=None, racks={}
     )
     monkeypatch.setattr("auditor.fsck.spark.session.open_spark", None)
@@ -147,14 +145,14 @@ def test_a_run_that_died_while_it_began_leaves_nothing_behind(tmp_path: Path) ->
     role = tmp_path / "state" / "run=20250101T000000Z"
     role.mkdir(parents=True)
 
-    assert job_of(wanted(tmp_path), now_s=NOW_S).run == "20251121T193500Z"
+    assert next_job(wanted(tmp_path), now_s=NOW_S).run == "20251121T193500Z"
     assert not role.exists()
 
 
 def test_a_run_that_was_killed_can_be_given_up(tmp_path: Path) -> None:
     begin(tmp_path, "20250101T000000Z")
 
-    assert job_of(wanted(tmp_path, is_anew=True), now_s=NOW_S).run == "20251121T193500Z"
+    assert next_job(wanted(tmp_path, is_restart=True), now_s=NOW_S).run == "20251121T193500Z"
     assert list(unfinished_runs(tmp_path)) == []
     assert list(tmp_path.glob("*/run=*")) == [], "no rows of it stay, either"
 
@@ -164,7 +162,7 @@ def test_a_run_that_was_killed_can_be_given_up(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_where_nobody_tells_where_bookies_are_nothing_is_said_of_placement() -> None:
-    places = await find_places(visiting(await Cluster.start()))
+    places = await read_cluster_facts(visiting(await Cluster.start()))
 
     assert (places.rule, places.racks) == (None, {})
 
@@ -173,10 +171,10 @@ def test_racks_and_their_rule_come_from_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "racks"
     file.write_text(f"{B1} = /r1\n{B2} = /r2\n")
 
-    async def look() -> Places:
+    async def look() -> ClusterFacts:
         admin_session = visiting(await Cluster.start())
         placement = PlacementSettings(racks_file=str(file))
-        return await find_places(
+        return await read_cluster_facts(
             replace(admin_session, settings=replace(admin_session.settings, placement=placement))
         )
 
@@ -212,7 +210,7 @@ def settings_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Settings:
     async def admin_session(settings: Settings) -> AsyncIterator[AdminSession]:
         yield seen
 
-    monkeypatch.setattr("daemon.fsck.running.admin_session", admin_session)
+    monkeypatch.setattr("daemon.fsck.runner.admin_session", admin_session)
     return seen.settings
 
 
@@ -221,8 +219,10 @@ def test_a_run_writes_nothing_into_the_results_of_another_cluster(tmp_path: Path
     keep_cluster(tmp_path, others)
     before = sorted(tmp_path.iterdir())
 
-    with pytest.raises(SettingsError, match=r"the cluster b .* this is a"):
-        run(wanted(tmp_path), Places(cluster=ours, rule=None, racks={}), lambda progress: None)
+    with pytest.raises(SettingsError, match=r"the cluster b .* not of a"):
+        run(
+            wanted(tmp_path), ClusterFacts(cluster=ours, rule=None, racks={}), lambda progress: None
+        )
 
     assert sorted(tmp_path.iterdir()) == before
 
@@ -236,13 +236,13 @@ def test_what_was_found_of_one_cluster_is_not_marked_in_another(
     async def mark() -> None:
         cluster = await Cluster.start()
         await cluster.store.create(f"{ROOT}/INSTANCEID", b"ours")
-        fault = await fault_of(cluster)
+        fault = await damaged_ledger(cluster)
         settings = settings_of(cluster, monkeypatch)
 
         with pytest.raises(SettingsError, match=r"theirs.*ours"):
-            await publish(settings, tmp_path, "r", [fault], lambda left: None)
+            await mark_damaged(settings, tmp_path, "r", [fault], lambda left: None)
         with pytest.raises(SettingsError, match=r"theirs.*ours"):
-            await preview(settings, tmp_path, [fault], lambda left: None)
+            await preview_damaged(settings, tmp_path, [fault], lambda left: None)
         assert await cluster.marked() == []
 
     mark()
@@ -254,15 +254,15 @@ def test_that_it_was_marked_is_noted_beside_what_the_run_found(
     @in_virtual_time
     async def mark() -> None:
         cluster = await Cluster.start()
-        fault = await fault_of(cluster)
+        fault = await damaged_ledger(cluster)
         settings = settings_of(cluster, monkeypatch)
         summary = Summary(run="r", level=Level.ENDS, started_ms=0, finished_ms=1, counts=Counts())
         await write_last(cluster.store, UR, summary)
 
-        await preview(settings, tmp_path, [fault], lambda left: None)
+        await preview_damaged(settings, tmp_path, [fault], lambda left: None)
         assert await read_last(cluster.store, UR) == summary
         for _ in range(2):
-            await publish(settings, tmp_path, "r", [fault], lambda left: None)
+            await mark_damaged(settings, tmp_path, "r", [fault], lambda left: None)
             assert await read_last(cluster.store, UR) == replace(summary, marked=1)
 
     mark()
@@ -274,13 +274,13 @@ def test_that_it_was_marked_is_noted_beside_what_the_run_found(
 @in_virtual_time
 async def test_marks_are_written_by_a_session_that_joins_and_leaves() -> None:
     cluster = await Cluster.start()
-    fault = await fault_of(cluster)
+    fault = await damaged_ledger(cluster)
     admin_session = visiting(cluster)
 
-    marked = await publish_here(admin_session, [fault], lambda left: None)
+    marked = await mark_in_session(admin_session, [fault], lambda left: None)
 
-    assert marked == Marked(published=Published(new=1), has_worker=False)
-    assert "daemon mends them" not in str(faults_lines([fault], marked))
+    assert marked == MarkResult(counts=MarkCounts(new=1), has_worker=False)
+    assert "bookmender worker" not in str(mark_lines([fault], marked))
     assert await cluster.marked() == [LEDGER]
     assert (await read_findings(cluster.store, UR, [LEDGER]))[LEDGER].check == "fsck"
     assert len(await live_nodes(cluster.store, UR)) == 1
@@ -294,19 +294,19 @@ async def test_where_no_node_of_ours_works_it_is_said_that_nobody_mends_what_jav
     has_worker: bool,
 ) -> None:
     cluster = await Cluster.start()
-    fault = await fault_of(cluster, 3)
+    fault = await damaged_ledger(cluster, 3)
     if has_worker:
         await Membership.join(cluster.store, UR, node_info("node-1", Role.WORKER))
 
-    marked = await publish_here(visiting(cluster), [fault], lambda left: None)
+    marked = await mark_in_session(visiting(cluster), [fault], lambda left: None)
 
-    assert marked == Marked(published=Published(new=1, own=1), has_worker=has_worker)
+    assert marked == MarkResult(counts=MarkCounts(new=1, own=1), has_worker=has_worker)
     assert (await cluster.marked(), await cluster.marked(own_path(UR))) == ([], [LEDGER])
-    first, own = faults_lines([fault], marked)
-    assert first == "1 ledger marked for the daemon"
+    first, own = mark_lines([fault], marked)
+    assert first == "1 ledger marked"
     assert own.startswith("1 ledger of these in bookmender's private queue")
     assert ("none is running: start a node" in own) is not has_worker
-    assert faults_record([fault], marked) == {
+    assert marks_record([fault], marked) == {
         "marked": 1,
         "known": 0,
         "changed": 0,
@@ -318,23 +318,23 @@ async def test_where_no_node_of_ours_works_it_is_said_that_nobody_mends_what_jav
 @in_virtual_time
 async def test_what_would_be_marked_is_said_by_what_stands_there_now() -> None:
     cluster = await Cluster.start()
-    fault = await fault_of(cluster)
+    fault = await damaged_ledger(cluster)
     gone = replace(fault, ledger_id=LEDGER + 1)
 
-    seen = await preview_here(visiting(cluster), [gone, fault], lambda left: None)
+    seen = await preview_in_session(visiting(cluster), [gone, fault], lambda left: None)
 
-    assert seen == Foreseen(faults=(fault,), changed=1)
+    assert seen == MarkPreview(ledgers=(fault,), changed=1)
     assert await live_nodes(cluster.store, UR) == []
 
 
 @in_virtual_time
 async def test_while_auto_recovery_is_switched_off_nothing_is_marked() -> None:
     cluster = await Cluster.start()
-    fault = await fault_of(cluster)
+    fault = await damaged_ledger(cluster)
     await cluster.store.create(znodes.disable_path(UR), with_parents=True)
 
     with pytest.raises(RejectedError, match="bookmender enable"):
-        await publish_here(visiting(cluster), [fault], lambda left: None)
+        await mark_in_session(visiting(cluster), [fault], lambda left: None)
 
     assert await cluster.marked() == []
 

@@ -25,7 +25,7 @@ def opened(
 import json
 from pathlib import Path
 from auditor.fsck.spark.session import imported_pyspark, is_here, open_spark
-from daemon.fsck.running import PySpark, applied, launch_environment
+from daemon.fsck.spark_environment import PySpark, applied, launch_environment
 import os
 master, log = {master!r}, Path({str(log)!r})
 home, version = imported_pyspark()
@@ -89,8 +89,10 @@ def test_a_script_that_ends_and_says_nothing_is_no_spark(tmp_path: Path) -> None
 
     told = opened("local-cluster[1,1,1024]", log, {"SPARK_HOME": str(home)})["error"]
 
-    assert "Spark did not start: version 3.5.1; check --master" in told
-    assert "and SPARK_HOME in the environment" in told
+    assert (
+        "Spark did not start: version 3.5.1; check that the master runs, and check --master" in told
+    )
+    assert "also check SPARK_HOME in the environment" in told
     assert str(log) in told
 
 
@@ -123,8 +125,11 @@ def test_a_script_that_hangs_is_given_up_with_all_that_it_started(tmp_path: Path
         start_timeout_s=2,
     )["error"]
 
-    assert "Spark did not start: it was not ready after 2 s; check --master" in told
-    assert "SPARK_HOME in the environment; or allow it more time with --start-within" in told
+    assert (
+        "Spark did not start: it was not ready after 2 s; check that the master runs, and check --master"
+        in told
+    )
+    assert "SPARK_HOME in the environment; or allow more time with --start-within" in told
     assert not Path("/proc", pid.read_text().strip()).exists() or _is_zombie(pid.read_text())
 
 
@@ -156,4 +161,4 @@ def test_spark_submits_variables_without_its_jvm_are_named(tmp_path: Path) -> No
 
     last = ended.stderr.splitlines()[-1]
     assert "UnavailableError" in ended.stderr
-    assert "PYSPARK_GATEWAY_PORT names, gives no Spark context" in ended.stderr, last
+    assert "PYSPARK_GATEWAY_PORT names, provides no Spark context" in ended.stderr, last

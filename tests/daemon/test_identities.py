@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding
 from auditor.underreplication import reformatted_bookies
 from daemon.admin_session import AdminSession
@@ -22,7 +22,7 @@ from replication.outcome import Outcome
 from replication.reasons import Reason
 from tests.auditor.auditing import auditing
 from tests.daemon.visits import visiting
-from tests.fsck.looking import look_twice
+from tests.fsck.inspections import inspect_twice
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import ROOT, UR, working
@@ -153,7 +153,7 @@ async def test_fsck_believes_trusted_bookies(is_trusted: bool) -> None:
     if is_trusted:
         await give_trust(visiting(cluster), None)
 
-    verdict = await look_twice(cluster, Level.FULL)
+    verdict = await inspect_twice(cluster, Level.FULL)
 
     assert verdict is not None
     has_doubt = any(each.finding is Finding.END_UNPROVEN for each in verdict.evidence)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from auditor.absence import UnavailableLedgers
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord, DrainProgress

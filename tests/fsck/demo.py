@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from auditor.fsck.levels import Level
-from auditor.fsck.results.reading import Results
+from auditor.fsck.options import Level
+from auditor.fsck.results.finished_runs import Results
 from auditor.fsck.verdicts import Finding, Grade
 from daemon.cli.stuck import listed
 from daemon.local.cluster import LocalCluster

@@ -6,8 +6,8 @@ Values alone, so that the documentation's table of what each level sees can be c
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from auditor.fsck.levels import Level
-from auditor.fsck.look import sampled
+from auditor.fsck.copy_inspection import sampled
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.codec.metadata import serialize_metadata
 from ledgers.manager import VersionedMetadata

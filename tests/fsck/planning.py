@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from auditor.fsck.levels import FsckJob, FsckOptions, Level
+from auditor.fsck.options import FsckJob, FsckOptions, Level
 from auditor.fsck.results.checked import CHECKED
 from auditor.fsck.results.plan import DAY_MS, plan_rows
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.results.files import replace_table
-from auditor.fsck.results.reading import Results
+from auditor.fsck.results.finished_runs import Results
 from auditor.fsck.results.rows import VERSION, VERSION_NOTE, to_batch
 from auditor.fsck.results.summary import Counts, Summary, write_summary
 from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
@@ -53,8 +53,8 @@ def counted(verdicts: Iterable[LedgerVerdict]) -> Counts:
         resting_on_unknown=sum(verdict.rests_on_unknown for verdict in verdicts),
         entries_read=sum(verdict.entries_read for verdict in verdicts),
         bytes_read=sum(verdict.bytes_read for verdict in verdicts),
-        out_of_reach=sum(bool(verdict.kept_away) for verdict in verdicts),
-        away=dict(Counter(bookie for verdict in verdicts for bookie in verdict.kept_away)),
+        out_of_reach=sum(bool(verdict.bookies_to_start) for verdict in verdicts),
+        away=dict(Counter(bookie for verdict in verdicts for bookie in verdict.bookies_to_start)),
         tails_unseen=sum(verdict.is_tail_unseen for verdict in verdicts),
     )
 

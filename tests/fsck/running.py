@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
-from auditor.fsck.inspecting import inspect, recheck
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.executor import inspect, recheck
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.verdicts import LedgerVerdict
 from tests.fsck.kinds import SAMPLE_SHARE, SEED, Told
 
@@ -33,8 +33,8 @@ async def run(
             found[verdict.ledger_id] = verdict
             if len(found) == 1:
                 await on_first()
-    doubtful = [verdict for verdict in found.values() if verdict.seems_wrong]
-    sure = {i: verdict for i, verdict in found.items() if not verdict.seems_wrong}
+    doubtful = [verdict for verdict in found.values() if verdict.needs_recheck]
+    sure = {i: verdict for i, verdict in found.items() if not verdict.needs_recheck}
     if doubtful:
         async with aclosing(recheck(wanted, doubtful)) as second:
             async for verdict in second:

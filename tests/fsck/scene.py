@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from daemon.admin_session import admin_session
 from daemon.local.cluster import LocalCluster

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from auditor.fsck.budget import (
-    LULL_S,
-    ROOM_S,
+    LIST_INTERVAL_S,
+    SHRINK_WAIT_S,
     LeasedPace,
     ReadShare,
     SharedPace,
+    others_must_shrink,
     share_of,
-    takes_from_others,
 )
-from auditor.fsck.levels import FsckOptions
+from auditor.fsck.options import FsckOptions
 from ledgers.errors import SessionLostError
 from ledgers.memory.store import MemoryStore, MemoryTree
 from replication.nodes import Membership, Role
@@ -29,7 +29,7 @@ from tests.virtual_time import LoopClock
 
 URI = "zk+hierarchical://zk:2181/ledgers"
 OPTIONS = FsckOptions(metadata_service_uri=URI, reads_per_s=1_000, bytes_per_s=999)
-SETTLED_S = ROOM_S + 3 * LULL_S
+SETTLED_S = SHRINK_WAIT_S + 3 * LIST_INTERVAL_S
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ def test_others_have_to_make_room_where_there_is_not_enough_for_all(
 ) -> None:
     options = FsckOptions(metadata_service_uri=URI, **limits)  # type: ignore[arg-type]
 
-    assert takes_from_others(options, reader_count=reader_count) is is_waited_for
+    assert others_must_shrink(options, reader_count=reader_count) is is_waited_for
 
 
 def test_the_pace_of_a_run_can_be_sent_to_executors() -> None:
@@ -154,7 +154,7 @@ def test_the_pace_of_a_run_can_be_sent_to_executors() -> None:
 @in_virtual_time
 async def test_who_is_alone_begins_at_once_with_all_of_it() -> None:
     async with executing(MemoryTree(clock=LoopClock())) as executor:
-        await asyncio.sleep(LULL_S / 2)
+        await asyncio.sleep(LIST_INTERVAL_S / 2)
 
         assert executor.reads_per_s == 1_000
 
@@ -166,7 +166,9 @@ async def test_who_joins_reads_nothing_until_the_others_have_made_room() -> None
     async with AsyncExitStack() as stack:
         for _ in range(4):
             executors.append(await stack.enter_async_context(executing(tree)))
-            await asyncio.sleep(LULL_S / 4)  # some are told of those before while these join
+            await asyncio.sleep(
+                LIST_INTERVAL_S / 4
+            )  # some are told of those before while these join
         most = 0
         for _ in range(200):
             await asyncio.sleep(SETTLED_S / 100)
@@ -183,7 +185,7 @@ async def test_where_there_is_enough_for_all_who_joins_begins_at_once() -> None:
     async with executing(tree, options=unlimited):
         await asyncio.sleep(SETTLED_S)
         async with executing(tree, options=unlimited) as second:
-            await asyncio.sleep(LULL_S / 2)
+            await asyncio.sleep(LIST_INTERVAL_S / 2)
 
             assert second.share == ReadShare()
 
@@ -196,7 +198,7 @@ async def test_what_one_gives_back_the_others_have_soon() -> None:
             await asyncio.sleep(SETTLED_S)
             assert first.reads_per_s == 500
 
-        await asyncio.sleep(2 * LULL_S)
+        await asyncio.sleep(2 * LIST_INTERVAL_S)
         assert first.reads_per_s == 1_000
     assert await leases(tree) == []
 
@@ -208,7 +210,7 @@ async def test_what_a_dead_one_had_comes_back_with_its_session() -> None:
         await asyncio.sleep(SETTLED_S)
 
         tree.expire(second.store)
-        await asyncio.sleep(2 * LULL_S)
+        await asyncio.sleep(2 * LIST_INTERVAL_S)
 
         assert first.reads_per_s == 1_000
 
@@ -220,14 +222,14 @@ async def test_who_cannot_see_the_others_reads_nothing_until_it_can() -> None:
         await asyncio.sleep(SETTLED_S)
 
         tree.suspend(first.store)
-        await asyncio.sleep(LULL_S)
+        await asyncio.sleep(LIST_INTERVAL_S)
         assert first.share is None
         async with executing(tree):
             await asyncio.sleep(SETTLED_S)
             assert first.share is None
 
             tree.resume(first.store)
-            await asyncio.sleep(2 * LULL_S)
+            await asyncio.sleep(2 * LIST_INTERVAL_S)
             assert first.reads_per_s == 500
         assert 1_000 not in [each.reads_per_s for each in first.told[2:] if each], (
             "what it knew from before was never applied again"
@@ -252,12 +254,12 @@ def test_what_was_read_before_zookeeper_went_away_is_never_applied_after(step: i
                 tree.suspend(first.store)
                 async with executing(tree):
                     await asyncio.sleep(SETTLED_S)
-                    told_count = len(first.told)
+                    listed_count = len(first.told)
                     tree.resume(first.store)
                     await asyncio.sleep(SETTLED_S)
 
                     assert first.reads_per_s in (333, 334)
-                    assert {each.reads_per_s for each in first.told[told_count:] if each} <= {
+                    assert {each.reads_per_s for each in first.told[listed_count:] if each} <= {
                         333,
                         334,
                     }
@@ -281,7 +283,7 @@ async def test_runs_at_the_same_time_have_a_budget_each_but_share_the_bookies() 
         )
 
         await nodes.close()
-        await asyncio.sleep(2 * LULL_S)
+        await asyncio.sleep(2 * LIST_INTERVAL_S)
         assert ours.share is not None
         assert ours.share.reads_in_flight_per_bookie == 500, "nodes that go are noticed as well"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.results.checked import after_run, read_checked, write_checked, wrong_among
 from auditor.fsck.results.rows import to_batch
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
@@ -104,13 +104,6 @@ def test_what_was_wrong_and_is_left_for_the_next_run_counts(
     after = after_run(table(last), found, options(level), listed=ids(1, 2))
 
     assert wrong_among(after, ids(1)) == wrong
-
-
-def test_what_an_earlier_release_kept_is_read(tmp_path: Path) -> None:
-    write_checked(tmp_path, table(checked(1)).drop_columns(["is_wrong", "mtime_ms"]))
-
-    assert read_checked(tmp_path)["is_wrong"].to_pylist() == [False]
-    assert read_checked(tmp_path)["mtime_ms"].to_pylist() == [None]
 
 
 def test_before_the_first_run_nothing_is_known(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@
 import pytest
 
 from auditor.fsck.spark import sources
-from auditor.fsck.spark.sources import Reach, ledger_rows
-from tests.fsck.looking import ALL, let_in
+from auditor.fsck.spark.sources import ClusterConnection, ledger_rows
+from tests.fsck.inspections import ALL, let_in
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
-REACH = Reach(metadata_service_uri="zk://127.0.0.1:2181/ledgers")
+REACH = ClusterConnection(metadata_service_uri="zk://127.0.0.1:2181/ledgers")
 
 
 def test_a_ledger_that_cannot_be_read_has_a_row_that_says_why(

@@ -8,7 +8,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, WAITING, Dispatch, Work
+from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, TASKS_WAITING, Dispatch, Work
 from auditor.fsck.spark.session import with_attempts
 from ledgers.errors import UnavailableError
 
@@ -111,8 +111,8 @@ def dispatch(spark: FakeSpark) -> Dispatch:
     [
         pytest.param(1, 1, id="one after the other"),
         pytest.param(3, 1, id="some beside each other"),
-        pytest.param(JOBS_AT_ONCE_MAX - WAITING, 1, id="as many as threads are good for"),
-        pytest.param(JOBS_AT_ONCE_MAX - WAITING + 1, 2, id="more"),
+        pytest.param(JOBS_AT_ONCE_MAX - TASKS_WAITING, 1, id="as many as threads are good for"),
+        pytest.param(JOBS_AT_ONCE_MAX - TASKS_WAITING + 1, 2, id="more"),
     ],
 )
 def test_every_task_is_done_once(slots: int, tasks_per_job: int) -> None:
@@ -136,7 +136,7 @@ def test_tasks_are_taken_only_as_they_are_to_run_soon() -> None:
     results = dispatch(spark).results(tasks(), numbers_of, NUMBERS)
     next(results)
 
-    assert len(taken) == 2 + WAITING
+    assert len(taken) == 2 + TASKS_WAITING
     results.close()
 
 
@@ -149,7 +149,7 @@ def test_executors_that_come_later_are_given_tasks_too() -> None:
     spark.defaultParallelism = 4
     reader.start()
 
-    spark.wait_for_jobs(1 + 4 + WAITING)
+    spark.wait_for_jobs(1 + 4 + TASKS_WAITING)
     spark.is_let_go.set()
     reader.join(30)
     assert len(spark.task_counts) == 10
@@ -158,7 +158,7 @@ def test_executors_that_come_later_are_given_tasks_too() -> None:
 def test_a_task_that_fails_for_good_ends_the_others() -> None:
     spark = FakeSpark(slots=2)
 
-    with pytest.raises(UnavailableError, match=r"again: ValueError: below 0$"):
+    with pytest.raises(UnavailableError, match=r"in each attempt: ValueError: below 0$"):
         list(dispatch(spark).results([1, -1] * 10, numbers_of, NUMBERS))
 
     assert len(spark.task_counts) < 20
@@ -172,7 +172,7 @@ def test_who_stops_reading_stops_what_is_under_way() -> None:
     results.close()
 
     assert spark.cancelled == ["a run"]
-    assert len(spark.task_counts) <= 2 + WAITING
+    assert len(spark.task_counts) <= 2 + TASKS_WAITING
 
 
 GONE = [
@@ -185,7 +185,7 @@ GONE = [
 def test_that_sparks_own_process_is_gone_is_told(error: Exception) -> None:
     spark = FakeSpark(slots=2, error=error)
 
-    with pytest.raises(UnavailableError, match="Spark's own process, Java's, is gone"):
+    with pytest.raises(UnavailableError, match="Spark's Java process has ended"):
         list(dispatch(spark).results([1], numbers_of, NUMBERS))
 
 
@@ -194,7 +194,7 @@ def test_what_ends_a_run_is_told_though_spark_has_ended_first() -> None:
     spark = FakeSpark(slots=1, free=0)
 
     def begin() -> None:
-        with dispatch(spark).warming_up(numbers_of([])):
+        with dispatch(spark).warmed_up(numbers_of([])):
             spark.wait_for_jobs(1)
             spark.is_over = True
             raise KeyboardInterrupt
@@ -206,7 +206,7 @@ def test_what_ends_a_run_is_told_though_spark_has_ended_first() -> None:
 def test_what_work_needs_is_there_before_the_first_task() -> None:
     spark = FakeSpark(slots=3)
 
-    with dispatch(spark).warming_up(numbers_of([])):
+    with dispatch(spark).warmed_up(numbers_of([])):
         spark.wait_for_jobs(1)
 
     assert spark.task_counts == [3]
@@ -215,7 +215,7 @@ def test_what_work_needs_is_there_before_the_first_task() -> None:
 def test_that_nothing_could_be_made_ready_is_the_first_tasks_to_say() -> None:
     spark = FakeSpark(slots=1, error=PySparkException("no executors"))
 
-    with dispatch(spark).warming_up(numbers_of([])):
+    with dispatch(spark).warmed_up(numbers_of([])):
         spark.wait_for_jobs(1)
 
 
@@ -223,7 +223,7 @@ def test_nothing_goes_on_being_made_ready_for_a_run_that_does_not_begin() -> Non
     spark = FakeSpark(slots=1, free=0)
 
     def begin() -> None:
-        with dispatch(spark).warming_up(numbers_of([])):
+        with dispatch(spark).warmed_up(numbers_of([])):
             spark.wait_for_jobs(1)
             raise UnavailableError("nothing can be listed")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.results.rows import SCHEMA
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.fsck.command import fsck

@@ -5,15 +5,23 @@ import random
 
 import pytest
 
-from auditor.fsck.inspecting import look_again
-from auditor.fsck.levels import Level
+from auditor.fsck.executor import recheck_ledger
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.appending import BookiePool
 from ledgers.errors import UnprovenEndError
 from ledgers.model import BookieId, LedgerState
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.recovery import recover_ledger
-from tests.fsck.looking import ALL, executor, look, look_twice, one_ledger, options, told
+from tests.fsck.inspections import (
+    ALL,
+    executor,
+    inspect_once,
+    inspect_twice,
+    one_ledger,
+    options,
+    told,
+)
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT
@@ -48,7 +56,7 @@ async def test_where_too_many_of_its_last_bookies_were_set_up_anew_its_end_canno
     cluster, _ = await one_ledger(state=state)
     await set_up_anew(cluster, B1, B2)
 
-    verdict = await look_twice(cluster, level)
+    verdict = await inspect_twice(cluster, level)
 
     assert told(verdict) == UNPROVEN
     assert doubted(verdict) == dict.fromkeys((B1, B2), "set_up_later")
@@ -72,7 +80,7 @@ async def test_else_it_can(state: LedgerState, anew: tuple[BookieId, ...], level
     cluster, _ = await one_ledger(state=state)
     await set_up_anew(cluster, *anew)
 
-    assert told(await look_twice(cluster, level)) == WHOLE
+    assert told(await inspect_twice(cluster, level)) == WHOLE
 
 
 async def with_latecomers(state: LedgerState = OPEN) -> Cluster:
@@ -89,7 +97,7 @@ async def test_bookies_that_are_new_and_took_over_were_not_wiped_for_all_that_is
 ) -> None:
     cluster = await with_latecomers()
 
-    assert told(await look_twice(cluster, level)) == WHOLE
+    assert told(await inspect_twice(cluster, level)) == WHOLE
 
 
 @pytest.mark.parametrize(
@@ -105,7 +113,7 @@ async def test_unless_they_lack_the_first_entry_that_they_should_have(
     for bookie in (B4, B5):
         cluster.bookie(bookie).lose(LEDGER, 5)
 
-    verdict = await look_twice(cluster, level)
+    verdict = await inspect_twice(cluster, level)
 
     assert doubted(verdict) == (dict.fromkeys((B4, B5), "lacks_first_entry") if is_seen else {})
 
@@ -116,7 +124,7 @@ async def test_one_that_lacks_another_entry_was_not_wiped() -> None:
     for bookie in (B4, B5):
         cluster.bookie(bookie).lose(LEDGER, 6)
 
-    assert not doubted(await look_twice(cluster, FULL))
+    assert not doubted(await inspect_twice(cluster, FULL))
 
 
 @in_virtual_time
@@ -125,22 +133,22 @@ async def test_who_is_away_proves_nothing_either_but_without_one_that_was_wiped_
 ):
     cluster, _ = await one_ledger(state=OPEN)
     await cluster.kill(B2)
-    assert not doubted(await look(cluster, METADATA))
+    assert not doubted(await inspect_once(cluster, METADATA))
 
     await set_up_anew(cluster, B1)
-    assert doubted(await look(cluster, METADATA)) == {B1: "set_up_later"}
+    assert doubted(await inspect_once(cluster, METADATA)) == {B1: "set_up_later"}
 
 
 @in_virtual_time
 async def test_what_is_closed_between_the_looks_has_its_end() -> None:
     cluster, _ = await one_ledger(state=OPEN)
     await set_up_anew(cluster, B1, B2)
-    first = await look(cluster, FULL)
+    first = await inspect_once(cluster, FULL)
     found = await cluster.manager.read(LEDGER)
     closed = found.metadata.closed(last_entry_id=9, length=found.metadata.length)
     await cluster.manager.write(LEDGER, closed, read_as=found)
 
-    second = await look_again(await executor(cluster, options(FULL)), first)
+    second = await recheck_ledger(await executor(cluster, options(FULL)), first)
 
     assert (told(first), told(second)) == (UNPROVEN, WHOLE)
 
@@ -150,7 +158,7 @@ async def test_what_is_closed_between_the_looks_has_its_end() -> None:
 async def test_a_recovery_finds_the_same(anew: tuple[BookieId, ...]) -> None:
     cluster, _ = await one_ledger(state=OPEN)
     await set_up_anew(cluster, *anew)
-    verdict = await look_twice(cluster, FULL)
+    verdict = await inspect_twice(cluster, FULL)
 
     assert await can_recover(cluster) is not bool(doubted(verdict))
 
@@ -161,7 +169,7 @@ async def test_and_of_bookies_that_took_over(lost_entry_id: int) -> None:
     cluster = await with_latecomers()
     for bookie in (B4, B5):
         cluster.bookie(bookie).lose(LEDGER, lost_entry_id)
-    verdict = await look_twice(cluster, FULL)
+    verdict = await inspect_twice(cluster, FULL)
 
     assert await can_recover(cluster) is not bool(doubted(verdict))
 

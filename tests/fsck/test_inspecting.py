@@ -1,4 +1,4 @@
-"""Looks at ledgers in memory: what is expected of whom, who else is asked, and what a second look
+"""Looks at ledgers in memory: what is expected of whom, who else is asked, and what a second inspect_once
 takes back."""
 
 import asyncio
@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from auditor.fsck.inspecting import look_again, look_at
-from auditor.fsck.levels import Level
+from auditor.fsck.executor import inspect_ledger, recheck_ledger
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
 from ledgers.placement import RackRule
-from tests.fsck.looking import (
+from tests.fsck.inspections import (
     ALL,
     executor,
-    look,
-    look_at_many,
-    look_twice,
+    inspect_many,
+    inspect_once,
+    inspect_twice,
     lose,
     one_ledger,
     options,
@@ -54,7 +54,7 @@ async def test_healthy_ledgers_are_whole(level: Level) -> None:
         ensembles = [(B1, B2, B3), (B1, B4, B3)][: shape.pop("ensembles", 1)]
         await cluster.write_ledger(*ensembles, ledger_id=ledger_id, **shape)
 
-    found = await look_at_many(cluster, range(len(shapes)), level)
+    found = await inspect_many(cluster, range(len(shapes)), level)
 
     assert {i: told(verdict) for i, verdict in found.items()} == dict.fromkeys(
         range(len(shapes)), WHOLE
@@ -69,7 +69,7 @@ async def test_nothing_is_written_and_nothing_fenced() -> None:
     before = await cluster.manager.read(LEDGER)
     cluster.bookie(B1).lose(LEDGER, 3)
 
-    await look_twice(cluster)
+    await inspect_twice(cluster)
 
     assert (await cluster.manager.read(LEDGER)).stat == before.stat
     cluster.put(LEDGER, 10, *ALL)  # a fenced bookie would refuse
@@ -82,14 +82,14 @@ async def test_copies_that_differ_in_lac_and_digest_alone_are_good() -> None:
     for entry_id in range(10):
         cluster.put(LEDGER, entry_id, B2, lac=9)
 
-    assert told(await look(cluster)) == WHOLE
+    assert told(await inspect_once(cluster)) == WHOLE
 
 
 @in_virtual_time
 async def test_each_level_reads_what_it_says() -> None:
     cluster, _ = await one_ledger(last=99)
 
-    counts = {level: (await look(cluster, level)).entries_read for level in Level}
+    counts = {level: (await inspect_once(cluster, level)).entries_read for level in Level}
 
     assert (counts[METADATA], counts[ENDS], counts[FULL]) == (0, 6, 300)
     assert 6 < counts[SAMPLE] <= 6 + 30 * 3
@@ -107,7 +107,7 @@ async def test_of_an_open_ledger_what_is_not_acknowledged_is_not_expected(level:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     cluster.put(LEDGER, 10, B1, lac=8)
 
-    verdict = await look(cluster, level)
+    verdict = await inspect_once(cluster, level)
 
     assert told(verdict) == WHOLE
     assert (verdict.state, verdict.last_entry_id) == ("open", 8)
@@ -118,11 +118,11 @@ async def test_a_copy_that_is_late_is_there_at_the_second_look() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     cluster.bookie(B3).lose(LEDGER, 8)
 
-    first = await look(cluster)
+    first = await inspect_once(cluster)
     cluster.put(LEDGER, 8, B3)
     cluster.put(LEDGER, 10, B1, B2)  # and the next one is late
     cluster.put(LEDGER, 11, B1, B2)
-    second = await look_again(await executor(cluster, options()), first)
+    second = await recheck_ledger(await executor(cluster, options()), first)
 
     assert told(first) == (Grade.DEGRADED, (Finding.ACK_QUORUM_ONLY,))
     assert told(second) == WHOLE
@@ -135,7 +135,7 @@ async def test_an_open_ledger_that_lost_more_than_the_ack_quorum_can_do_without_
     cluster, metadata = await one_ledger(state=LedgerState.OPEN, last=9)
     lose(cluster, metadata, 3, 2)
 
-    verdict = await look_twice(cluster)
+    verdict = await inspect_twice(cluster)
 
     assert told(verdict) == (Grade.AT_RISK, (Finding.MISSING,))
 
@@ -151,7 +151,7 @@ async def test_an_open_end_that_nobody_tells_is_unknown_and_what_is_settled_is_j
     for bookie in (B4, B5):
         cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=NoAnswerError))
 
-    verdict = await look(cluster, level)
+    verdict = await inspect_once(cluster, level)
 
     assert told(verdict) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
     assert [each.grade for each in verdict.fragments] == [Grade.WHOLE, Grade.UNKNOWN]
@@ -164,12 +164,12 @@ async def test_an_open_end_that_is_told_at_the_second_look_alone_is_judged_then(
     lose(cluster, metadata, 3, 2)
     for bookie in ALL:
         cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=NoAnswerError))
-    first = await look(cluster)
+    first = await inspect_once(cluster)
     for bookie in ALL:
         cluster.bookies.stop_failing(bookie, Op.READ_LAC)
     await asyncio.sleep(60)  # a quarantine is over
 
-    second = await look_again(await executor(cluster, options()), first)
+    second = await recheck_ledger(await executor(cluster, options()), first)
 
     assert told(first) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
     assert told(second) == (Grade.AT_RISK, (Finding.MISSING,))
@@ -183,7 +183,7 @@ async def test_an_open_ledger_whose_end_stands_still_is_idle() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     await asyncio.sleep(3_600)
 
-    verdict = await look_twice(cluster, ENDS, **IDLE)
+    verdict = await inspect_twice(cluster, ENDS, **IDLE)
 
     assert told(verdict) == (Grade.WHOLE, (Finding.IDLE_OPEN,))
     assert verdict is not None
@@ -193,13 +193,13 @@ async def test_an_open_ledger_whose_end_stands_still_is_idle() -> None:
 @in_virtual_time
 async def test_one_that_is_written_is_not() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
-    assert told(await look(cluster, ENDS, **IDLE)) == WHOLE  # it is young
+    assert told(await inspect_once(cluster, ENDS, **IDLE)) == WHOLE  # it is young
     await asyncio.sleep(3_600)
 
-    first = await look(cluster, ENDS, **IDLE)
+    first = await inspect_once(cluster, ENDS, **IDLE)
     for entry_id in (10, 11):
         cluster.put(LEDGER, entry_id, *ALL)
-    second = await look_again(await executor(cluster, options(ENDS, **IDLE)), first)
+    second = await recheck_ledger(await executor(cluster, options(ENDS, **IDLE)), first)
 
     assert told(first) == (Grade.WHOLE, (Finding.IDLE_OPEN,))
     assert told(second) == WHOLE
@@ -221,8 +221,8 @@ async def with_tail(state: LedgerState, *holders: BookieId) -> Cluster:
 async def test_of_a_recovery_that_never_ended_all_is_expected_that_any_bookie_shows(
     level: Level,
 ) -> None:
-    at_risk = await look_twice(await with_tail(LedgerState.IN_RECOVERY, B3), level)
-    whole = await look_twice(await with_tail(LedgerState.IN_RECOVERY, *ALL), level)
+    at_risk = await inspect_twice(await with_tail(LedgerState.IN_RECOVERY, B3), level)
+    whole = await inspect_twice(await with_tail(LedgerState.IN_RECOVERY, *ALL), level)
 
     assert told(at_risk) == (Grade.AT_RISK, (Finding.MISSING,))
     assert at_risk is not None
@@ -236,11 +236,11 @@ async def test_but_nothing_beyond_an_entry_that_all_its_bookies_deny() -> None:
     """Entry 4 was on its way when its writer died, and entry 5 was there already."""
     cluster = await with_tail(LedgerState.IN_RECOVERY, *ALL)
     cluster.put(LEDGER, 5, B3, lac=-1)
-    nobody_wiped = await look_twice(cluster, FULL)
+    nobody_wiped = await inspect_twice(cluster, FULL)
     await cluster.kill(B1)
     await cluster.wipe(B1)
     await cluster.revive(B1)
-    one_wiped = await look_twice(cluster, FULL)
+    one_wiped = await inspect_twice(cluster, FULL)
 
     assert told(nobody_wiped) == WHOLE
     assert told(one_wiped) == (Grade.LOST, (Finding.MISSING,)), "for all we know"
@@ -250,12 +250,12 @@ async def test_but_nothing_beyond_an_entry_that_all_its_bookies_deny() -> None:
 async def test_of_an_idle_ledger_likewise_where_a_bookie_of_it_was_wiped() -> None:
     cluster = await with_tail(LedgerState.OPEN, B3)
     await asyncio.sleep(3_600)
-    before = await look_twice(cluster, ENDS, **IDLE)
+    before = await inspect_twice(cluster, ENDS, **IDLE)
     for bookie in (B1, B2):
         await cluster.kill(bookie)
         await cluster.wipe(bookie)
         await cluster.revive(bookie)
-    after = await look_twice(cluster, ENDS, **IDLE)
+    after = await inspect_twice(cluster, ENDS, **IDLE)
 
     assert told(before) == (Grade.WHOLE, (Finding.IDLE_OPEN,))
     unproven_too = (Finding.MISSING, Finding.END_UNPROVEN, Finding.IDLE_OPEN)
@@ -266,7 +266,7 @@ async def test_of_an_idle_ledger_likewise_where_a_bookie_of_it_was_wiped() -> No
 async def test_of_a_ledger_that_may_be_written_no_more_is_expected_than_what_is_acknowledged() -> (
     None
 ):
-    assert told(await look_twice(await with_tail(LedgerState.OPEN, B3), ENDS)) == WHOLE
+    assert told(await inspect_twice(await with_tail(LedgerState.OPEN, B3), ENDS)) == WHOLE
 
 
 # --- Metadata ----------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ async def test_metadata_that_cannot_be_read_is_a_finding(level: Level, data: byt
     cluster, _ = await one_ledger()
     await cluster.store.set(cluster.manager.path(LEDGER), data, version=0)
 
-    verdict = await look_twice(cluster, level)
+    verdict = await inspect_twice(cluster, level)
 
     assert told(verdict) == (Grade.UNKNOWN, (Finding.UNREADABLE_METADATA,))
 
@@ -291,9 +291,9 @@ async def test_metadata_that_acls_shut_away_is_a_finding_likewise(level: Level) 
     looking = await executor(cluster, options(level))
     shut_out(looking.manager._store, cluster.manager.path(LEDGER))
 
-    first = await look_at(looking, LEDGER)
+    first = await inspect_ledger(looking, LEDGER)
     assert first is not None
-    second = await look_again(looking, first)
+    second = await recheck_ledger(looking, first)
 
     assert told(first) == told(second) == (Grade.UNKNOWN, (Finding.UNREADABLE_METADATA,))
     assert [each.code for each in first.evidence] == ["unauthorized"]
@@ -306,9 +306,9 @@ async def test_an_ensemble_that_breaks_the_policy_is_a_finding_and_no_grade(leve
     rule = RackRule(min_racks=2, is_enforced=False)
     in_one = dict.fromkeys(ALL, "/a")
 
-    apart = await look(cluster, level, rule=rule, racks=in_one | {B3: "/b"})
-    together = await look(cluster, level, rule=rule, racks=in_one)
-    unknown = await look(cluster, level, rule=rule, racks={})
+    apart = await inspect_once(cluster, level, rule=rule, racks=in_one | {B3: "/b"})
+    together = await inspect_once(cluster, level, rule=rule, racks=in_one)
+    unknown = await inspect_once(cluster, level, rule=rule, racks={})
 
     assert (told(apart), told(unknown)) == (WHOLE, WHOLE)
     assert told(together) == (Grade.WHOLE, (Finding.MISPLACED,))
@@ -323,8 +323,8 @@ async def test_lists_of_entries_tell_of_holes_between_the_ends() -> None:
     cluster, _ = await one_ledger(last=99)
     cluster.bookie(B2).lose(LEDGER, 50)
 
-    assert told(await look(cluster, ENDS)) == WHOLE
-    assert told(await look(cluster, ENDS, entry_lists=True)) == (
+    assert told(await inspect_once(cluster, ENDS)) == WHOLE
+    assert told(await inspect_once(cluster, ENDS, entry_lists=True)) == (
         Grade.DEGRADED,
         (Finding.MISSING,),
     )
@@ -337,7 +337,7 @@ async def test_a_bookie_that_lacks_an_end_is_asked_for_all(level: Level) -> None
     for entry_id in (0, 13, 50):
         cluster.bookie(B2).lose(LEDGER, entry_id)
 
-    verdict = await look(cluster, level)
+    verdict = await inspect_once(cluster, level)
 
     assert [(e.bookie, e.entry_count) for e in verdict.evidence] == [(B2, 3)]
 
@@ -347,7 +347,7 @@ async def test_a_bookie_that_lacks_an_end_is_asked_for_all(level: Level) -> None
 async def test_a_ledger_of_many_stretches_is_gone_through(
     level: Level, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auditor.fsck.look.STRETCH_COPIES", 100)
+    monkeypatch.setattr("auditor.fsck.copy_inspection.RANGE_COPIES", 100)
     last = 500
     cluster, _ = await one_ledger(write_quorum=2, last=last)
     for entry_id in (0, last):
@@ -355,7 +355,7 @@ async def test_a_ledger_of_many_stretches_is_gone_through(
             if entry_id in cluster.bookie(bookie).entry_ids(LEDGER):
                 cluster.bookie(bookie).lose(LEDGER, entry_id)
 
-    verdict = await look(cluster, level)
+    verdict = await inspect_once(cluster, level)
 
     assert told(verdict) == (Grade.LOST, (Finding.MISSING,))
     assert all(sum(map(len, t.reads.values())) <= 100 for t, _ in cluster.bookies.transfers)
@@ -367,7 +367,7 @@ async def test_replaced_copies_are_named_with_their_bookie() -> None:
     cluster, _ = await one_ledger(last=50)
     replace_payload(cluster, B3, 17)
 
-    verdict = await look_twice(cluster)
+    verdict = await inspect_twice(cluster)
 
     assert verdict is not None
     assert verdict.is_wrong
@@ -384,7 +384,7 @@ async def test_many_ledgers_are_looked_at_at_once_and_each_is_told_of() -> None:
     for ledger_id in range(0, 100, 10):
         cluster.bookie(B1).lose(ledger_id, 4)
 
-    found = await look_at_many(cluster, range(100))
+    found = await inspect_many(cluster, range(100))
 
     wrong = sorted(i for i, verdict in found.items() if verdict.is_wrong)
     assert (len(found), wrong) == (100, list(range(0, 100, 10)))

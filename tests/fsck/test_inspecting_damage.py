@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
-from tests.fsck.looking import look_twice, replace_payload, told
+from tests.fsck.inspections import inspect_twice, replace_payload, told
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER
@@ -19,7 +19,7 @@ Do = Callable[[Cluster], Awaitable[None]]
 METADATA, ENDS, SAMPLE, FULL = Level
 WHOLE = (Grade.WHOLE, ())
 LAST = 29
-MIDDLE = 13
+MIDDLE = 14
 """An entry that is at no end, nor in the sample."""
 
 
@@ -205,7 +205,7 @@ async def test_damage_is_found_from_a_level_on(damage: Damage, level: Level) -> 
     await cluster.write_ledger(ALL, last=LAST, write_quorum=3, ack_quorum=2)
     await damage.do(cluster)
 
-    verdict = await look_twice(cluster, level)
+    verdict = await inspect_twice(cluster, level)
 
     if level.depth < damage.seen_from.depth:
         assert told(verdict) == WHOLE

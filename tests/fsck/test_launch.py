@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark import SparkContext, java_gateway
 
-from auditor.fsck.spark.session import first_complaint, launching, next_step
+from auditor.fsck.spark.session import first_error_line, launching, next_step
 
 # --- What ends it ---------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ def test_the_first_complaint_is_told(tmp_path: Path, content: str | None, line: 
     if content is not None:
         log.write_text(content)
 
-    assert first_complaint(log) == line
+    assert first_error_line(log) == line
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,16 @@ def test_the_first_complaint_is_told(tmp_path: Path, content: str | None, line: 
         pytest.param(
             "Unrecognized option: -Xfoo",
             ["SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS"],
-            "correct spark.driver.memory in --spark-conf; and JAVA_TOOL_OPTIONS in the",
+            "correct spark.driver.memory in --spark-conf; also check JAVA_TOOL_OPTIONS in the",
             id="a JVM that refuses its options",
         ),
         pytest.param(
             "something else",
             ["SPARK_HOME", "HADOOP_CONF_DIR"],
-            "what --spark-conf sets; and SPARK_HOME, HADOOP_CONF_DIR in the environment",
+            "and --spark-conf; also check SPARK_HOME, HADOOP_CONF_DIR in the environment",
             id="any other reason",
         ),
-        pytest.param("something else", [], "and what --spark-conf sets", id="no variables"),
+        pytest.param("something else", [], "check --master and --spark-conf", id="no variables"),
     ],
 )
 def test_the_next_step_names_the_variable_or_the_file(

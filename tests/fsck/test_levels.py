@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.options import FsckOptions, Level
 from ledgers.errors import SettingsError
 from ledgers.placement import RackRule
-from tests.fsck.looking import options
+from tests.fsck.inspections import options
 from tests.replication.ledger_values import B1
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from auditor.fsck.levels import Level
-from auditor.fsck.results.advice import tails_text
-from auditor.fsck.results.reading import past_verdicts
+from auditor.fsck.options import Level
+from auditor.fsck.results.finished_runs import verdict_history
 from auditor.fsck.results.report import write_report
-from auditor.fsck.results.rows import SCHEMA, counts_of, from_table, to_batch
-from auditor.fsck.results.summary import Counts, Summary, read_summary
-from daemon.fsck.texts import past_lines, summary_lines
+from auditor.fsck.results.rows import counts_of, from_table, to_batch
+from auditor.fsck.results.summary import Counts
+from daemon.fsck.advice import report_texts, tails_text
+from daemon.fsck.texts import history_lines, summary_lines
 from ledgers.bookies import LAST_ENTRY
 from ledgers.errors import BusyError, NoAnswerError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
-from tests.fsck.looking import ALL, look, look_twice, one_ledger
+from tests.fsck.inspections import ALL, inspect_once, inspect_twice, one_ledger
 from tests.fsck.results import leave_results, whole
 from tests.fsck.test_report import Page
 from tests.replication.cluster import in_virtual_time
@@ -43,7 +43,7 @@ async def test_what_an_open_ledger_has_beyond_its_last_confirmed_entry_is_left_t
     for bookie in ALL[1:]:
         cluster.bookie(bookie).lose(LEDGER, 9)
 
-    verdict = await look(cluster, level)
+    verdict = await inspect_once(cluster, level)
 
     assert verdict.last_entry_id == 8
     assert verdict.is_tail_unseen
@@ -54,7 +54,7 @@ async def test_that_nobody_writes_it_any_more_makes_nobody_look() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     await asyncio.sleep(3_600)
 
-    verdict = await look_twice(cluster, ENDS, idle_open_after_s=3_600.0)
+    verdict = await inspect_twice(cluster, ENDS, idle_open_after_s=3_600.0)
 
     assert verdict is not None
     assert verdict.is_tail_unseen
@@ -68,7 +68,7 @@ async def test_but_that_a_bookie_of_it_was_wiped_does() -> None:
     await cluster.revive(B1)
     await asyncio.sleep(3_600)
 
-    verdict = await look_twice(cluster, ENDS, idle_open_after_s=3_600.0)
+    verdict = await inspect_twice(cluster, ENDS, idle_open_after_s=3_600.0)
 
     assert verdict is not None
     assert not verdict.is_tail_unseen
@@ -88,7 +88,7 @@ async def test_but_that_a_bookie_of_it_was_wiped_does() -> None:
 async def test_no_other_ledger_has_a_tail_that_is_left(state: LedgerState, level: Level) -> None:
     cluster, _ = await one_ledger(state=state, last=9)
 
-    assert not (await look(cluster, level)).is_tail_unseen
+    assert not (await inspect_once(cluster, level)).is_tail_unseen
 
 
 @in_virtual_time
@@ -106,7 +106,7 @@ async def test_but_a_recovery_of_which_a_bookie_does_not_say_how_far_it_has_the_
 
     cluster.bookies.read = busy_with_the_last  # type: ignore[method-assign]
 
-    assert (await look(cluster, FULL)).is_tail_unseen
+    assert (await inspect_once(cluster, FULL)).is_tail_unseen
 
 
 @in_virtual_time
@@ -115,7 +115,7 @@ async def test_nor_one_whose_end_nobody_tells_which_is_unknown() -> None:
     for bookie in ALL:
         cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=NoAnswerError))
 
-    assert not (await look(cluster, ENDS)).is_tail_unseen
+    assert not (await inspect_once(cluster, ENDS)).is_tail_unseen
 
 
 # --- What is said of them ----------------------------------------------------------------------------
@@ -129,30 +129,12 @@ def test_rows_keep_it_and_it_is_counted() -> None:
     assert (counts_of(table) + counts_of(table)).tails_unseen == 2
 
 
-def test_rows_of_an_earlier_release_lack_it() -> None:
-    table = pa.Table.from_batches([to_batch([whole(1)])])
-    position = SCHEMA.get_field_index("is_tail_unseen")
-    earlier = table.set_column(position, SCHEMA.field(position), pa.nulls(1, pa.bool_()))
-
-    assert list(from_table(earlier)) == [whole(1)]
-    assert counts_of(earlier).tails_unseen == 0
-
-
-def test_summaries_of_an_earlier_release_lack_it(tmp_path: Path) -> None:
-    written = leave_results(tmp_path, [UNSEEN]).summary
-    record = written.to_record()
-    del record["tails_unseen"]
-
-    assert read_summary(tmp_path) == written
-    assert Summary.from_record(record).counts.tails_unseen == 0
-
-
 @pytest.mark.parametrize(
     ("count", "text"),
     [
         (0, ""),
-        (1, "the tail of 1 open ledger was left to its writer: "),
-        (1_200, "the tails of 1,200 open ledgers were left to their writers: "),
+        (1, "entries after the last confirmed one were not checked in 1 open ledger"),
+        (1_200, "entries after the last confirmed one were not checked in 1,200 open ledgers"),
     ],
 )
 def test_it_is_said_in_plain_words(count: int, text: str) -> None:
@@ -166,20 +148,20 @@ def test_a_run_says_so_and_the_report_and_one_ledgers_past(tmp_path: Path) -> No
     results = leave_results(tmp_path, [UNSEEN, whole(1)])
     text = tails_text(results.summary.counts)
 
-    page = Page(write_report(results, {}).read_text())
+    page = Page(write_report(results, {}, report_texts(results.summary)).read_text())
 
     assert text in summary_lines(results.summary)
     assert page.counts()["tails-unseen"] == 1
     assert text[1:] in page.text
     assert json.loads((tmp_path / "summary.json").read_text())["tails_unseen"] == 1
-    said = [past_lines(past_verdicts(tmp_path, ledger_id))[1] for ledger_id in (3, 1)]
-    assert ["what follows was left to its writer" in line for line in said] == [True, False]
+    said = [history_lines(verdict_history(tmp_path, ledger_id))[1] for ledger_id in (3, 1)]
+    assert ["later entries not checked" in line for line in said] == [True, False]
 
 
 def test_where_none_is_left_nothing_is_said(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [whole(1)])
 
-    page = Page(write_report(results, {}).read_text())
+    page = Page(write_report(results, {}, report_texts(results.summary)).read_text())
 
-    assert not any("writer" in line for line in summary_lines(results.summary))
+    assert not any("not checked" in line for line in summary_lines(results.summary))
     assert "tails-unseen" not in page.counts()

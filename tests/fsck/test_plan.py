@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fsck.ledger_ids import COPY_BYTES
-from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.results.files import replace_table
+from auditor.fsck.ledger_list import COPY_BYTES
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.plan import (
     PART_MAX,
-    WEIGHT_MAX,
+    PART_WORK_MAX,
     Plan,
-    cut_by_weight,
-    to_be_weighed,
-    with_weights,
+    cut_by_work,
+    ledgers_to_estimate,
+    with_work,
 )
 from tests.fsck.planning import checked, job, options, planned, table
 
@@ -115,24 +114,14 @@ def test_a_plan_that_was_written_has_its_parts(tmp_path: Path) -> None:
     assert plan.ledger_count == 5
     assert plan.ledger_ids([0, 2]).to_pylist() == [7, 9, 2**63 - 1]
     assert plan.ledger_ids([]).to_pylist() == []
-    assert ([plan.weight_of(number) for number in range(3)], plan.weight) == ([2, 2, 1], 5)
-
-
-def test_of_a_plan_of_an_earlier_release_every_ledger_is_looked_at(tmp_path: Path) -> None:
-    path = tmp_path / "plan.parquet"
-    rows = planned([7, 9], table(checked(9)), options(), job()).drop_columns(["known_mtime_ms"])
-
-    replace_table(path, rows)
-
-    part = Plan(path).part(0)
-    assert (list(part.ledger_ids), dict(part.known)) == ([7, 9], {})
+    assert ([plan.work_of(number) for number in range(3)], plan.work) == ([2, 2, 1], 5)
 
 
 def test_a_cluster_without_ledgers_has_a_plan_without_parts(tmp_path: Path) -> None:
     path = tmp_path / "plan.parquet"
 
     rows = planned([], table(), options(), job())
-    Plan.write(path, cut_by_weight(rows, options(Level.FULL), job(), slot_count=2))
+    Plan.write(path, cut_by_work(rows, options(Level.FULL), job(), slot_count=2))
 
     assert Plan(path).part_count == 0
     assert Plan(path).ledger_count == 0
@@ -141,9 +130,9 @@ def test_a_cluster_without_ledgers_has_a_plan_without_parts(tmp_path: Path) -> N
 def weighed(weights: Sequence[int], **wanted: float) -> list[list[int]]:
     """The weights of each part, of ledgers at level ``full`` on two slots."""
     rows = planned(range(len(weights)), table(), options(Level.FULL), job(days=0, **wanted))  # type: ignore[arg-type]
-    rows = with_weights(rows, array("q", weights))
-    parts = cut_by_weight(rows, options(Level.FULL), job(**wanted), slot_count=2)  # type: ignore[arg-type]
-    return [part["weight"].to_pylist() for part in parts]
+    rows = with_work(rows, array("q", weights))
+    parts = cut_by_work(rows, options(Level.FULL), job(**wanted), slot_count=2)  # type: ignore[arg-type]
+    return [part["work"].to_pylist() for part in parts]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +156,7 @@ def test_ledgers_that_weigh_alike_are_cut_by_their_number(
 ) -> None:
     rows = planned(range(ledgers), table(), options(level), job(days=0))
 
-    parts = cut_by_weight(rows, options(level), job(partition_count=count), slot_count=2)
+    parts = cut_by_work(rows, options(level), job(partition_count=count), slot_count=2)
 
     assert [part.num_rows for part in parts][: len(sizes)] == sizes
     assert sum(part.num_rows for part in parts) == ledgers
@@ -178,7 +167,7 @@ def test_ledgers_that_weigh_alike_are_cut_by_their_number(
 def test_slots_that_are_alike_end_together(slot_count: int) -> None:
     rows = planned(range(1_000_000), table(), options(Level.METADATA), job(days=0))
 
-    parts = cut_by_weight(rows, options(Level.METADATA), job(), slot_count=slot_count)
+    parts = cut_by_work(rows, options(Level.METADATA), job(), slot_count=slot_count)
 
     slots = [0] * slot_count
     for part in parts:
@@ -221,8 +210,10 @@ def test_there_are_as_many_parts_as_told_however_the_ledgers_differ(
     ("weights", "sizes"),
     [
         pytest.param([1] * 100, [100], id="next to nothing is one part"),
-        pytest.param([9 * WEIGHT_MAX, 1, 9 * WEIGHT_MAX], [1, 1, 1], id="one ledger is never cut"),
-        pytest.param([WEIGHT_MAX // 4] * 100, [4] * 20, id="never too much to lose"),
+        pytest.param(
+            [9 * PART_WORK_MAX, 1, 9 * PART_WORK_MAX], [1, 1, 1], id="one ledger is never cut"
+        ),
+        pytest.param([PART_WORK_MAX // 4] * 100, [4] * 20, id="never too much to lose"),
         pytest.param([1] * 1_200, [500, 500, 200], id="nor too many verdicts at a time"),
     ],
 )
@@ -242,24 +233,24 @@ def test_where_reads_are_limited_a_part_still_takes_about_a_minute(
     limited: FsckOptions,
 ) -> None:
     rows = planned(range(100), table(), limited, job(days=0))
-    rows = with_weights(rows, array("q", [20_000] * 100))
+    rows = with_work(rows, array("q", [20_000] * 100))
 
-    parts = cut_by_weight(rows, limited, job(), slot_count=2)
+    parts = cut_by_work(rows, limited, job(), slot_count=2)
 
-    assert [sum(part["weight"].to_pylist()) for part in parts][:30] == [60_000] * 30
+    assert [sum(part["work"].to_pylist()) for part in parts][:30] == [60_000] * 30
 
 
 def test_what_may_have_to_be_read_is_weighed_and_the_rest_is_light() -> None:
     rows = planned([1, 2, 3], table(checked(2)), options(), job())
-    assert list(to_be_weighed(rows)) == [1, 3]
+    assert list(ledgers_to_estimate(rows)) == [1, 3]
 
-    rows = with_weights(rows, array("q", [70, 90]))
+    rows = with_work(rows, array("q", [70, 90]))
 
-    assert rows["weight"].to_pylist() == [70, 1, 90]
+    assert rows["work"].to_pylist() == [70, 1, 90]
 
 
 @pytest.mark.parametrize(
-    ("before", "level", "is_suspect"),
+    ("before", "level", "is_full_scan"),
     [
         pytest.param(checked(1, level=Level.SAMPLE, is_wrong=True), Level.SAMPLE, True, id="wrong"),
         pytest.param(checked(1, level=Level.SAMPLE), Level.SAMPLE, False, id="fine"),
@@ -271,14 +262,14 @@ def test_what_may_have_to_be_read_is_weighed_and_the_rest_is_light() -> None:
     ],
 )
 def test_what_a_sample_found_wrong_the_next_one_looks_at_whole(
-    before: dict[str, object], level: Level, is_suspect: bool, tmp_path: Path
+    before: dict[str, object], level: Level, is_full_scan: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.parquet"
     before |= {"is_settled": False}
 
     Plan.write(path, [planned([1, 5], table(before), options(level), job())])
 
-    assert Plan(path).part(0).suspects == ({1} if is_suspect else frozenset())
+    assert Plan(path).part(0).full_scan == ({1} if is_full_scan else frozenset())
 
 
 def test_clocks_that_are_ahead_leave_nothing_out() -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from auditor.fsck.spark.sources import WantedLedgers, push
+from auditor.fsck.spark.sources import WantedLedgers, push_filters
 
 ID = ("ledger_id",)
 LEDGERS = [0, 3, 5, 8, 2**63 - 1]
@@ -41,7 +41,7 @@ LEDGERS = [0, 3, 5, 8, 2**63 - 1]
 def test_only_what_all_conditions_allow_is_wanted(
     filters: Sequence[Filter], wanted: Sequence[int]
 ) -> None:
-    found, left = push(filters, WantedLedgers())
+    found, left = push_filters(filters, WantedLedgers())
 
     assert list(found.of(LEDGERS)) == wanted
     assert list(left) == []
@@ -58,7 +58,7 @@ def test_only_what_all_conditions_allow_is_wanted(
     ],
 )
 def test_what_is_not_understood_is_left_to_spark(other: Filter) -> None:
-    found, left = push([other, GreaterThan(ID, 3)], WantedLedgers())
+    found, left = push_filters([other, GreaterThan(ID, 3)], WantedLedgers())
 
     assert list(left) == [other]
     assert list(found.of(LEDGERS)) == [5, 8, 2**63 - 1]

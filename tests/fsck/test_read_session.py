@@ -7,9 +7,8 @@ import pytest
 
 from auditor.fsck.budget import FixedPace
 from auditor.fsck.executor import open_executor
-from auditor.fsck.inspecting import unchanged
-from auditor.fsck.ledger_ids import list_ledger_ids
-from auditor.fsck.levels import FsckOptions, SessionTimeouts
+from auditor.fsck.ledger_list import list_ledger_ids, unchanged_ledgers
+from auditor.fsck.options import FsckOptions, SessionTimeouts
 from ledgers.errors import UnavailableError
 from ledgers.zookeeper.store import ZooKeeperStore
 
@@ -28,7 +27,7 @@ async def _execute() -> None:
     "work",
     [
         pytest.param(_execute, id="an executor"),
-        pytest.param(lambda: unchanged(OPTIONS, {1: (1, 1)}), id="what has not changed"),
+        pytest.param(lambda: unchanged_ledgers(OPTIONS, {1: (1, 1)}), id="what has not changed"),
         pytest.param(
             lambda: list_ledger_ids(OPTIONS.metadata_service_uri, timeouts=OPTIONS.timeouts),
             id="the listing",

@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 
-from auditor.fsck.inspecting import look_again, look_at
-from auditor.fsck.levels import Level
+from auditor.fsck.executor import inspect_ledger, recheck_ledger
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.bookies import Transfer
 from ledgers.digest import EntryDigest
 from ledgers.errors import BusyError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, DigestType, Segment
-from tests.fsck.looking import (
+from tests.fsck.inspections import (
     ALL,
     executor,
-    look,
-    look_at_many,
-    look_twice,
+    inspect_many,
+    inspect_once,
+    inspect_twice,
     lose,
     one_ledger,
     options,
@@ -42,7 +42,7 @@ async def test_a_former_member_is_asked_before_an_entry_is_called_lost() -> None
     lose(cluster, metadata, 2, 3)
     cluster.put(LEDGER, 2, B4)
 
-    verdict = await look_twice(cluster)
+    verdict = await inspect_twice(cluster)
 
     assert told(verdict) == (Grade.AT_RISK, (Finding.MISSING, Finding.STRAY))
     assert verdict is not None
@@ -58,8 +58,8 @@ async def test_whoever_else_is_there_is_asked_at_the_last_look() -> None:
         lose(cluster, metadata, entry_id, 3)
         cluster.put(LEDGER, entry_id, B5)
 
-    first = await look(cluster)
-    last = await look_again(await executor(cluster, options()), first)
+    first = await inspect_once(cluster)
+    last = await recheck_ledger(await executor(cluster, options()), first)
 
     assert told(first) == (Grade.LOST, (Finding.MISSING,))
     assert told(last) == (Grade.AT_RISK, (Finding.MISSING, Finding.STRAY))
@@ -74,7 +74,7 @@ async def test_a_lost_entry_is_lost_where_nobody_has_it_although_a_former_member
         lose(cluster, metadata, entry_id, 3)
     cluster.put(LEDGER, 2, B4)
 
-    assert told(await look_twice(cluster)) == (Grade.LOST, (Finding.MISSING, Finding.STRAY))
+    assert told(await inspect_twice(cluster)) == (Grade.LOST, (Finding.MISSING, Finding.STRAY))
 
 
 @in_virtual_time
@@ -84,11 +84,11 @@ async def test_what_former_members_still_have_is_told_of_at_level_full_and_is_no
     cluster, _ = await one_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 5), last=9)
     cluster.put(LEDGER, 5, B2)
 
-    verdict = await look(cluster)
+    verdict = await inspect_once(cluster)
 
     assert told(verdict) == (Grade.WHOLE, (Finding.STRAY,))
     assert not verdict.is_wrong
-    assert told(await look(cluster, ENDS)) == WHOLE
+    assert told(await inspect_once(cluster, ENDS)) == WHOLE
 
 
 # --- The second look ---------------------------------------------------------------------------------
@@ -98,25 +98,25 @@ async def test_what_former_members_still_have_is_told_of_at_level_full_and_is_no
 async def test_what_was_repaired_since_is_whole() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).lose(LEDGER, 0)
-    first = await look(cluster)
+    first = await inspect_once(cluster)
 
     cluster.put(LEDGER, 0, B1)
 
     assert told(first) == (Grade.DEGRADED, (Finding.MISSING,))
-    assert told(await look_again(await executor(cluster, options()), first)) == WHOLE
+    assert told(await recheck_ledger(await executor(cluster, options()), first)) == WHOLE
 
 
 @in_virtual_time
 async def test_what_was_moved_since_is_asked_of_its_new_bookies() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
-    first = await look(cluster)
+    first = await inspect_once(cluster)
 
     for entry_id in range(10):
         cluster.put(LEDGER, entry_id, B4)
     await rewrite(cluster, segments=(Segment(first_entry_id=0, ensemble=(B4, B2, B3)),))
 
-    assert told(await look_again(await executor(cluster, options()), first)) == WHOLE
+    assert told(await recheck_ledger(await executor(cluster, options()), first)) == WHOLE
 
 
 @in_virtual_time
@@ -124,20 +124,20 @@ async def test_a_ledger_that_is_gone_vanishes() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
     made = await executor(cluster, options())
-    first = await look_at(made, LEDGER)
+    first = await inspect_ledger(made, LEDGER)
     assert first is not None
 
     await cluster.manager.delete(LEDGER, version=0)
 
-    assert await look_again(made, first) is None
-    assert await look_at(made, LEDGER) is None
+    assert await recheck_ledger(made, first) is None
+    assert await inspect_ledger(made, LEDGER) is None
 
 
 @in_virtual_time
 async def test_a_ledger_deleted_while_its_bookies_are_asked_vanishes() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
-    first = await look(cluster)
+    first = await inspect_once(cluster)
 
     async def delete(transfer: Transfer) -> None:
         cluster.bookies.before_transfer = None
@@ -147,14 +147,14 @@ async def test_a_ledger_deleted_while_its_bookies_are_asked_vanishes() -> None:
 
     cluster.bookies.before_transfer = delete
 
-    assert await look_again(await executor(cluster, options()), first) is None
+    assert await recheck_ledger(await executor(cluster, options()), first) is None
 
 
 @in_virtual_time
 async def test_metadata_that_changes_meanwhile_is_looked_at_again_and_given_up_at_last() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
-    first = await look(cluster)
+    first = await inspect_once(cluster)
     change_count = 0
 
     async def change(transfer: Transfer) -> None:
@@ -163,9 +163,9 @@ async def test_metadata_that_changes_meanwhile_is_looked_at_again_and_given_up_a
         await rewrite(cluster, c_token=change_count)
 
     cluster.bookies.before_transfer = change
-    given_up = await look_again(await executor(cluster, options()), first)
+    given_up = await recheck_ledger(await executor(cluster, options()), first)
     cluster.bookies.before_transfer = None
-    settled = await look_again(await executor(cluster, options()), first)
+    settled = await recheck_ledger(await executor(cluster, options()), first)
 
     assert given_up is not None
     assert (given_up.grade, given_up.rests_on_unknown) == (Grade.UNKNOWN, True)
@@ -176,10 +176,10 @@ async def test_metadata_that_changes_meanwhile_is_looked_at_again_and_given_up_a
 async def test_it_comes_a_while_after_the_first() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
-    first = await look(cluster)
+    first = await inspect_once(cluster)
     since_s = cluster.clock.now_s()
 
-    await look_again(await executor(cluster, options()), first)
+    await recheck_ledger(await executor(cluster, options()), first)
 
     assert cluster.clock.now_s() - since_s >= 2
 
@@ -198,7 +198,7 @@ async def test_a_read_error_that_is_over_is_none(level: Level) -> None:
 
     cluster.bookies.faults = faults
 
-    assert told(await look(cluster, level)) == WHOLE
+    assert told(await inspect_once(cluster, level)) == WHOLE
 
 
 @in_virtual_time
@@ -208,7 +208,7 @@ async def test_a_bookie_that_hangs_is_waited_for_once() -> None:
         await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
     cluster.bookies.fail(B2, Op.READ, Fault(error=NoAnswerError))
 
-    found = await look_at_many(cluster, range(40))
+    found = await inspect_many(cluster, range(40))
 
     assert {told(verdict) for verdict in found.values()} == {
         (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
@@ -223,7 +223,7 @@ async def test_a_wrong_default_key_says_nothing_of_ledgers_without_one() -> None
         digest=WRONG_DIGEST, password=None, digest_type=None, metadata_version=1, ack_quorum=3
     )
 
-    verdict = await look_twice(cluster)
+    verdict = await inspect_twice(cluster)
 
     assert verdict is not None
     assert (verdict.grade, verdict.rests_on_unknown) == (Grade.UNKNOWN, True)
@@ -238,11 +238,11 @@ async def test_nor_that_a_bookie_that_is_gone_has_what_no_other_has() -> None:
     )
     await cluster.kill(B1)
 
-    verdict = await look_twice(cluster)
+    verdict = await inspect_twice(cluster)
 
     assert verdict is not None
     assert Finding.BOOKIE_GONE in verdict.findings
-    assert verdict.kept_away == frozenset()
+    assert verdict.bookies_to_start == frozenset()
 
 
 @in_virtual_time
@@ -253,7 +253,7 @@ async def test_the_default_key_opens_ledgers_without_one() -> None:
     )
     key: dict[str, Any] = {"default_password": "default", "default_digest_type": "HMAC"}
 
-    assert told(await look(cluster, **key)) == WHOLE
+    assert told(await inspect_once(cluster, **key)) == WHOLE
 
 
 async def rewrite(cluster: Cluster, **changes: object) -> None:

@@ -11,12 +11,12 @@ from auditor.fsck.results.files import replace_file
 def test_a_file_is_on_disk_before_it_stands_in_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "order.json"
+    path = tmp_path / "options.json"
     stood: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda _: stood.append(path.exists()))
 
     replace_file(path, "{}")
 
     assert stood == [False]
-    assert [each.name for each in tmp_path.iterdir()] == ["order.json"]
+    assert [each.name for each in tmp_path.iterdir()] == ["options.json"]
     assert path.read_text() == "{}"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fsck.levels import Level
-from auditor.fsck.results.advice import advice_for, headline
+from auditor.fsck.options import Level
 from auditor.fsck.results.report import EVIDENCE_MAX, WORST_MAX, write_report
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from daemon.fsck.advice import advice_for, headline, report_texts
 from ledgers.model import BookieId
 from tests.fsck.results import damaged, leave_results, seen, whole
 
@@ -63,7 +63,7 @@ class Page(HTMLParser):
 
 def page_of(folder: Path, verdicts: list[LedgerVerdict]) -> Page:
     results = leave_results(folder, verdicts)
-    return Page(write_report(results, {A: "/rack-1"}).read_text())
+    return Page(write_report(results, {A: "/rack-1"}, report_texts(results.summary)).read_text())
 
 
 def test_the_counts_in_the_page_are_those_of_the_summary(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_counts_in_the_page_are_those_of_the_summary(tmp_path: Path) -> None
 def test_it_needs_nothing_but_itself(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [LOST, UNKNOWN, whole(2)])
 
-    text = write_report(results, {}).read_text()
+    text = write_report(results, {}, report_texts(results.summary)).read_text()
 
     assert not re.search(r"https?:|//|src=|url\(|@import|<link|<script", text)
     assert "default-src 'none'" in text
@@ -128,7 +128,7 @@ def test_it_stays_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
 def test_a_healthy_cluster_has_a_page_as_well(tmp_path: Path) -> None:
     page = page_of(tmp_path, [whole(0)])
 
-    assert "All is there" in page.text
+    assert "All checked ledgers are whole" in page.text
     assert "Nothing." in page.text
     assert page.counts()["verdict-whole"] == 1
 
@@ -162,17 +162,17 @@ def test_what_acls_shut_away_is_to_be_opened_and_only_what_is_damaged_to_be_rest
 
     advice = str(advice_for(leave_results(tmp_path, [verdict]).summary))
 
-    assert advice.index("setAcl") < advice.index("Damaged, bookmender ledger restore")
+    assert advice.index("setAcl") < advice.index("For damaged metadata, bookmender ledger restore")
 
 
 @pytest.mark.parametrize(
     ("verdicts", "said"),
     [
         ([LOST, UNKNOWN], "lost"),
-        ([damaged(1, Grade.AT_RISK, seen(Finding.MISSING, A))], "one copy"),
-        ([damaged(1, Grade.DEGRADED, seen(Finding.MISSING, A))], "not as they should be"),
-        ([UNKNOWN], "nobody knows"),
-        ([whole(1)], "All is there"),
+        ([damaged(1, Grade.AT_RISK, seen(Finding.MISSING, A))], "one good copy"),
+        ([damaged(1, Grade.DEGRADED, seen(Finding.MISSING, A))], "missing or bad"),
+        ([UNKNOWN], "not be checked completely"),
+        ([whole(1)], "All checked ledgers are whole"),
     ],
 )
 def test_one_sentence_says_what_it_is_about(
@@ -191,19 +191,19 @@ def test_bookies_that_would_bring_entries_back_are_named_first(tmp_path: Path) -
     ]
 
     assert headline(leave_results(tmp_path, away).summary) == (
-        f"2 ledgers have entries that no running bookie has: start {B}, {A}; nothing is known to be lost."
+        f"2 ledgers have entries that no running bookie stores: start {B}, {A}; nothing is known to be lost."
     )
 
 
 def test_where_no_copy_was_looked_at_nothing_is_said_to_be_there(tmp_path: Path) -> None:
     summary = leave_results(tmp_path, [whole(1)], level=Level.METADATA).summary
 
-    assert headline(summary) == "No copy was looked at; nothing in the metadata is wrong."
+    assert headline(summary) == "The metadata is fine. No copy was read at this level."
 
 
 def test_what_was_left_is_not_said_to_be_there(tmp_path: Path) -> None:
     summary = leave_results(tmp_path, [whole(1)], left=1_200).summary
 
     assert headline(summary) == (
-        "All is there of what was looked at, as far as this level looks; 1,200 left."
+        "All checked ledgers are whole, as far as level full shows. 1,200 ledgers were not checked."
     )

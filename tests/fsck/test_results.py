@@ -6,15 +6,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.results.advice import advice_for, headline
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.files import replace_table
-from auditor.fsck.results.reading import Results, compare
+from auditor.fsck.results.finished_runs import Results, compare
 from auditor.fsck.results.report import UNKNOWN_RACK, WORST_MAX, figures_of
 from auditor.fsck.results.rows import VERSION_NOTE
 from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary, read_summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from daemon.fsck.advice import advice_for, headline
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.model import BookieId
 from tests.fsck.results import (
@@ -74,10 +74,8 @@ def test_what_is_left_as_wrong_as_it_was_is_wrong_still() -> None:
     )  # fmt: skip
 
     assert (summary.wrong, summary.exit_code) == (2, 1)
-    assert headline(summary).startswith("Nothing is known to be lost; some copies are not")
-    assert any(
-        "wrong when they were looked at last: 2" in each.title for each in advice_for(summary)
-    )
+    assert headline(summary).startswith("Nothing is known to be lost, but some copies are missing")
+    assert any("the last check found wrong: 2" in each.title for each in advice_for(summary))
 
 
 def test_a_summary_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -127,7 +125,7 @@ def test_earlier_runs_are_found_by_name(tmp_path: Path) -> None:
 
 
 def test_where_there_are_no_results_it_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="there are no results of a run"):
+    with pytest.raises(SettingsError, match="there are no results of a finished fsck run"):
         Results.named(str(tmp_path / "missing"))
     with pytest.raises(SettingsError, match="no results of the run R"):
         Results.named(f"{tmp_path}@R")
@@ -140,9 +138,9 @@ def test_what_results_there_are_is_said_where_others_are_asked_for(tmp_path: Pat
     begun = RunFolder(tmp_path / "begun", LATER_RUN)
     begun.begin([], FsckOptions(metadata_service_uri="zk://a/ledgers"), started_ms=0)
 
-    with pytest.raises(SettingsError, match=f"no results of the run R; there are those of {RUN}"):
+    with pytest.raises(SettingsError, match=f"no results of the run R; known runs: {RUN}"):
         Results.named(f"{tmp_path}@R")
-    with pytest.raises(SettingsError, match=f"the run {LATER_RUN} has not come to its end"):
+    with pytest.raises(SettingsError, match=f"the run {LATER_RUN} is unfinished"):
         Results.named(str(tmp_path / "begun"))
 
 
@@ -180,7 +178,7 @@ def test_what_is_worst_comes_first_and_what_is_fine_not_at_all(tmp_path: Path) -
     figures = figures_of(leave_results(tmp_path, ALL), RACKS)
 
     assert list(figures.worst) == [LOST, LARGE_AT_RISK, AT_RISK, SUSPECT, LEGAL, UNKNOWN, IDLE]
-    assert figures.told_count == 7
+    assert figures.listed_count == 7
 
 
 def test_only_so_many_are_shown_and_the_worst_of_all(tmp_path: Path) -> None:
@@ -188,14 +186,14 @@ def test_only_so_many_are_shown_and_the_worst_of_all(tmp_path: Path) -> None:
 
     figures = figures_of(leave_results(tmp_path, [*many, LOST]), RACKS)
 
-    assert (len(figures.worst), figures.told_count) == (WORST_MAX, 391)
+    assert (len(figures.worst), figures.listed_count) == (WORST_MAX, 391)
     assert figures.worst[0] == LOST
 
 
 def test_of_healthy_ledgers_there_is_nothing_to_show(tmp_path: Path) -> None:
     figures = figures_of(leave_results(tmp_path, [whole(0), whole(1)]), {})
 
-    assert (figures.bookies, figures.racks, figures.worst, figures.told_count) == ([], [], [], 0)
+    assert (figures.bookies, figures.racks, figures.worst, figures.listed_count) == ([], [], [], 0)
 
 
 # --- Two runs -------------------------------------------------------------------------------------
@@ -248,5 +246,5 @@ def test_a_ledger_that_may_have_been_left_out_is_not_said_to_be_gone(
     before = leave_results(tmp_path, [LOST])
     after = leave_results(tmp_path, [whole(0)], run=LATER_RUN, skipped=skipped, left=left)
 
-    assert not compare(before, after).is_absence_told
-    assert compare(before, before).is_absence_told
+    assert not compare(before, after).is_absence_certain
+    assert compare(before, before).is_absence_certain

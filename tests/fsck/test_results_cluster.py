@@ -39,7 +39,7 @@ def test_a_folder_is_of_the_cluster_that_it_was_begun_with(
         keep_cluster(tmp_path, other)
         check_cluster(tmp_path, cluster("a"))
     else:
-        with pytest.raises(SettingsError, match=r"cluster a .*, and this is "):
+        with pytest.raises(SettingsError, match=r"cluster a .*, not of "):
             keep_cluster(tmp_path, other)
         check_cluster(tmp_path, cluster("a"))
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from auditor.fsck.levels import FsckJob, FsckOptions, Level
+from auditor.fsck.options import FsckJob, FsckOptions, Level
 from auditor.fsck.results.checked import CHECKED
 from auditor.fsck.results.plan import plan_rows
 from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
-from auditor.fsck.results.run_folder import RunFolder, sweep, unfinished_runs
+from auditor.fsck.results.run_folder import RunFolder, delete_remains, unfinished_runs
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from tests.fsck.results import counted
 
@@ -37,41 +37,41 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_killed_run_is_found_with_all_that_it_had_done(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_look(1, rows(WHOLE), rows(LOST), skipped=3, gone=4)
+    folder.write_first_check(1, rows(WHOLE), rows(LOST), skipped=3, gone=4)
 
     assert list(unfinished_runs(tmp_path)) == [RUN]
     again = RunFolder(tmp_path, RUN)
     assert again.differences(OPTIONS) == []
     assert (again.started_ms, again.plan.part_count) == (12, 2)
-    (done,) = again.first_looks().items()
+    (done,) = again.first_checks().items()
     assert done[0] == 1
-    assert (done[1].skipped, done[1].gone, done[1].doubtful) == (3, 4, 1)
-    assert (done[1].doubtful_entries, done[1].doubtful_bytes) == (7, 70)
-    assert done[1].certain == counted(WHOLE)
-    assert list(from_table(again.doubtful(1))) == LOST
-    assert again.second_looks() == {}
+    assert (done[1].skipped, done[1].gone, done[1].to_recheck) == (3, 4, 1)
+    assert (done[1].to_recheck_entries, done[1].to_recheck_bytes) == (7, 70)
+    assert done[1].final == counted(WHOLE)
+    assert list(from_table(again.rows_to_recheck(1))) == LOST
+    assert again.rechecks() == {}
 
 
 def test_what_seemed_wrong_stands_in_the_results_only_after_the_second_look(
     folder: RunFolder,
 ) -> None:
-    folder.write_first_look(1, rows(WHOLE), rows(LOST), skipped=0, gone=0)
+    folder.write_first_check(1, rows(WHOLE), rows(LOST), skipped=0, gone=0)
     before = folder.verdicts(["ledger_id", "verdict"])
 
-    folder.write_second_look(1, rows(LOST), gone=1)
+    folder.write_recheck(1, rows(LOST), gone=1)
 
     assert before["ledger_id"].to_pylist() == [1, 2]
     after = folder.verdicts(["ledger_id", "verdict"])
     assert sorted(after["ledger_id"].to_pylist()) == [1, 2, 3]
-    assert folder.second_looks()[1].certain == counted(LOST)
-    assert folder.second_looks()[1].gone == 1
+    assert folder.rechecks()[1].final == counted(LOST)
+    assert folder.rechecks()[1].gone == 1
 
 
 def test_what_is_half_written_is_not_there(tmp_path: Path, folder: RunFolder) -> None:
     role = tmp_path / "state" / f"run={RUN}" / "ledgers" / ".part-00000.parquet.new"
     role.write_bytes(b"PAR1 half")
 
-    assert folder.first_looks() == {}
+    assert folder.first_checks() == {}
     assert folder.verdicts(["ledger_id"]).num_rows == 0
 
 
@@ -89,7 +89,7 @@ def test_what_runs_leave_that_died_while_they_began_or_ended_is_swept_up(
         (tmp_path / "state" / name / "plan.parquet").touch()
     (tmp_path / "state" / "checked.parquet").touch()
 
-    sweep(tmp_path)
+    delete_remains(tmp_path)
 
     left = [path.name for path in sorted((tmp_path / "state").iterdir())]
     assert left == ["checked.parquet", f"run={RUN}"], "a run that can be gone on with stays"
@@ -104,7 +104,7 @@ def test_what_is_half_written_is_not_published(tmp_path: Path, folder: RunFolder
 
 
 def test_readers_see_the_rows_of_a_run_once_it_is_over(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_look(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
     assert list(tmp_path.glob("ledgers/run=*")) == [], "nothing of a run under way, or killed"
 
     folder.publish()
@@ -116,11 +116,11 @@ def test_readers_see_the_rows_of_a_run_once_it_is_over(tmp_path: Path, folder: R
 def test_a_run_that_was_killed_at_its_end_ends_when_it_goes_on(
     tmp_path: Path, folder: RunFolder
 ) -> None:
-    folder.write_first_look(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
     folder.publish()
 
     again = RunFolder(tmp_path, RUN)
-    done = again.first_looks()
+    done = again.first_checks()
     again.publish()
     again.end()
 
@@ -131,9 +131,9 @@ def test_a_run_that_was_killed_at_its_end_ends_when_it_goes_on(
 
 
 def test_of_a_run_that_is_given_up_nothing_stays(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_look(0, rows(WHOLE), rows(LOST), skipped=0, gone=0)
+    folder.write_first_check(0, rows(WHOLE), rows(LOST), skipped=0, gone=0)
 
-    folder.give_up()
+    folder.discard()
 
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert list(unfinished_runs(tmp_path)) == []
@@ -142,7 +142,7 @@ def test_of_a_run_that_is_given_up_nothing_stays(tmp_path: Path, folder: RunFold
 def test_a_run_that_was_half_given_up_stands_in_no_results(
     tmp_path: Path, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.write_first_look(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
     folder.publish()
 
     def killed(*args: object, **kwargs: object) -> None:
@@ -150,7 +150,7 @@ def test_a_run_that_was_half_given_up_stands_in_no_results(
 
     monkeypatch.setattr("shutil.rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        folder.give_up()
+        folder.discard()
 
     assert list((tmp_path / "ledgers").iterdir()) == []
     assert list(unfinished_runs(tmp_path)) == []
@@ -178,6 +178,6 @@ def test_a_run_that_another_release_began_is_not_gone_on_with(
 def test_it_has_results_as_soon_as_a_part_is_done(folder: RunFolder) -> None:
     assert not folder.has_results
 
-    folder.write_first_look(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
 
     assert folder.has_results

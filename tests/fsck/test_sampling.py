@@ -2,7 +2,7 @@
 
 import pytest
 
-from auditor.fsck.look import sampled
+from auditor.fsck.copy_inspection import sampled
 from ledgers.model import stores
 
 

@@ -7,15 +7,14 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from auditor.fsck import inspecting
+from auditor.fsck import executor as executor_module
 from auditor.fsck.budget import BeginPace, FixedPace, ReadShare
-from auditor.fsck.executor import Allowance
-from auditor.fsck.inspecting import inspect, recheck
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.executor import ProcessLimits, inspect, recheck
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError
-from tests.fsck.looking import ALL, executor, options
+from tests.fsck.inspections import ALL, executor, options
 from tests.ledgers.bulk_cases import Scene, play
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1
@@ -44,7 +43,7 @@ async def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     for ledger_id in range(COUNT):
         await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
     made = Opened(cluster)
-    monkeypatch.setattr(inspecting, "open_executor", made)
+    monkeypatch.setattr(executor_module, "open_executor", made)
     return made
 
 
@@ -137,7 +136,7 @@ def test_what_cannot_be_opened_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
             raise UnavailableError("no server answers")
             yield
 
-        monkeypatch.setattr(inspecting, "open_executor", failing)
+        monkeypatch.setattr(executor_module, "open_executor", failing)
         with pytest.raises(UnavailableError):
             _ = [verdict async for verdict in inspect(options(Level.METADATA), range(COUNT))]
 
@@ -150,18 +149,18 @@ def test_what_cannot_be_opened_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_share_is_what_the_process_keeps_to_and_without_one_nothing_is_read() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
-        allowance = Allowance(scene.budgets, scene.bulk)
+        allowance = ProcessLimits(scene.budgets, scene.bulk)
 
         allowance.apply(None)
         reading = asyncio.create_task(scene.run(scene.halves(100, target=None)))
         await scene.settle()
         read_without = len(scene.a.reads_seen)
-        was_given = allowance.is_given.is_set()
+        was_given = allowance.is_set.is_set()
         allowance.apply(ReadShare(reads_in_flight_per_bookie=7))
         await reading
 
         assert (read_without, was_given) == (0, False)
-        assert allowance.is_given.is_set()
+        assert allowance.is_set.is_set()
         assert scene.budgets.reads_in_flight_max == 7
         assert scene.a.reads_in_flight_peak <= 7
 

@@ -1,7 +1,7 @@
-"""Writes and reads the results of a run, as plain rows, without Spark.
+"""Writes and reads the results of a run, without Spark.
 
-``plan`` is what a run will check, ``run_folder`` its files, written through ``files``; ``rows`` are
-verdicts as rows; ``summary`` counts them; ``checked`` says when each ledger was checked last;
-``cluster`` guards against mixing clusters. ``reading`` reads and compares runs, ``advice`` says what
-to do, and ``report`` is the page for people.
+``plan`` is what a run will check, from ``checked``, which says when each ledger was checked last.
+``run_folder`` are the run's files, ``rows`` its verdicts as rows, ``summary`` its counts, and
+``cluster`` the cluster that they belong to; ``files`` writes them. ``finished_runs`` reads and compares
+runs, and ``report`` is the page for people.
 """

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.files import replace_table
 from auditor.fsck.verdicts import Grade
 
@@ -27,10 +27,10 @@ CHECKED = pa.schema(
         ("is_wrong", pa.bool_()),
     ]
 )
-"""One row for each ledger and level, unless a later look was as close.
+"""One row for each ledger and level, unless a later check was as close.
 
 ``depth``: of the level. ``sample_share``: 0 except at level ``sample``. ``mtime_ms``: of the
-metadata's znode; null in rows of an earlier release. ``is_settled``: the ledger was closed and had
+metadata's znode. ``is_settled``: the ledger was closed and had
 no finding, neither then nor since, so that it need not be checked again soon. ``is_wrong``: as in
 the run's rows.
 """
@@ -47,9 +47,7 @@ def read_checked(folder: Path) -> pa.Table:
     path = folder / CHECKED_FILE
     if not path.exists():
         return CHECKED.empty_table()
-    rows = pq.read_table(path, schema=CHECKED)
-    known = pc.fill_null(rows["is_wrong"], False)  # null in rows of earlier releases
-    return rows.set_column(CHECKED.get_field_index("is_wrong"), CHECKED.field("is_wrong"), known)
+    return pq.read_table(path, schema=CHECKED)
 
 
 def write_checked(folder: Path, checked: pa.Table) -> None:
@@ -77,8 +75,8 @@ def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.T
     return last.rename_columns(["ledger_id", *columns])
 
 
-def suspects(checked: pa.Table, options: FsckOptions) -> pa.ChunkedArray:
-    """Return the ledgers that a sample found wrong. Another sample of such a ledger may well miss
+def full_scan_ledgers(checked: pa.Table, options: FsckOptions) -> pa.ChunkedArray:
+    """Return the ledgers to read completely: a sample found them wrong, and another sample may miss
     the bad entries."""
     if options.level is not Level.SAMPLE:
         return checked.slice(0, 0)["ledger_id"]
@@ -86,8 +84,8 @@ def suspects(checked: pa.Table, options: FsckOptions) -> pa.ChunkedArray:
     return checked.filter(pc.and_(is_of_sample, checked["is_wrong"]))["ledger_id"]
 
 
-def last_looks(checked: pa.Table, level: Level) -> pa.Table:
-    """Return ``ledger_id`` and ``checked_ms``: the time of the last look at this level or
+def last_checks(checked: pa.Table, level: Level) -> pa.Table:
+    """Return ``ledger_id`` and ``checked_ms``: the time of the last check at this level or
     closer."""
     return _greatest(checked.filter(pc.greater_equal(checked["depth"], level.depth)), "checked_ms")
 
@@ -144,7 +142,7 @@ def after_run(
 
 
 def wrong_among(checked: pa.Table, ledger_ids: pa.ChunkedArray) -> int:
-    """Return how many of these ledgers are wrong, by their last look or by an earlier closer
+    """Return how many of these ledgers are wrong, by their last check or by an earlier closer
     one."""
     chosen = pc.and_(checked["is_wrong"], pc.is_in(checked["ledger_id"], ledger_ids))
     return len(pc.unique(checked.filter(chosen)["ledger_id"]))

@@ -1,20 +1,23 @@
-"""The cluster that a folder of results belongs to: ``cluster.json``. The first run writes it, and
-each later one updates the URI.
+"""The cluster that a folder of results belongs to: ``cluster.json``, and ``racks.json`` with the racks of
+its bookies. The first run writes them, and each later one updates the URI and the racks.
 
 Ledger ids are meaningful within one cluster only. Results of another cluster are neither compared
 nor marked.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from auditor.fsck.results.files import replace_file
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import CorruptionError, SettingsError
+from ledgers.model import BookieId
 from replication.znodes import parse_record, text
 
 CLUSTER_FILE = "cluster.json"
+RACKS_FILE = "racks.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class Cluster:
         return _place(self.metadata_service_uri) == _place(other.metadata_service_uri)
 
     def __str__(self) -> str:
-        return f"{self.instance_id or 'one without an id'} ({self.metadata_service_uri})"
+        return f"{self.instance_id or 'cluster without an id'} ({self.metadata_service_uri})"
 
 
 def _place(uri: str) -> tuple[str, str]:
@@ -56,7 +59,7 @@ def check_cluster(folder: Path, cluster: Cluster) -> None:
     """Raise SettingsError if the results belong to another cluster."""
     known = read_cluster(folder)
     if known is not None and not known.is_same(cluster):
-        raise SettingsError(f"{folder}: has results of the cluster {known}, and this is {cluster}")
+        raise SettingsError(f"{folder}: has results of the cluster {known}, not of {cluster}")
 
 
 def check_same_cluster(before: Path, after: Path) -> None:
@@ -78,3 +81,17 @@ def read_cluster(folder: Path) -> Cluster | None:
         return None
     except (OSError, CorruptionError) as error:
         raise SettingsError(f"{folder / CLUSTER_FILE}: cannot be read: {error}") from error
+
+
+def write_racks(folder: Path, racks: Mapping[BookieId, str]) -> None:
+    """Store the racks, for a report that is written again later."""
+    replace_file(folder / RACKS_FILE, json.dumps(dict(sorted(racks.items())), indent=2) + "\n")
+
+
+def read_racks(folder: Path) -> dict[BookieId, str]:
+    """Return the stored racks; none if they cannot be read."""
+    try:
+        record = parse_record((folder / RACKS_FILE).read_bytes())
+        return {BookieId(bookie): text(record, bookie) for bookie in record}
+    except (OSError, CorruptionError):
+        return {}

@@ -1,7 +1,5 @@
-"""Tables in Parquet files, replaced atomically as in ``replacing``.
-
-Replaces a file atomically: after any crash of the process or the machine, either the old or the
-new content is there.
+"""Replaces files and Parquet tables atomically: after any crash of the process or the machine, either
+the old or the new content is there.
 """
 
 import os

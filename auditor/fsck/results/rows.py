@@ -120,12 +120,12 @@ def counts_of(table: pa.Table) -> Counts:
 
 
 def _away(table: pa.Table) -> list[frozenset[BookieId]]:
-    """Return for each ledger with entries on no running bookie the bookies that have them. Only the
+    """Return the bookies to start, for each ledger with entries on no running bookie. Only the
     few rows without a good copy are converted."""
     fragments = table.select(["fragments"]).combine_chunks()["fragments"]
     lacking = pc.equal(pc.struct_field(pc.list_flatten(fragments), "copies_least"), 0)
     rows = table.take(pc.unique(pc.list_parent_indices(fragments).filter(lacking)))
-    return [verdict.kept_away for verdict in from_table(rows) if verdict.kept_away]
+    return [verdict.bookies_to_start for verdict in from_table(rows) if verdict.bookies_to_start]
 
 
 def _from_row(row: dict[str, Any]) -> LedgerVerdict:
@@ -140,7 +140,7 @@ def _from_row(row: dict[str, Any]) -> LedgerVerdict:
         state=row["state"],
         length=row["length"],
         last_entry_id=row["last_entry_id"],
-        is_tail_unseen=bool(row["is_tail_unseen"]),  # null in rows of earlier releases
+        is_tail_unseen=row["is_tail_unseen"],
         metadata_version=row["metadata_version"],
         mtime_ms=row["mtime_ms"],
         entries_read=row["entries_read"],

@@ -1,10 +1,10 @@
 """The files of one run below the folder of the results, in the order of their creation.
 
-- ``state/run=…/plan.parquet``: which ledgers, in which parts; with it ``order.json``, the options
-- ``state/run=…/doubtful-NNNNN.parquet``: the rows of a part that need the second look
+- ``state/run=…/plan.parquet``: which ledgers, in which parts; with it ``options.json``
+- ``state/run=…/recheck-NNNNN.parquet``: the rows of a part that must be rechecked
 - ``state/run=…/ledgers/part-NNNNN.parquet``: the other rows of a part; when this file exists, the
-  part is done
-- ``state/run=…/ledgers/again-NNNNN.parquet``: the rows of a part from the second look
+  first check of the part is done
+- ``state/run=…/ledgers/again-NNNNN.parquet``: the rows of a part from the recheck
 - ``ledgers/run=…``: that folder, moved here at the end of the run, so that readers never see half a
   run
 
@@ -23,7 +23,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from auditor.fsck.levels import FsckOptions
+from auditor.fsck.options import FsckOptions
 from auditor.fsck.results.files import read_note, replace_file, replace_table
 from auditor.fsck.results.plan import Plan
 from auditor.fsck.results.rows import SCHEMA, VERSION, VERSION_NOTE, counts_of
@@ -38,17 +38,17 @@ _NOTE = "bookmender.part"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCounts:
-    """The counts of one look at one part."""
+    """The counts of the first check, or the recheck, of one part."""
 
-    certain: Counts = field(default_factory=Counts)
+    final: Counts = field(default_factory=Counts)
     """Of the rows that are part of the results."""
     skipped: int = 0
     gone: int = 0
-    doubtful: int = 0
-    """Number of rows that need the second look."""
-    doubtful_entries: int = 0
-    doubtful_bytes: int = 0
-    """Entries and bytes that were read for the doubtful rows."""
+    to_recheck: int = 0
+    """Number of rows that must be rechecked."""
+    to_recheck_entries: int = 0
+    to_recheck_bytes: int = 0
+    """Entries and bytes that were read for the rows to recheck."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -56,7 +56,7 @@ class PartCounts:
     @classmethod
     def from_json(cls, text: str) -> Self:
         record: dict[str, Any] = json.loads(text)
-        return cls(**{**record, "certain": Counts(**record["certain"])})
+        return cls(**{**record, "final": Counts(**record["final"])})
 
 
 class RunFolder:
@@ -66,45 +66,45 @@ class RunFolder:
         self._run = run
         self.state = output / STATE
         self._state = self.state / f"{_PREFIX}{run}"
-        self._growing = self._state / LEDGERS
+        self._unpublished = self._state / LEDGERS
         self._published = output / LEDGERS / f"{_PREFIX}{run}"
-        self._order = self._state / "order.json"
+        self._options_path = self._state / "options.json"
 
     @property
     def is_begun(self) -> bool:
         """True if the run was begun and has not ended."""
-        return self._order.exists()
+        return self._options_path.exists()
 
     def begin(self, parts: Sequence[pa.Table], options: FsckOptions, *, started_ms: int) -> None:
-        """Store the plan, then the order. ``parts``: from ``cut_by_weight``. The order comes last:
-        a run without one was not begun."""
-        self._growing.mkdir(parents=True, exist_ok=True)
+        """Store the plan, then the options. ``parts``: from ``cut_by_work``. The options come last:
+        a run without them was not begun."""
+        self._unpublished.mkdir(parents=True, exist_ok=True)
         Plan.write(self._plan_path, parts)
-        order = {"started_ms": started_ms, **_order_of(options)}
-        replace_file(self._order, json.dumps(order, indent=2) + "\n")
+        stored = {"started_ms": started_ms, **_common_options(options)}
+        replace_file(self._options_path, json.dumps(stored, indent=2) + "\n")
 
     @property
     def started_ms(self) -> int:
         """The time of the first start, even if the run was killed and continued."""
-        started_ms: int = json.loads(self._order.read_bytes())["started_ms"]
+        started_ms: int = json.loads(self._options_path.read_bytes())["started_ms"]
         return started_ms
 
-    def check_order(self, options: FsckOptions) -> None:
+    def check_options(self, options: FsckOptions) -> None:
         """Raise SettingsError if the run was begun with other options."""
         if differences := self.differences(options):
             raise SettingsError(
-                f"the run {self._run}, which was killed, had other options: {'; '.join(differences)}. "
-                "Give those, or give it up (--anew)"
+                f"the unfinished run {self._run} has other options: {'; '.join(differences)}. "
+                "Use the same options, or discard that run with --restart"
             )
 
     def differences(self, options: FsckOptions) -> list[str]:
-        """Return for people which options the run was begun with, where they differ:
+        """Return in words the options of the unfinished run that differ:
         ``level full, not ends``."""
-        order = json.loads(self._order.read_bytes())
+        stored = json.loads(self._options_path.read_bytes())
         return [
-            f"{key.replace('_', ' ')} {order.get(key)}, not {value}"
-            for key, value in _order_of(options).items()
-            if order.get(key) != value
+            f"{key.replace('_', ' ')} {stored.get(key)}, not {value}"
+            for key, value in _common_options(options).items()
+            if stored.get(key) != value
         ]
 
     @property
@@ -116,40 +116,41 @@ class RunFolder:
     def plan(self) -> Plan:
         return Plan(self._plan_path)
 
-    def first_looks(self) -> dict[int, PartCounts]:
+    def first_checks(self) -> dict[int, PartCounts]:
         """Return the counts of the parts that are done, by number."""
         return self._counts("part")
 
-    def second_looks(self) -> dict[int, PartCounts]:
-        """Return the counts of the parts that had their second look, by number."""
+    def rechecks(self) -> dict[int, PartCounts]:
+        """Return the counts of the parts that were rechecked, by number."""
         return self._counts("again")
 
-    def write_first_look(
-        self, number: int, certain: pa.Table, doubtful: pa.Table, *, skipped: int, gone: int
+    def write_first_check(
+        self, number: int, final: pa.Table, to_recheck: pa.Table, *, skipped: int, gone: int
     ) -> PartCounts:
-        """Write rows as in ``rows.SCHEMA``, and return their counts. The doubtful rows come first:
-        the second file makes the part done, and a crash between the two must lose none."""
-        doubtful_counts = counts_of(doubtful)
+        """Write rows as in ``rows.SCHEMA``, and return their counts. The rows to recheck are
+        written first: the other file makes the part done, and a crash between the two must lose
+        none."""
+        recheck_counts = counts_of(to_recheck)
         counts = PartCounts(
-            certain=counts_of(certain),
+            final=counts_of(final),
             skipped=skipped,
             gone=gone,
-            doubtful=doubtful.num_rows,
-            doubtful_entries=doubtful_counts.entries_read,
-            doubtful_bytes=doubtful_counts.bytes_read,
+            to_recheck=to_recheck.num_rows,
+            to_recheck_entries=recheck_counts.entries_read,
+            to_recheck_bytes=recheck_counts.bytes_read,
         )
-        if doubtful.num_rows:
-            replace_table(self._doubtful_path(number), doubtful)
-        self._write(f"part-{number:05d}", certain, counts)
+        if to_recheck.num_rows:
+            replace_table(self._recheck_path(number), to_recheck)
+        self._write(f"part-{number:05d}", final, counts)
         return counts
 
-    def doubtful(self, number: int) -> pa.Table:
-        """Return the rows of the part that need the second look."""
-        return pq.read_table(self._doubtful_path(number), schema=SCHEMA)
+    def rows_to_recheck(self, number: int) -> pa.Table:
+        """Return the rows of the part that must be rechecked."""
+        return pq.read_table(self._recheck_path(number), schema=SCHEMA)
 
-    def write_second_look(self, number: int, certain: pa.Table, *, gone: int) -> PartCounts:
-        counts = PartCounts(certain=counts_of(certain), gone=gone)
-        self._write(f"again-{number:05d}", certain, counts)
+    def write_recheck(self, number: int, final: pa.Table, *, gone: int) -> PartCounts:
+        counts = PartCounts(final=counts_of(final), gone=gone)
+        self._write(f"again-{number:05d}", final, counts)
         return counts
 
     def verdicts(self, columns: list[str]) -> pa.Table:
@@ -160,28 +161,28 @@ class RunFolder:
 
     def publish(self) -> None:
         """Move the complete rows to where readers see them, all at once."""
-        for half_written in self._growing.glob(".*"):
+        for half_written in self._unpublished.glob(".*"):
             half_written.unlink()
         self._published.parent.mkdir(exist_ok=True)
         with suppress(FileNotFoundError):  # a run killed after this step, continued
-            self._growing.rename(self._published)
+            self._unpublished.rename(self._published)
 
     def end(self) -> None:
         """Delete the files that only a running run needs. The results are published before."""
-        self._order.unlink(missing_ok=True)
+        self._options_path.unlink(missing_ok=True)
         shutil.rmtree(self._state, ignore_errors=True)
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Delete an unfinished run. Published rows first move back, so that a kill leaves no half
         of them in the results."""
         with suppress(FileNotFoundError):
-            self._published.rename(self._growing)
+            self._published.rename(self._unpublished)
         self.end()
 
     @property
     def _ledgers(self) -> Path:
         """The present folder of the rows."""
-        return self._published if self._published.exists() else self._growing
+        return self._published if self._published.exists() else self._unpublished
 
     def _write(self, name: str, rows: pa.Table, counts: PartCounts) -> None:
         note = {_NOTE: counts.to_json(), VERSION_NOTE: str(VERSION)}
@@ -193,8 +194,8 @@ class RunFolder:
             for path in sorted(self._ledgers.glob(f"{kind}-*.parquet"))
         }
 
-    def _doubtful_path(self, number: int) -> Path:
-        return self._state / f"doubtful-{number:05d}.parquet"
+    def _recheck_path(self, number: int) -> Path:
+        return self._state / f"recheck-{number:05d}.parquet"
 
     @property
     def _plan_path(self) -> Path:
@@ -210,8 +211,8 @@ def unfinished_runs(output: Path) -> Iterator[str]:
             yield run
 
 
-def sweep(output: Path) -> None:
-    """Delete the remains of runs that were killed while being planned, ended or given up. These
+def delete_remains(output: Path) -> None:
+    """Delete the remains of runs that were killed while being planned, ended or discarded. These
     cannot continue.
 
     Call only while no run writes below ``output``.
@@ -221,7 +222,7 @@ def sweep(output: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _order_of(options: FsckOptions) -> dict[str, object]:
+def _common_options(options: FsckOptions) -> dict[str, object]:
     """Return the options that all parts of a run must have in common."""
     return {
         "rows_of_version": VERSION,

@@ -1,13 +1,11 @@
-"""The counts of a run: ``summary.json`` in its results, for automation.
+"""The counts of a run: ``summary.json`` in its results, for automation, and the znode
+``<ur>/bookmender/fsck/last``, for the daemon's status and metrics.
 
 The keys are stable: a new one keeps ``version``, a change of meaning raises it.
 
-The summary of the last run, in the znode ``<ur>/bookmender/fsck/last``, for the daemon's status
-and metrics.
-
-The znode ``closer`` beside it holds the summary of an earlier run at a closer level that found
-something wrong. Until a run as close follows, nobody knows whether this was repaired. Each summary
-also says how many ledgers were marked since, if any.
+The znode ``closer`` beside ``last`` holds the summary of an earlier run at a closer level that found
+something wrong. Until a run as close follows, nobody knows whether this was repaired. Each summary in
+ZooKeeper also says how many ledgers were marked since, if any.
 """
 
 import json
@@ -20,7 +18,7 @@ from typing import Any, Self
 import structlog
 from prometheus_client import Gauge
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.results.files import replace_file
 from auditor.fsck.verdicts import Grade
 from ledgers.errors import (
@@ -38,6 +36,26 @@ VERSION = 1
 EXIT_WHOLE, EXIT_WRONG, EXIT_UNKNOWN = 0, 1, 3
 SUMMARY_FILE = "summary.json"
 SUMMARIES = "summaries"
+
+
+log = structlog.get_logger()
+LEDGERS = Gauge(
+    "bookmender_fsck_ledgers",
+    "Ledgers checked by the last run of fsck, by verdict.",
+    ["verdict"],
+)
+FINDINGS = Gauge(
+    "bookmender_fsck_findings",
+    "Ledgers with a finding of the last run of fsck, by finding.",
+    ["finding"],
+)
+WRONG = Gauge(
+    "bookmender_fsck_wrong_ledgers",
+    "Wrong ledgers of the last run of fsck, or of an earlier run at a closer level that no run as close followed.",
+)
+FINISHED = Gauge(
+    "bookmender_fsck_finished_timestamp_seconds", "When the last run of fsck ended.", ["level"]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,17 +176,37 @@ class Summary:
                 resting_on_unknown=whole(record, "resting_on_unknown"),
                 entries_read=whole(record, "entries_read"),
                 bytes_read=whole(record, "bytes_read"),
-                # Summaries of earlier releases lack these keys.
-                out_of_reach=whole(record, "out_of_reach") if "out_of_reach" in record else 0,
-                away=_counts(record, "away") if "away" in record else {},
-                tails_unseen=whole(record, "tails_unseen") if "tails_unseen" in record else 0,
+                out_of_reach=whole(record, "out_of_reach"),
+                away=_counts(record, "away"),
+                tails_unseen=whole(record, "tails_unseen"),
             ),
             skipped=whole(record, "skipped"),
             left=whole(record, "left"),
-            left_wrong=whole(record, "left_wrong") if "left_wrong" in record else 0,
+            left_wrong=whole(record, "left_wrong"),
             gone=whole(record, "gone"),
             marked=whole(record, "marked") if "marked" in record else None,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """``title``: what was found, with its count. ``text``: what it means, and what to do."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTexts:
+    """The sentences of a page that the caller words: ``headline`` on the whole result, ``tails`` on
+    open ledgers whose tail was not checked (may be empty), and what to do, the most urgent first."""
+
+    headline: str
+    tails: str
+    advice: Sequence[Advice]
+
+
+# --- The files -------------------------------------------------------------------------------------
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
@@ -211,24 +249,7 @@ def _counts(record: Mapping[str, Any], key: str) -> dict[str, int]:
     return {name: whole(counts, name) for name in counts}
 
 
-log = structlog.get_logger()
-LEDGERS = Gauge(
-    "bookmender_fsck_ledgers",
-    "Ledgers that the last run of fsck looked at, by verdict.",
-    ["verdict"],
-)
-FINDINGS = Gauge(
-    "bookmender_fsck_findings",
-    "Ledgers that the last run of fsck found something of, by finding.",
-    ["finding"],
-)
-WRONG = Gauge(
-    "bookmender_fsck_wrong_ledgers",
-    "Ledgers that the last run of fsck exits 1 for, or a closer one that none as close came after.",
-)
-FINISHED = Gauge(
-    "bookmender_fsck_finished_timestamp_seconds", "When the last run of fsck ended.", ["level"]
-)
+# --- The summaries in ZooKeeper --------------------------------------------------------------------
 
 
 def last_path(ur: str) -> str:

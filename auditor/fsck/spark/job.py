@@ -1,4 +1,4 @@
-"""A run of fsck: plans once, looks at each part, and looks again at what seemed wrong.
+"""A run of fsck: plans once, checks each part, and rechecks what seemed wrong.
 
 The driver writes the results, part by part, to its own folder, so executors need no shared file
 system. What is written is final. After a kill, the next call with the same name continues the run.
@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyspark import SparkContext
 
 from auditor.fsck.budget import BeginPace, FixedPace, SharedPace
-from auditor.fsck.ledger_ids import is_weighed, list_ledger_ids, weigh
-from auditor.fsck.levels import FsckJob, FsckOptions, FsckProgress, Level, OnProgress
+from auditor.fsck.ledger_list import estimate_work, is_estimated, list_ledger_ids
+from auditor.fsck.options import FsckJob, FsckOptions, FsckProgress, Level, OnProgress
 from auditor.fsck.results.checked import (
     VERDICT_COLUMNS,
     after_run,
@@ -26,16 +26,16 @@ from auditor.fsck.results.checked import (
     write_checked,
     wrong_among,
 )
-from auditor.fsck.results.plan import cut_by_weight, plan_rows, to_be_weighed, with_weights
+from auditor.fsck.results.plan import cut_by_work, ledgers_to_estimate, plan_rows, with_work
 from auditor.fsck.results.rows import SCHEMA, counts_of
 from auditor.fsck.results.run_folder import PartCounts, RunFolder
 from auditor.fsck.results.summary import Counts, Summary, write_summary
-from auditor.fsck.spark.dispatch import ROWS, Dispatch, FirstLook, Look, SecondLook, looking
+from auditor.fsck.spark.dispatch import ROWS, Check, Dispatch, FirstCheck, Recheck, check_work
 
-SECOND_LOOK_LEDGERS = 500
-"""Approximate number of ledgers in one task of the second look."""
+RECHECK_TASK_LEDGERS = 500
+"""Approximate number of ledgers in one task of the recheck."""
 
-L = TypeVar("L", bound=Look)
+C = TypeVar("C", bound=Check)
 
 
 def run_fsck(
@@ -50,13 +50,13 @@ def run_fsck(
     folder = RunFolder(job.output, job.run)
     dispatch = Dispatch(context, f"fsck {job.run}")
     if folder.is_begun:
-        folder.check_order(options)
-    with dispatch.warming_up(looking([], options, FixedPace)):  # the first tasks wait in Spark
+        folder.check_options(options)
+    with dispatch.warmed_up(check_work([], options, FixedPace)):  # the first tasks wait in Spark
         if not folder.is_begun:
             _begin(folder, options, job, dispatch, on_progress)
         run = _Run(folder, options, job, dispatch, on_progress)
-        run.look()
-    run.look_again()
+        run.check()
+    run.recheck()
     return run.end()
 
 
@@ -79,20 +79,20 @@ def _begin(
         )
     )
     rows = plan_rows(listed, read_checked(folder.state), options, job, now_ms=started_ms)
-    if is_weighed(options.level):
-        rows = _weighed(rows, options, on_progress)
-    parts = cut_by_weight(rows, options, job, slot_count=dispatch.slot_count)
+    if is_estimated(options.level):
+        rows = _estimated(rows, options, on_progress)
+    parts = cut_by_work(rows, options, job, slot_count=dispatch.slot_count)
     folder.begin(parts, options, started_ms=started_ms)
 
 
-def _weighed(rows: pa.Table, options: FsckOptions, on_progress: OnProgress) -> pa.Table:
-    ledger_ids = to_be_weighed(rows)
+def _estimated(rows: pa.Table, options: FsckOptions, on_progress: OnProgress) -> pa.Table:
+    ledger_ids = ledgers_to_estimate(rows)
 
-    def on_weighed(count: int) -> None:
+    def on_estimated(count: int) -> None:
         expected = len(ledger_ids)
         on_progress(
             FsckProgress(
-                phase="weighing",
+                phase="estimating",
                 ledgers_done=count,
                 ledgers_expected=expected,
                 work_done=count,
@@ -100,7 +100,7 @@ def _weighed(rows: pa.Table, options: FsckOptions, on_progress: OnProgress) -> p
             )
         )
 
-    return with_weights(rows, asyncio.run(weigh(options, ledger_ids, on_weighed)))
+    return with_work(rows, asyncio.run(estimate_work(options, ledger_ids, on_estimated)))
 
 
 class _Run:
@@ -117,81 +117,81 @@ class _Run:
         self._folder, self._options, self._job = folder, options, job
         self._dispatch, self._on_progress = dispatch, on_progress
         self._plan = folder.plan
-        self._first = folder.first_looks()
-        self._second = folder.second_looks()
+        self._first = folder.first_checks()
+        self._second = folder.rechecks()
         self._read = Counts()
-        """Entries and bytes read in all looks; no other counts."""
-        for look in chain(self._first.values(), self._second.values()):
-            self._note_read(look)
+        """Entries and bytes read in all checks; no other counts."""
+        for counts in chain(self._first.values(), self._second.values()):
+            self._add_read(counts)
         self._stop_s = time.monotonic() + (job.time_budget_s or float("inf"))
 
-    # --- The first look --------------------------------------------------------------------------
+    # --- The first check -------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Look at every part that is not done, or at as many as the time budget allows."""
-        self._tell_looking()
-        with closing(self._results(self._first_looks())) as results:
-            for looks, rows in results:
-                for look in looks:
-                    self._write_first(look.part, _rows_of(rows, look.part))
-                self._tell_looking()
+    def check(self) -> None:
+        """Check every part that is not done, or as many as the time budget allows."""
+        self._report_checks()
+        with closing(self._results(self._pending_checks())) as results:
+            for checks, rows in results:
+                for check in checks:
+                    self._write_first(check.part, _rows_of(rows, check.part))
+                self._report_checks()
 
-    def _first_looks(self) -> Iterator[FirstLook]:
+    def _pending_checks(self) -> Iterator[FirstCheck]:
         for number in range(self._plan.part_count):
             if time.monotonic() >= self._stop_s:
                 return
             if number not in self._first:
-                yield FirstLook.at(self._plan.part(number))
+                yield FirstCheck.at(self._plan.part(number))
 
     def _write_first(self, number: int, rows: pa.Table) -> None:
         verdicts = rows.filter(pc.is_valid(rows["verdict"]))
-        seems_wrong = verdicts["seems_wrong"]
-        look = self._first[number] = self._folder.write_first_look(
+        needs_recheck = verdicts["needs_recheck"]
+        counts = self._first[number] = self._folder.write_first_check(
             number,
-            verdicts.filter(pc.invert(seems_wrong)).select(SCHEMA.names),
-            verdicts.filter(seems_wrong).select(SCHEMA.names),
+            verdicts.filter(pc.invert(needs_recheck)).select(SCHEMA.names),
+            verdicts.filter(needs_recheck).select(SCHEMA.names),
             skipped=rows.num_rows - verdicts.num_rows,
             gone=self._plan.size_of(number) - rows.num_rows,
         )
-        self._note_read(look)
+        self._add_read(counts)
 
-    # --- The second look -------------------------------------------------------------------------
+    # --- The recheck -----------------------------------------------------------------------------
 
-    def look_again(self) -> None:
-        """Look again at everything that seemed wrong, without time limit."""
-        self._tell_looking_again()
-        with closing(self._results(self._second_looks())) as results:
-            for looks, rows in results:
-                for number in chain.from_iterable(look.rows for look in looks):
+    def recheck(self) -> None:
+        """Recheck everything that seemed wrong, without time limit."""
+        self._report_rechecks()
+        with closing(self._results(self._pending_rechecks())) as results:
+            for checks, rows in results:
+                for number in chain.from_iterable(check.rows for check in checks):
                     self._write_second(number, _rows_of(rows, number))
-                self._tell_looking_again()
+                self._report_rechecks()
 
     def _write_second(self, number: int, rows: pa.Table) -> None:
-        gone = self._first[number].doubtful - rows.num_rows
-        look = self._second[number] = self._folder.write_second_look(
+        gone = self._first[number].to_recheck - rows.num_rows
+        counts = self._second[number] = self._folder.write_recheck(
             number, rows.select(SCHEMA.names), gone=gone
         )
-        self._note_read(look)
+        self._add_read(counts)
 
-    def _second_looks(self) -> Iterator[SecondLook]:
+    def _pending_rechecks(self) -> Iterator[Recheck]:
         waiting: dict[int, pa.Table] = {}
-        suspects: frozenset[int] = frozenset()
+        full_scan: frozenset[int] = frozenset()
         for number, first in sorted(self._first.items()):
-            if not first.doubtful or number in self._second:
+            if not first.to_recheck or number in self._second:
                 continue
-            waiting[number] = self._folder.doubtful(number)
-            suspects |= self._plan.part(number).suspects
-            if sum(rows.num_rows for rows in waiting.values()) >= SECOND_LOOK_LEDGERS:
-                yield SecondLook.at(waiting, suspects)
-                waiting, suspects = {}, frozenset()
+            waiting[number] = self._folder.rows_to_recheck(number)
+            full_scan |= self._plan.part(number).full_scan
+            if sum(rows.num_rows for rows in waiting.values()) >= RECHECK_TASK_LEDGERS:
+                yield Recheck.at(waiting, full_scan)
+                waiting, full_scan = {}, frozenset()
         if waiting:
-            yield SecondLook.at(waiting, suspects)
+            yield Recheck.at(waiting, full_scan)
 
     # --- The end ---------------------------------------------------------------------------------
 
     def end(self) -> Summary:
         """Write and publish the results, and return their summary."""
-        self._tell("writing")
+        self._report("writing")
         verdicts = self._folder.verdicts(VERDICT_COLUMNS)
         state = self._folder.state
         parts = range(self._plan.part_count)
@@ -205,10 +205,10 @@ class _Run:
             started_ms=self._folder.started_ms,
             finished_ms=_now_ms(),
             counts=self._counts(),
-            skipped=sum(look.skipped for look in self._first.values()),
+            skipped=sum(counts.skipped for counts in self._first.values()),
             left=len(left),
             left_wrong=wrong_among(checked, left),
-            gone=sum(look.gone for look in chain(self._first.values(), self._second.values())),
+            gone=sum(counts.gone for counts in chain(self._first.values(), self._second.values())),
         )
         self._folder.publish()
         write_summary(self._job.output, summary)
@@ -216,20 +216,22 @@ class _Run:
         return summary
 
     def _counts(self) -> Counts:
-        """Return the counts of all final rows, with everything read: first looks count too if a
-        second one followed."""
+        """Return the counts of all final rows, with everything read: first checks count too if a
+        recheck followed."""
         total = counts_of(SCHEMA.empty_table())
-        for look in chain(self._first.values(), self._second.values()):
-            total = total + look.certain
+        for counts in chain(self._first.values(), self._second.values()):
+            total = total + counts.final
         return replace(
             total, entries_read=self._read.entries_read, bytes_read=self._read.bytes_read
         )
 
     # --- Below: helpers --------------------------------------------------------------------------
 
-    def _results(self, looks: Iterator[L]) -> Generator[tuple[Sequence[L], pa.Table], None, None]:
+    def _results(self, checks: Iterator[C]) -> Generator[tuple[Sequence[C], pa.Table], None, None]:
         options, begin_pace = self._options, self._begin_pace
-        return self._dispatch.results(looks, lambda some: looking(some, options, begin_pace), ROWS)
+        return self._dispatch.results(
+            checks, lambda some: check_work(some, options, begin_pace), ROWS
+        )
 
     @property
     def _begin_pace(self) -> BeginPace:
@@ -237,23 +239,23 @@ class _Run:
         shared."""
         return FixedPace if self._options.level is Level.METADATA else SharedPace(run=self._job.run)
 
-    def _note_read(self, look: PartCounts) -> None:
+    def _add_read(self, counts: PartCounts) -> None:
         self._read = self._read + Counts(
-            entries_read=look.certain.entries_read + look.doubtful_entries,
-            bytes_read=look.certain.bytes_read + look.doubtful_bytes,
+            entries_read=counts.final.entries_read + counts.to_recheck_entries,
+            bytes_read=counts.final.bytes_read + counts.to_recheck_bytes,
         )
 
-    def _tell_looking(self) -> None:
+    def _report_checks(self) -> None:
         plan = self._plan
-        done, work_done = (sum(map(of, self._first)) for of in (plan.size_of, plan.weight_of))
-        self._tell("looking", (done, plan.ledger_count), (work_done, plan.weight))
+        done, work_done = (sum(map(of, self._first)) for of in (plan.size_of, plan.work_of))
+        self._report("checking", (done, plan.ledger_count), (work_done, plan.work))
 
-    def _tell_looking_again(self) -> None:
-        done = sum(self._first[number].doubtful for number in self._second)
-        ledgers = (done, sum(look.doubtful for look in self._first.values()))
-        self._tell("looking again", ledgers, ledgers)
+    def _report_rechecks(self) -> None:
+        done = sum(self._first[number].to_recheck for number in self._second)
+        ledgers = (done, sum(counts.to_recheck for counts in self._first.values()))
+        self._report("rechecking", ledgers, ledgers)
 
-    def _tell(
+    def _report(
         self, phase: str, ledgers: tuple[int, int] = (0, 0), work: tuple[int, int] = (0, 0)
     ) -> None:
         """Report the progress. ``ledgers``, ``work``: the amounts done and expected."""

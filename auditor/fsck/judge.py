@@ -1,16 +1,11 @@
-"""Judges what bookies answered about a ledger's copies. Pure.
+"""Judges what bookies answered about one ledger's copies, and builds the ledger's verdict. Pure.
 
-A ledger is judged stretch by stretch, so that only some thousand of ten million entries are in
-memory at a time. Each entry takes a few bytes there: its number of bad, unregistered and unanswered
-copies. Stretches without findings, nearly all, cost nothing.
+``judge`` judges one range of a fragment's entries; ``VerdictBuilder`` merges the ranges. So only some
+thousand of ten million entries are in memory at a time, and each takes a few bytes there: its number
+of bad, absent and unanswered copies. Ranges without findings, nearly all, cost nothing.
 
-Compares copies with correct digests, and finds those that differ from the others. Pure.
-
-LAC and digest may differ: a recovery, and Java's repair, write the LAC that they know by then.
-Payload and length may not differ.
-
-One ledger's verdict, collected stretch by stretch. Pure. Its size depends on the metadata, not
-on the number of entries.
+``differing_copies`` compares copies with correct digests. LAC and digest may differ: a recovery, and
+Java's repair, write the LAC that they know by then. Payload and length may not differ.
 """
 
 import re
@@ -36,12 +31,12 @@ from ledgers.model import BookieId, Fragment, LedgerMetadata, StripedEntries, st
 from replication.copy_checks import ReadFailures
 from replication.entry_runs import NO_ENTRIES, EntryRuns
 
-_TWICE = "it stands in the ensemble twice: what it stores by both places is one copy"
+_TWICE = "the ensemble names this bookie twice; what it stores by both indexes is one copy"
 _PLUS_ONE = bytes(min(count + 1, 255) for count in range(256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class EntryRange:
     """A range of one fragment's entries, inclusive at both ends, and the answers about their
     copies.
 
@@ -53,11 +48,11 @@ class Stretch:
     first_entry_id: int
     last_entry_id: int
     ack_quorum: int
-    refused: Mapping[BookieId, ReadFailures] = field(default_factory=dict)
-    gone: frozenset[BookieId] = frozenset()
+    failures: Mapping[BookieId, ReadFailures] = field(default_factory=dict)
+    absent: frozenset[BookieId] = frozenset()
     """Bookies that are not registered."""
-    silent: frozenset[BookieId] = frozenset()
-    """Bookies that answered no request."""
+    unresponsive: frozenset[BookieId] = frozenset()
+    """Registered bookies that answered no request."""
     excused: frozenset[int] = frozenset()
     elsewhere: Mapping[BookieId, EntryRuns] = field(default_factory=dict)
     """Good copies of entries that have no good recorded copy, by the bookie that stores them."""
@@ -69,81 +64,83 @@ class Stretch:
     def entries_of(self, index: int) -> StripedEntries:
         return self.fragment.entries_of(index).between(self.first_entry_id, self.last_entry_id)
 
-    def refused_by(self, index: int) -> ReadFailures:
-        """Return what the bookie at ``index`` refused of its entries in this stretch."""
-        refused = self.refused.get(self.fragment.ensemble[index])
+    def failures_at(self, index: int) -> ReadFailures:
+        """Return the failed reads of the entries that the bookie at ``index`` stores of this range."""
+        failures = self.failures.get(self.fragment.ensemble[index])
         entries = self.entries_of(index)
-        if refused is None or not entries:
+        if failures is None or not entries:
             return ReadFailures()
-        found = refused.between(entries[0], entries[-1])
+        found = failures.between(entries[0], entries[-1])
         if self.fragment.ensemble.count(self.fragment.ensemble[index]) == 1:
             return found
-        return found.only(lambda entry_id: self._is_of(index, entry_id))
+        return found.only(lambda entry_id: self.is_first_index_storing(index, entry_id))
 
-    def _is_of(self, index: int, entry_id: int) -> bool:
+    def is_first_index_storing(self, index: int, entry_id: int) -> bool:
         """True if the index stores the entry and no lower index of the same bookie does. A bookie
         that is in the ensemble twice has one copy only."""
-        places = [*again_at(self.fragment, index), index]
-        return _first_place(self.fragment, places, entry_id) == index
+        places = [*lower_indexes_of_bookie(self.fragment, index), index]
+        return _first_index_storing(self.fragment, places, entry_id) == index
 
     @property
     def is_good(self) -> bool:
         """True if there is nothing to report."""
         members = self.fragment.ensemble
-        is_all_good = not (self.refused or self.differing or stand_again(self.fragment))
-        return is_all_good and self.gone.union(self.silent).isdisjoint(members)
+        is_all_good = not (self.failures or self.differing or has_duplicate_bookie(self.fragment))
+        return is_all_good and self.absent.union(self.unresponsive).isdisjoint(members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StretchVerdict:
+class RangeVerdict:
+    """The verdict on one ``EntryRange``."""
+
     grade: Grade
     copies_least: int
     rests_on_unknown: bool
     evidence: tuple[Evidence, ...]
 
 
-def judge(stretch: Stretch) -> StretchVerdict:
-    """Return the verdict on the stretch. Its worst entry decides."""
-    kinds = _Copies.of(stretch).kinds()
-    is_excused = all(kind.is_legal for kind in kinds if kind.excused)
-    return StretchVerdict(
-        grade=min((kind.grade for kind in kinds), key=lambda grade: grade.rank),
-        copies_least=min(kind.good for kind in kinds),
-        rests_on_unknown=not stretch.is_elsewhere_known
-        or any(kind.silent or kind.gone for kind in kinds),
-        evidence=tuple(_evidence(stretch, is_excused=is_excused)),
+def judge(entries: EntryRange) -> RangeVerdict:
+    """Return the verdict on the range. Its worst entry decides."""
+    combinations = _CopyCounts.of(entries).combinations()
+    is_excused = all(each.is_legal for each in combinations if each.excused)
+    return RangeVerdict(
+        grade=min((each.grade for each in combinations), key=lambda grade: grade.rank),
+        copies_least=min(each.good for each in combinations),
+        rests_on_unknown=not entries.is_elsewhere_known
+        or any(each.unanswered or each.on_absent for each in combinations),
+        evidence=tuple(_evidence(entries, is_excused=is_excused)),
     )
 
 
-def again_at(fragment: Fragment, index: int) -> Sequence[int]:
+def lower_indexes_of_bookie(fragment: Fragment, index: int) -> Sequence[int]:
     """Return the lower indexes at which the same bookie is in the ensemble. Conflicting repairs by
     Java can leave such duplicates; otherwise there are none."""
     ensemble = fragment.ensemble
     return [before for before in range(index) if ensemble[before] == ensemble[index]]
 
 
-def stand_again(fragment: Fragment) -> bool:
+def has_duplicate_bookie(fragment: Fragment) -> bool:
     """True if a bookie is in the ensemble twice."""
     return len(set(fragment.ensemble)) < fragment.ensemble_size
 
 
-def _first_place(fragment: Fragment, places: Sequence[int], entry_id: int) -> int | None:
+def _first_index_storing(fragment: Fragment, places: Sequence[int], entry_id: int) -> int | None:
     size, quorum = fragment.ensemble_size, fragment.write_quorum
     return next(
         (i for i in places if stores(i, entry_id, ensemble_size=size, write_quorum=quorum)), None
     )
 
 
-def without_copy(stretch: Stretch) -> EntryRuns:
+def entries_without_copy(entries: EntryRange) -> EntryRuns:
     """Return the entries whose recorded copies are all known to be bad, so that former members must
     be asked."""
-    if not any(refused.has_bad for refused in stretch.refused.values()):
+    if not any(failures.has_bad for failures in entries.failures.values()):
         return NO_ENTRIES
-    return _Copies.of(stretch).without_any()
+    return _CopyCounts.of(entries).entries_without_any()
 
 
 def excused_indexes(
-    metadata: LedgerMetadata, fragment: Fragment, *, young: Collection[BookieId] = ()
+    metadata: LedgerMetadata, fragment: Fragment, *, reformatted: Collection[BookieId] = ()
 ) -> frozenset[int]:
     """Return the indexes whose copies may be missing, as long as an ack quorum has the entry.
 
@@ -151,7 +148,7 @@ def excused_indexes(
     longer needed these copies. In a fragment that may still be written, all: copies may be in
     flight.
 
-    ``young``: bookies that were set up after the ledger was created. In the first fragment such a
+    ``reformatted``: bookies whose cookie is newer than the ledger. In the first fragment such a
     bookie is not excused. Either it was reformatted since, or it joined by a repair, which gave it
     every entry. In a later fragment the writer itself may have chosen it.
     """
@@ -168,72 +165,76 @@ def excused_indexes(
         index
         for index, bookie in enumerate(fragment.ensemble)
         if (bookie != following[index] or bookie != last[index])
-        and not (position == 1 and bookie in young)
+        and not (position == 1 and bookie in reformatted)
     )
 
 
 @dataclass(slots=True)
-class _Copies:
-    """Counts of bad, excused, unregistered, unanswered and other copies of each entry of a stretch.
+class _CopyCounts:
+    """Counts of the copies of each entry of a range: bad ones, excused ones, those on absent
+    bookies, unanswered ones, and those elsewhere.
 
-    Each count is one byte. If the only fault is that whole bookies are unregistered or silent, the
+    Each count is one byte. If the only fault is that whole bookies are absent or unresponsive, the
     first E entries represent all: entries whose ids differ by E have their copies on the same
     bookies.
     """
 
-    stretch: Stretch
+    entries: EntryRange
     bad: bytearray
     excused: bytearray
-    gone: bytearray
-    silent: bytearray
+    on_absent: bytearray
+    unanswered: bytearray
     elsewhere: bytearray
 
     @classmethod
-    def of(cls, stretch: Stretch) -> "_Copies":
-        fragment = stretch.fragment
-        span = stretch.last_entry_id - stretch.first_entry_id + 1
-        refused = [stretch.refused_by(index) for index in range(fragment.ensemble_size)]
-        if all(each.is_empty for each in refused):
+    def of(cls, entries: EntryRange) -> "_CopyCounts":
+        fragment = entries.fragment
+        span = entries.last_entry_id - entries.first_entry_id + 1
+        failures = [entries.failures_at(index) for index in range(fragment.ensemble_size)]
+        if all(each.is_empty for each in failures):
             span = min(span, fragment.ensemble_size)
-        made = cls(stretch, *(bytearray(span) for _ in range(5)))
-        for index, each in enumerate(refused):
+        made = cls(entries, *(bytearray(span) for _ in range(5)))
+        for index, each in enumerate(failures):
             bookie = fragment.ensemble[index]
-            if again := again_at(fragment, index):
-                made._count_again(index, again)
-            if bookie in stretch.gone or bookie in stretch.silent:
-                made._count_all(made.gone if bookie in stretch.gone else made.silent, index)
+            if lower := lower_indexes_of_bookie(fragment, index):
+                made._count_duplicates(index, lower)
+            if bookie in entries.absent or bookie in entries.unresponsive:
+                is_absent = bookie in entries.absent
+                made._count_all(made.on_absent if is_absent else made.unanswered, index)
                 continue
-            made._count(made.excused if index in stretch.excused else made.bad, each.absent)
+            made._count(made.excused if index in entries.excused else made.bad, each.absent)
             made._count(made.bad, each.mismatched)
             made._count(made.bad, each.unreadable)
-            made._count(made.silent, each.unknown)
-        for runs in stretch.elsewhere.values():
+            made._count(made.unanswered, each.unknown)
+        for runs in entries.elsewhere.values():
             made._count(made.elsewhere, runs)
         return made
 
-    def kinds(self) -> list[EntryCopies]:
+    def combinations(self) -> list[EntryCopies]:
         """Return each combination of counts that occurs, once."""
         counts = set(
-            zip(self.bad, self.excused, self.gone, self.silent, self.elsewhere, strict=True)
+            zip(
+                self.bad, self.excused, self.on_absent, self.unanswered, self.elsewhere, strict=True
+            )
         )
         return [
             EntryCopies(
-                write_quorum=self.stretch.fragment.write_quorum,
-                ack_quorum=self.stretch.ack_quorum,
+                write_quorum=self.entries.fragment.write_quorum,
+                ack_quorum=self.entries.ack_quorum,
                 bad=bad,
                 excused=excused,
-                gone=gone,
-                silent=silent,
+                on_absent=on_absent,
+                unanswered=unanswered,
                 is_elsewhere=elsewhere > 0,
             )
-            for bad, excused, gone, silent, elsewhere in counts
+            for bad, excused, on_absent, unanswered, elsewhere in counts
         ]
 
-    def without_any(self) -> EntryRuns:
+    def entries_without_any(self) -> EntryRuns:
         """Return the entries whose recorded copies are all bad or excused."""
         lacking = bytes(map(int.__add__, self.bad, self.excused))
-        pattern = re.escape(bytes([self.stretch.fragment.write_quorum])) + b"+"
-        first = self.stretch.first_entry_id
+        pattern = re.escape(bytes([self.entries.fragment.write_quorum])) + b"+"
+        first = self.entries.first_entry_id
         return EntryRuns(
             first + position
             for run in re.finditer(pattern, lacking, re.DOTALL)
@@ -241,64 +242,66 @@ class _Copies:
         )
 
     def _count(self, counts: bytearray, entries: EntryRuns) -> None:
-        first = self.stretch.first_entry_id
+        first = self.entries.first_entry_id
         for run in entries.runs:
             part = slice(run.start - first, run.stop - first)
             counts[part] = counts[part].translate(_PLUS_ONE)
 
     def _count_all(self, counts: bytearray, index: int) -> None:
         """Count the entries that the index stores and no lower index of the same bookie stores."""
-        self._count_where(counts, partial(self.stretch._is_of, index))
+        self._count_where(counts, partial(self.entries.is_first_index_storing, index))
 
-    def _count_again(self, index: int, before: Sequence[int]) -> None:
+    def _count_duplicates(self, index: int, lower_indexes: Sequence[int]) -> None:
         """Count a bad copy for each entry that the bookie stores by this index and by a lower one.
         Both are the same copy."""
-        fragment = self.stretch.fragment
+        fragment = self.entries.fragment
 
         def is_of_both(entry_id: int) -> bool:
-            is_of_one = _first_place(fragment, [index], entry_id) is not None
-            return is_of_one and _first_place(fragment, before, entry_id) is not None
+            is_of_one = _first_index_storing(fragment, [index], entry_id) is not None
+            return is_of_one and _first_index_storing(fragment, lower_indexes, entry_id) is not None
 
         self._count_where(self.bad, is_of_both)
 
     def _count_where(self, counts: bytearray, is_counted: Callable[[int], bool]) -> None:
         """Count the matching entries. Entries whose ids differ by E are alike."""
-        size, first = self.stretch.fragment.ensemble_size, self.stretch.first_entry_id
+        size, first = self.entries.fragment.ensemble_size, self.entries.first_entry_id
         for offset in range(min(size, len(counts))):
             if is_counted(first + offset):
                 counts[offset::size] = counts[offset::size].translate(_PLUS_ONE)
 
 
-def _evidence(stretch: Stretch, *, is_excused: bool) -> Iterable[Evidence]:
-    """Yield the observations. ``is_excused``: True if every copy that may be missing is one that
-    its entry does not need."""
-    for index, bookie in enumerate(stretch.fragment.ensemble):
-        if again_at(stretch.fragment, index):
+def _evidence(entries: EntryRange, *, is_excused: bool) -> Iterable[Evidence]:
+    """Yield the observations. ``is_excused``: True if the ack quorum allows each missing copy of
+    an excused index."""
+    for index, bookie in enumerate(entries.fragment.ensemble):
+        if lower_indexes_of_bookie(entries.fragment, index):
             yield Evidence(
-                finding=Finding.MISPLACED, bookie=bookie, code="stands_twice", detail=_TWICE
+                finding=Finding.MISPLACED, bookie=bookie, code="named_twice", detail=_TWICE
             )
-        if bookie in stretch.gone:
-            yield from _seen(
-                Finding.BOOKIE_GONE, bookie, stretch.entries_of(index), "not_registered"
+        if bookie in entries.absent:
+            yield from _observation(
+                Finding.BOOKIE_GONE, bookie, entries.entries_of(index), "not_registered"
             )
             continue
-        if bookie in stretch.silent:
-            yield from _seen(Finding.NOT_ANSWERED, bookie, stretch.entries_of(index), "no_answer")
+        if bookie in entries.unresponsive:
+            yield from _observation(
+                Finding.NOT_ANSWERED, bookie, entries.entries_of(index), "no_answer"
+            )
             continue
-        refused = stretch.refused_by(index)
-        may_lack = is_excused and index in stretch.excused
-        absence = Finding.ACK_QUORUM_ONLY if may_lack else Finding.MISSING
-        yield from _seen(absence, bookie, refused.absent, "no_such_entry")
-        yield from _seen(Finding.BAD_DIGEST, bookie, refused.mismatched, "digest_mismatch")
-        yield from _seen(Finding.READ_ERROR, bookie, refused.unreadable, "io_error")
-        yield from _seen(Finding.NOT_ANSWERED, bookie, refused.unknown, "no_answer")
-    for bookie, runs in stretch.elsewhere.items():
-        yield from _seen(Finding.STRAY, bookie, runs, "only_copy")
-    for bookie, runs in stretch.differing.items():
-        yield from _seen(Finding.SUSPECT, bookie, runs, "payload_or_length")
+        failures = entries.failures_at(index)
+        may_lack = is_excused and index in entries.excused
+        missing = Finding.ACK_QUORUM_ONLY if may_lack else Finding.MISSING
+        yield from _observation(missing, bookie, failures.absent, "no_such_entry")
+        yield from _observation(Finding.BAD_DIGEST, bookie, failures.mismatched, "digest_mismatch")
+        yield from _observation(Finding.READ_ERROR, bookie, failures.unreadable, "io_error")
+        yield from _observation(Finding.NOT_ANSWERED, bookie, failures.unknown, "no_answer")
+    for bookie, runs in entries.elsewhere.items():
+        yield from _observation(Finding.STRAY, bookie, runs, "only_copy")
+    for bookie, runs in entries.differing.items():
+        yield from _observation(Finding.SUSPECT, bookie, runs, "payload_or_length")
 
 
-def _seen(
+def _observation(
     finding: Finding, bookie: BookieId, entries: EntryRuns | StripedEntries, code: str
 ) -> Iterable[Evidence]:
     if entries:
@@ -312,7 +315,7 @@ def _seen(
         )
 
 
-def differing(
+def differing_copies(
     fragment: Fragment,
     first_entry_id: int,
     last_entry_id: int,
@@ -339,8 +342,8 @@ def differing(
         if all(column == columns[0] for column in columns):
             continue
         for position, values in enumerate(zip(*columns, strict=True)):
-            for place in _odd_places(values):
-                odd[members[place]].append(start + position * step)
+            for member in _odd_positions(values):
+                odd[members[member]].append(start + position * step)
     return {bookie: EntryRuns(sorted(entry_ids)) for bookie, entry_ids in odd.items()}
 
 
@@ -349,15 +352,17 @@ def _column(found: Fingerprints, start: int, last: int, step: int) -> Sequence[i
     return found.values[start - found.first_entry_id : last - found.first_entry_id + 1 : step]
 
 
-def _odd_places(values: Sequence[int]) -> Sequence[int]:
+def _odd_positions(values: Sequence[int]) -> Sequence[int]:
     """Return the positions of the values that differ from the most frequent one; of all, if two are
     equally frequent."""
-    there = Counter(value for value in values if value != NO_FINGERPRINT)
-    if len(there) < 2:
+    counts = Counter(value for value in values if value != NO_FINGERPRINT)
+    if len(counts) < 2:
         return ()
-    (common, count), (_, next_count) = there.most_common(2)
+    (common, count), (_, next_count) = counts.most_common(2)
     right = common if count > next_count else NO_FINGERPRINT
-    return [place for place, value in enumerate(values) if value not in (right, NO_FINGERPRINT)]
+    return [
+        position for position, value in enumerate(values) if value not in (right, NO_FINGERPRINT)
+    ]
 
 
 EVIDENCE_MAX = 100
@@ -372,8 +377,9 @@ _Key = tuple[Finding, BookieId | None, int, str]
 or -1; the last item is the code."""
 
 
-class SummingUp:
-    """The verdict of one look at one ledger, while it grows."""
+class VerdictBuilder:
+    """The verdict on one ledger while it is built. Its size depends on the metadata, not on the number
+    of entries."""
 
     def __init__(self, versioned: VersionedMetadata) -> None:
         self._versioned = versioned
@@ -387,7 +393,7 @@ class SummingUp:
         self.length = versioned.metadata.length
 
     def add_fragment(self, position: int, fragment: Fragment, *, is_unknown: bool = False) -> None:
-        """Add a fragment that is whole until ``add`` says otherwise. ``is_unknown``: True if its
+        """Add a fragment that is whole until ``add_range`` says otherwise. ``is_unknown``: True if its
         end is unknown."""
         assert fragment.last_entry_id is not None, fragment
         self._fragments[position] = FragmentVerdict(
@@ -399,8 +405,8 @@ class SummingUp:
             rests_on_unknown=is_unknown,
         )
 
-    def add(self, position: int, found: StretchVerdict) -> None:
-        """Merge the verdict on a stretch. ``position``: of its fragment in the ledger."""
+    def add_range(self, position: int, found: RangeVerdict) -> None:
+        """Merge the verdict on a range. ``position``: of its fragment in the ledger."""
         known = self._fragments[position]
         self._fragments[position] = replace(
             known,
@@ -408,46 +414,45 @@ class SummingUp:
             copies_least=min(known.copies_least, found.copies_least),
             rests_on_unknown=known.rests_on_unknown or found.rests_on_unknown,
         )
-        self.note(found.evidence, fragment_start=known.first_entry_id)
+        self.add_evidence(found.evidence, fragment_start=known.first_entry_id)
 
-    def doubt_end(self, evidence: Collection[Evidence]) -> None:
-        """Note that nobody can prove where the last fragment ends. Does nothing without evidence of
-        that."""
+    def mark_end_unproven(self, evidence: Collection[Evidence]) -> None:
+        """Record that the end of the last fragment cannot be proven. Does nothing without evidence."""
         if not evidence:
             return
         position = max(self._fragments)
         known = self._fragments[position]
         grade = min(known.grade, Grade.UNKNOWN, key=lambda grade: grade.rank)
         self._fragments[position] = replace(known, grade=grade, rests_on_unknown=True)
-        self.note(evidence)
+        self.add_evidence(evidence)
 
     def lacks(self, bookie: BookieId, entry_id: int) -> bool:
-        """True if the bookie was seen to lack the entry, which must be the first one requested from
+        """True if the bookie lacks the entry, which must be the first one requested from
         it in a fragment."""
         return any(
             each.bookie == bookie and each.first_entry_id == entry_id and each.finding in _LACKS
             for each in self._evidence.values()
         )
 
-    def note(self, evidence: Iterable[Evidence], *, fragment_start: int = -1) -> None:
+    def add_evidence(self, evidence: Iterable[Evidence], *, fragment_start: int = -1) -> None:
         """Add observations. Those of one kind in one fragment are merged into one."""
         for each in evidence:
             key = (each.finding, each.bookie, fragment_start, each.code)
             known = self._evidence.get(key)
-            self._evidence[key] = each if known is None else _joined(known, each)
+            self._evidence[key] = each if known is None else _merged(known, each)
 
     def verdict(self, *, checked_ms: int, is_key_suspect: bool = False) -> LedgerVerdict:
         """Return the verdict. ``is_key_suspect``: True if no entry matches our key and the metadata
         holds none, so that nothing is known (rule S7)."""
         if is_key_suspect:
-            self.note([_WRONG_KEY])
+            self.add_evidence([_WRONG_KEY])
             for position, fragment in self._fragments.items():
                 self._fragments[position] = replace(
                     fragment, grade=Grade.UNKNOWN, copies_least=0, rests_on_unknown=True
                 )
         metadata, stat = self._versioned.metadata, self._versioned.stat
         fragments = tuple(verdict for _, verdict in sorted(self._fragments.items()))
-        evidence = sorted(self._evidence.values(), key=_weight)
+        evidence = sorted(self._evidence.values(), key=_sort_key)
         found = {each.finding for each in evidence}
         return LedgerVerdict(
             ledger_id=self._versioned.ledger_id,
@@ -474,8 +479,8 @@ def _grade(fragments: Sequence[FragmentVerdict], found: Set[Finding]) -> Grade:
     but other copies were not answered for, it is ``UNKNOWN``."""
     worst = min((fragment.grade for fragment in fragments), key=lambda grade: grade.rank)
     is_legal = worst is Grade.DEGRADED and DAMAGE.isdisjoint(found)
-    is_silent = any(fragment.rests_on_unknown for fragment in fragments)
-    return Grade.UNKNOWN if is_legal and is_silent else worst
+    has_unknown = any(fragment.rests_on_unknown for fragment in fragments)
+    return Grade.UNKNOWN if is_legal and has_unknown else worst
 
 
 _WRONG_KEY = Evidence(
@@ -485,7 +490,7 @@ _WRONG_KEY = Evidence(
 )
 
 
-def _joined(before: Evidence, after: Evidence) -> Evidence:
+def _merged(before: Evidence, after: Evidence) -> Evidence:
     return replace(
         before,
         first_entry_id=min(before.first_entry_id, after.first_entry_id),
@@ -494,5 +499,5 @@ def _joined(before: Evidence, after: Evidence) -> Evidence:
     )
 
 
-def _weight(evidence: Evidence) -> tuple[int, int, str]:
+def _sort_key(evidence: Evidence) -> tuple[int, int, str]:
     return _ORDER.index(evidence.finding), evidence.first_entry_id, evidence.bookie or ""

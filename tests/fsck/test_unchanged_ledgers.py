@@ -2,9 +2,9 @@
 
 import pytest
 
-from auditor.fsck import inspecting as module
-from auditor.fsck.inspecting import unchanged
-from tests.fsck.looking import ALL, let_in, options
+from auditor.fsck import ledger_list as module
+from auditor.fsck.ledger_list import unchanged_ledgers
+from tests.fsck.inspections import ALL, let_in, options
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
 
@@ -30,6 +30,6 @@ def test_what_was_written_deleted_made_anew_or_shut_away_is_not_as_it_was(
 
         shut_out(cluster.store, paths[5])
 
-        assert await unchanged(options(), known) == [1]
+        assert await unchanged_ledgers(options(), known) == [1]
 
     scenario()

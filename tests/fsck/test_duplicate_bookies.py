@@ -2,10 +2,10 @@
 
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.model import BookieId
-from tests.fsck.looking import look, one_ledger, told
+from tests.fsck.inspections import inspect_once, one_ledger, told
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER
@@ -29,7 +29,7 @@ async def test_what_both_places_store_is_one_copy(
 ) -> None:
     cluster = await striped(ensemble)
 
-    verdict = await look(cluster, level)
+    verdict = await inspect_once(cluster, level)
 
     assert told(verdict) == (Grade.AT_RISK, (Finding.MISPLACED,))
     assert verdict.fragments[0].copies_least == 1
@@ -52,7 +52,7 @@ async def test_what_it_lacks_is_missing_and_not_lost_where_another_has_it(
     cluster = await striped()
     cluster.bookie(B1).lose(LEDGER, entry_id)
 
-    grade, findings = told(await look(cluster, level))
+    grade, findings = told(await inspect_once(cluster, level))
 
     is_of_both = entry_id % 3 == 2
     assert grade is (Grade.LOST if is_of_both else Grade.AT_RISK)
@@ -64,7 +64,7 @@ async def test_what_only_it_has_is_lost_with_it() -> None:
     cluster = await striped()
     cluster.bookie(B1).lose(LEDGER, 5)
 
-    verdict = await look(cluster, Level.FULL)
+    verdict = await inspect_once(cluster, Level.FULL)
 
     assert verdict.grade is Grade.LOST
     missing = [each for each in verdict.evidence if each.finding is Finding.MISSING]
@@ -75,7 +75,7 @@ async def test_what_only_it_has_is_lost_with_it() -> None:
 async def test_copies_are_compared_though_one_is_there_by_two_places() -> None:
     cluster = await striped((B1, B1, B2))
 
-    verdict = await look(cluster, Level.FULL)
+    verdict = await inspect_once(cluster, Level.FULL)
 
     assert Finding.SUSPECT not in verdict.findings
     assert verdict.entries_read == sum(1 for _ in range(10)) + sum(1 for e in range(10) if e % 3)

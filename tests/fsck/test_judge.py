@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.fsck.judging import (
+from auditor.fsck.judge import (
     EVIDENCE_MAX,
-    Stretch,
-    SummingUp,
+    EntryRange,
+    VerdictBuilder,
+    entries_without_copy,
     excused_indexes,
     judge,
-    without_copy,
 )
 from auditor.fsck.verdicts import EntryCopies, Evidence, Finding, Grade
 from ledgers.bookies import Answer
@@ -36,9 +36,9 @@ _REFUSALS = (Answer.ABSENT, Answer.MISMATCH, Answer.UNREADABLE, Answer.UNKNOWN)
 
 def stretch(
     frag: Fragment, first: int | None = None, last: int | None = None, **changes: object
-) -> Stretch:
+) -> EntryRange:
     assert frag.last_entry_id is not None
-    return Stretch(
+    return EntryRange(
         fragment=frag,
         first_entry_id=frag.first_entry_id if first is None else first,
         last_entry_id=frag.last_entry_id if last is None else last,
@@ -47,7 +47,7 @@ def stretch(
     )
 
 
-def drawn(rng: random.Random) -> Stretch:
+def drawn(rng: random.Random) -> EntryRange:
     """Any answers of any bookies of a striped fragment; what they refused reaches beyond the
     stretch."""
     size = rng.randint(3, 5)
@@ -59,31 +59,31 @@ def drawn(rng: random.Random) -> Stretch:
         kinds = [rng.choice((None, None, None, *_REFUSALS)) for _ in own]
         refused[bookie] = ReadFailures()
         refused[bookie].add({e: kind for e, kind in zip(own, kinds, strict=True) if kind})
-    whole = {b: rng.choice(("gone", "silent", "", "", "", "")) for b in frag.ensemble}
+    whole = {b: rng.choice(("absent", "unresponsive", "", "", "", "")) for b in frag.ensemble}
     return stretch(
         frag,
         first,
         last,
-        refused={b: r for b, r in refused.items() if not whole[b] and rng.random() < 0.8},
-        gone=frozenset(b for b, kind in whole.items() if kind == "gone"),
-        silent=frozenset(b for b, kind in whole.items() if kind == "silent"),
+        failures={b: r for b, r in refused.items() if not whole[b] and rng.random() < 0.8},
+        absent=frozenset(b for b, kind in whole.items() if kind == "absent"),
+        unresponsive=frozenset(b for b, kind in whole.items() if kind == "unresponsive"),
         excused=frozenset(i for i in range(size) if rng.random() < 0.3),
     )
 
 
-def of_entry(seen: Stretch, entry_id: int) -> EntryCopies:
+def of_entry(seen: EntryRange, entry_id: int) -> EntryCopies:
     """The same by looking at one entry."""
     frag = seen.fragment
-    bad = excused = gone = silent = 0
+    bad = excused = on_absent = unanswered = 0
     for index in write_set(
         entry_id, ensemble_size=frag.ensemble_size, write_quorum=frag.write_quorum
     ):
         bookie = frag.ensemble[index]
-        refused = seen.refused.get(bookie, ReadFailures())
-        if bookie in seen.gone:
-            gone += 1
-        elif bookie in seen.silent or entry_id in refused.unknown:
-            silent += 1
+        refused = seen.failures.get(bookie, ReadFailures())
+        if bookie in seen.absent:
+            on_absent += 1
+        elif bookie in seen.unresponsive or entry_id in refused.unknown:
+            unanswered += 1
         elif entry_id in refused.absent and index in seen.excused:
             excused += 1
         elif entry_id in refused:
@@ -93,8 +93,8 @@ def of_entry(seen: Stretch, entry_id: int) -> EntryCopies:
         ack_quorum=seen.ack_quorum,
         bad=bad,
         excused=excused,
-        gone=gone,
-        silent=silent,
+        on_absent=on_absent,
+        unanswered=unanswered,
     )
 
 
@@ -107,19 +107,19 @@ def test_the_worst_entry_decides_as_if_each_were_looked_at(seed: int) -> None:
 
     assert verdict.grade is min((e.grade for e in entries), key=lambda grade: grade.rank), seed
     assert verdict.copies_least == min(e.good for e in entries), seed
-    assert verdict.rests_on_unknown == any(e.gone or e.silent for e in entries), seed
+    assert verdict.rests_on_unknown == any(e.on_absent or e.unanswered for e in entries), seed
     lost = [
         e
         for e, copies in enumerate(entries, seen.first_entry_id)
         if copies.bad + copies.excused == copies.write_quorum
     ]
-    assert list(without_copy(seen)) == lost, seed
+    assert list(entries_without_copy(seen)) == lost, seed
 
 
 def test_evidence_names_bookie_entries_and_what_was_answered() -> None:
     refused = ReadFailures(absent=EntryRuns([3, 4, 9]), mismatched=EntryRuns([5]))
 
-    verdict = judge(stretch(fragment(write_quorum=3), refused={B2: refused}))
+    verdict = judge(stretch(fragment(write_quorum=3), failures={B2: refused}))
 
     assert verdict.evidence == (
         Evidence(
@@ -144,7 +144,7 @@ def test_evidence_names_bookie_entries_and_what_was_answered() -> None:
 def test_what_was_refused_beside_the_stretch_does_not_count() -> None:
     refused = ReadFailures(absent=EntryRuns([3]))
 
-    seen = stretch(fragment(write_quorum=3), 4, 9, refused={B2: refused})
+    seen = stretch(fragment(write_quorum=3), 4, 9, failures={B2: refused})
 
     assert judge(seen).grade is Grade.WHOLE
 
@@ -153,8 +153,8 @@ def test_a_copy_elsewhere_counts_for_its_entries_alone() -> None:
     refused = dict.fromkeys((B1, B2, B3), ReadFailures(absent=EntryRuns([3, 4])))
     frag = fragment(write_quorum=3)
 
-    role = judge(stretch(frag, refused=refused, elsewhere={B4: EntryRuns([3])}))
-    whole = judge(stretch(frag, refused=refused, elsewhere={B4: EntryRuns([3, 4])}))
+    role = judge(stretch(frag, failures=refused, elsewhere={B4: EntryRuns([3])}))
+    whole = judge(stretch(frag, failures=refused, elsewhere={B4: EntryRuns([3, 4])}))
 
     assert (role.grade, whole.grade) == (Grade.LOST, Grade.AT_RISK)
     assert (Finding.STRAY, B4, "only_copy") in {
@@ -177,7 +177,7 @@ def test_only_a_bookie_that_the_writer_went_on_without_is_excused(
     first = known_fragments(7, metadata, lac=metadata.last_entry_id)[0]
     seen = stretch(
         first,
-        refused={b: ReadFailures(absent=EntryRuns([4])) for b in lacking},
+        failures={b: ReadFailures(absent=EntryRuns([4])) for b in lacking},
         excused=excused_indexes(metadata, first),
     )
 
@@ -194,7 +194,7 @@ def test_who_was_set_up_later_is_excused_only_where_its_writer_may_have_chosen_i
     metadata = ledger((B1, B2, B3), (B1, B2, B3), (B1, B2, B4))
     found = known_fragments(7, metadata, lac=metadata.last_entry_id)[position]
 
-    assert excused_indexes(metadata, found, young={B3}) == expected
+    assert excused_indexes(metadata, found, reformatted={B3}) == expected
 
 
 @pytest.mark.parametrize("how", [Answer.MISMATCH, Answer.UNREADABLE])
@@ -204,7 +204,9 @@ def test_damage_is_never_excused(how: Answer) -> None:
     refused = ReadFailures()
     refused.add({4: how})
 
-    verdict = judge(stretch(first, refused={B3: refused}, excused=excused_indexes(metadata, first)))
+    verdict = judge(
+        stretch(first, failures={B3: refused}, excused=excused_indexes(metadata, first))
+    )
 
     assert Finding.ACK_QUORUM_ONLY not in {each.finding for each in verdict.evidence}
 
@@ -250,7 +252,7 @@ def test_ten_million_entries_that_miss_a_bookie_are_judged_in_little_memory() ->
     frag = fragment(last=10_000_000 - 1)
     tracemalloc.start()
     try:
-        verdict = judge(stretch(frag, gone=frozenset([B2])))
+        verdict = judge(stretch(frag, absent=frozenset([B2])))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -262,15 +264,15 @@ def test_ten_million_entries_that_miss_a_bookie_are_judged_in_little_memory() ->
 
 def test_evidence_is_bounded_and_says_how_much_was_left_out() -> None:
     metadata = ledger(*[(B1, B2, B3)] * 80)
-    summing_up = SummingUp(
+    builder = VerdictBuilder(
         VersionedMetadata(ledger_id=7, metadata=metadata, stat=Stat(version=3), data=b"")
     )
     found = known_fragments(7, metadata, lac=metadata.last_entry_id)
     for position, frag in enumerate(found):
-        summing_up.add_fragment(position, frag)
-        summing_up.add(position, judge(stretch(frag, gone=frozenset([B1, B2]))))
+        builder.add_fragment(position, frag)
+        builder.add_range(position, judge(stretch(frag, absent=frozenset([B1, B2]))))
 
-    verdict = summing_up.verdict(checked_ms=5)
+    verdict = builder.verdict(checked_ms=5)
 
     assert (len(verdict.evidence), verdict.evidence_left_out) == (EVIDENCE_MAX, 60)
     assert len(verdict.fragments) == 80
@@ -281,15 +283,15 @@ def test_evidence_is_bounded_and_says_how_much_was_left_out() -> None:
 def test_stretches_of_a_fragment_add_up() -> None:
     frag = fragment(last=19, write_quorum=3)
     metadata = ledger((B1, B2, B3), last_entry_id=19)
-    summing_up = SummingUp(
+    builder = VerdictBuilder(
         VersionedMetadata(ledger_id=7, metadata=metadata, stat=Stat(version=0), data=b"")
     )
-    summing_up.add_fragment(0, frag)
+    builder.add_fragment(0, frag)
     for first, refused in ((0, {B1: [2, 3]}), (10, {B1: [11, 15], B2: [11]})):
         runs = {bookie: ReadFailures(absent=EntryRuns(ids)) for bookie, ids in refused.items()}
-        summing_up.add(0, judge(stretch(frag, first, first + 9, refused=runs)))
+        builder.add_range(0, judge(stretch(frag, first, first + 9, failures=runs)))
 
-    verdict = summing_up.verdict(checked_ms=0)
+    verdict = builder.verdict(checked_ms=0)
 
     assert verdict.grade is verdict.fragments[0].grade is Grade.AT_RISK
     assert verdict.fragments[0].copies_least == 1
@@ -302,7 +304,7 @@ def test_stretches_of_a_fragment_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lacking", "silent", "expected"),
+    ("lacking", "unresponsive", "expected"),
     [
         pytest.param(B3, frozenset(), Grade.DEGRADED, id="legally short alone"),
         pytest.param(B3, frozenset({B4}), Grade.UNKNOWN, id="legally short, and not answered for"),
@@ -310,21 +312,21 @@ def test_stretches_of_a_fragment_add_up() -> None:
     ],
 )
 def test_a_legal_shortage_of_one_fragment_hides_no_silence_about_another(
-    lacking: BookieId, silent: frozenset[BookieId], expected: Grade
+    lacking: BookieId, unresponsive: frozenset[BookieId], expected: Grade
 ) -> None:
     metadata = ledger((B1, B2, B3), (B1, B2, B4))
     first, last = known_fragments(7, metadata, lac=metadata.last_entry_id)
-    summing_up = SummingUp(
+    builder = VerdictBuilder(
         VersionedMetadata(ledger_id=7, metadata=metadata, stat=Stat(version=0), data=b"")
     )
     for position, frag in enumerate((first, last)):
-        summing_up.add_fragment(position, frag)
+        builder.add_fragment(position, frag)
         seen = stretch(
             frag,
-            refused={lacking: ReadFailures(absent=EntryRuns([2]))},
-            silent=silent,
+            failures={lacking: ReadFailures(absent=EntryRuns([2]))},
+            unresponsive=unresponsive,
             excused=excused_indexes(metadata, frag),
         )
-        summing_up.add(position, judge(seen))
+        builder.add_range(position, judge(seen))
 
-    assert summing_up.verdict(checked_ms=0).grade is expected
+    assert builder.verdict(checked_ms=0).grade is expected

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.fsck.ledger_ids import cut, pack, unpack
+from auditor.fsck.ledger_list import cut, pack, unpack
 
 ids = st.sets(st.integers(min_value=0, max_value=2**63 - 1)).map(sorted)
 

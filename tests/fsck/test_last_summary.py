@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import REGISTRY
 
-from auditor.fsck.levels import Level
-from auditor.fsck.results.advice import counts_text
+from auditor.fsck.options import Level
 from auditor.fsck.results.summary import (
     Summary,
     last_path,
@@ -19,6 +18,7 @@ from auditor.fsck.results.summary import (
     write_last,
 )
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from daemon.fsck.advice import counts_text
 from daemon.status.gathering import gather_status
 from daemon.status.report import to_json, to_text
 from ledgers.errors import BookmenderError, UnauthorizedError, UnavailableError

@@ -39,12 +39,12 @@ def test_known_copies_are_counted(write_quorum: int, bad: int, expected: Grade) 
 @pytest.mark.parametrize(
     ("copies", "expected"),
     [
-        ({"silent": 1}, UNKNOWN),
-        ({"silent": 3}, UNKNOWN),
+        ({"unanswered": 1}, UNKNOWN),
+        ({"unanswered": 3}, UNKNOWN),
         # Something is wrong for sure; that much at least.
-        ({"silent": 1, "bad": 1}, DEGRADED),
-        ({"silent": 2, "bad": 1}, DEGRADED),
-        ({"silent": 1, "bad": 2}, AT_RISK),
+        ({"unanswered": 1, "bad": 1}, DEGRADED),
+        ({"unanswered": 2, "bad": 1}, DEGRADED),
+        ({"unanswered": 1, "bad": 2}, AT_RISK),
     ],
 )
 def test_silence_is_no_missing_copy(copies: dict[str, int], expected: Grade) -> None:
@@ -54,13 +54,13 @@ def test_silence_is_no_missing_copy(copies: dict[str, int], expected: Grade) -> 
 @pytest.mark.parametrize(
     ("copies", "expected"),
     [
-        ({"gone": 1}, DEGRADED),
-        ({"gone": 2}, AT_RISK),
-        ({"gone": 3}, UNKNOWN),
-        ({"gone": 1, "bad": 1}, AT_RISK),
-        ({"gone": 1, "bad": 2}, AT_RISK),
-        ({"gone": 1, "silent": 1}, DEGRADED),
-        ({"gone": 1, "silent": 2}, UNKNOWN),
+        ({"on_absent": 1}, DEGRADED),
+        ({"on_absent": 2}, AT_RISK),
+        ({"on_absent": 3}, UNKNOWN),
+        ({"on_absent": 1, "bad": 1}, AT_RISK),
+        ({"on_absent": 1, "bad": 2}, AT_RISK),
+        ({"on_absent": 1, "unanswered": 1}, DEGRADED),
+        ({"on_absent": 1, "unanswered": 2}, UNKNOWN),
     ],
 )
 def test_a_bookie_that_is_gone_is_missed_but_takes_no_entry_with_it_for_sure(
@@ -78,9 +78,9 @@ def test_a_bookie_that_is_gone_is_missed_but_takes_no_entry_with_it_for_sure(
         (3, 1, {"excused": 2}, DEGRADED),  # one copy, and one is what was promised
         (2, 1, {"excused": 1}, DEGRADED),
         (3, 2, {"excused": 1, "bad": 1}, AT_RISK),
-        (3, 2, {"excused": 1, "gone": 1}, AT_RISK),
-        (3, 2, {"excused": 1, "silent": 1}, UNKNOWN),
-        (3, 2, {"excused": 2, "silent": 1}, AT_RISK),
+        (3, 2, {"excused": 1, "on_absent": 1}, AT_RISK),
+        (3, 2, {"excused": 1, "unanswered": 1}, UNKNOWN),
+        (3, 2, {"excused": 2, "unanswered": 1}, AT_RISK),
     ],
 )
 def test_what_the_ack_quorum_can_do_without_is_excused_as_long_as_it_is_there(
@@ -97,16 +97,16 @@ def test_a_copy_elsewhere_saves_an_entry_from_being_lost_and_makes_no_other_grad
 
 
 def test_lost_is_said_only_where_every_copy_was_answered_for() -> None:
-    for bad, excused, gone, silent in itertools.product(range(4), repeat=4):
-        if bad + excused + gone + silent > 3:
+    for bad, excused, on_absent, unanswered in itertools.product(range(4), repeat=4):
+        if bad + excused + on_absent + unanswered > 3:
             continue
-        found = grade(bad=bad, excused=excused, gone=gone, silent=silent)
+        found = grade(bad=bad, excused=excused, on_absent=on_absent, unanswered=unanswered)
         assert (found is LOST) == (bad + excused == 3)
-        assert (found is WHOLE) == (bad + excused + gone + silent == 0)
+        assert (found is WHOLE) == (bad + excused + on_absent + unanswered == 0)
 
 
 def test_one_more_bad_copy_never_makes_a_grade_better() -> None:
-    for bad, gone in itertools.product(range(4), repeat=2):
-        if bad + gone < 3:
-            before = grade(bad=bad, gone=gone)
-            assert grade(bad=bad + 1, gone=gone).rank <= before.rank
+    for bad, on_absent in itertools.product(range(4), repeat=2):
+        if bad + on_absent < 3:
+            before = grade(bad=bad, on_absent=on_absent)
+            assert grade(bad=bad + 1, on_absent=on_absent).rank <= before.rank

@@ -1,8 +1,8 @@
-"""The check of one ledger: where it ends, its copies (``look``), its placement, and whether it is
-idle.
+"""The inspection of one ledger: its end, its copies (``copy_inspection``), its placement, and whether
+it is idle.
 
 In a ledger that is not closed, only acknowledged entries are expected. Bookies report the last one
-without being fenced. The second look expects only what was acknowledged at the first.
+without being fenced. The recheck expects only what was acknowledged at the first inspection.
 
 Entries beyond the LAC may be acknowledged too in two cases: after an interrupted recovery, and in
 an idle ledger with a reformatted bookie. Then every entry that any bookie shows is expected. If no
@@ -15,9 +15,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from auditor.fsck.judging import SummingUp
-from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.look import LedgerLook, LedgerReads
+from auditor.fsck.copy_inspection import CopyInspection
+from auditor.fsck.copy_reader import CopyReader
+from auditor.fsck.judge import VerdictBuilder
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -41,8 +42,8 @@ from replication.inspection import IN_FLIGHT_WAIT_S, entry_bytes_guess
 from replication.open_ledgers import wiped_from_end
 
 
-class CopyInspector:
-    """Checks many ledgers at once. Each executor has one."""
+class LedgerInspector:
+    """Inspects ledgers, many at once. Each executor has one."""
 
     def __init__(
         self, options: FsckOptions, *, bookies: Bookies, views: ViewSource, clock: Clock
@@ -61,49 +62,49 @@ class CopyInspector:
             else None
         )
 
-    async def look(
-        self, versioned: VersionedMetadata, since: LedgerVerdict | None = None
+    async def inspect(
+        self, versioned: VersionedMetadata, previous: LedgerVerdict | None = None
     ) -> LedgerVerdict:
-        """Return the verdict on one ledger. ``since``: the verdict of the first look, if this is
-        the second."""
-        end = await self._end(versioned, since)
-        is_idle = self._is_idle(versioned, end, since)
+        """Return the verdict on one ledger. ``previous``: the verdict of the first inspection, if
+        this is the recheck."""
+        end = await self._end(versioned, previous)
+        is_idle = self._is_idle(versioned, end, previous)
         expected, is_tail_unseen = end.expected, False
         if self._asks and end.is_known and not versioned.metadata.is_closed:
-            expected, is_tail_unseen = await self._shown(
-                versioned, expected, is_idle=is_idle and since is not None
+            expected, is_tail_unseen = await self._last_to_inspect(
+                versioned, expected, is_idle=is_idle and previous is not None
             )
         digest = ledger_digest(versioned.metadata, self._fallback)
-        reads = LedgerReads(
+        reader = CopyReader(
             versioned.ledger_id,
             bookies=self._bookies,
             clock=self._clock,
             digest=digest,
             entry_bytes=entry_bytes_guess(versioned.metadata, digest),
         )
-        look = LedgerLook(
+        inspection = CopyInspection(
             versioned,
             known_fragments(versioned.ledger_id, versioned.metadata, lac=expected),
             is_end_known=end.is_known,
             available=self._views.current.available,
-            reads=reads,
+            reader=reader,
             options=self._options,
             lists=self._lists,
-            is_last_word=since is not None,
-            young=self._views.current.initialised_after(versioned.stat.czxid),
+            is_recheck=previous is not None,
+            reformatted=self._views.current.initialised_after(versioned.stat.czxid),
         )
-        await look.run()
-        summing_up = look.summing_up
-        summing_up.last_entry_id, summing_up.length = end.last_entry_id, end.length
-        summing_up.is_tail_unseen = is_tail_unseen
-        summing_up.note(end.evidence)
-        summing_up.note(self._misplaced(versioned))
-        summing_up.doubt_end(self._unproven_end(versioned, summing_up))
+        await inspection.run()
+        builder = inspection.builder
+        builder.last_entry_id, builder.length = end.last_entry_id, end.length
+        builder.is_tail_unseen = is_tail_unseen
+        builder.add_evidence(end.evidence)
+        builder.add_evidence(self._misplaced(versioned))
+        builder.mark_end_unproven(self._unproven_end(versioned, builder))
         if is_idle:
-            summing_up.note([Evidence(finding=Finding.IDLE_OPEN, code="last_entry_stands")])
-        return look.verdict(checked_ms=self._clock.wall_ms())
+            builder.add_evidence([Evidence(finding=Finding.IDLE_OPEN, code="last_entry_unchanged")])
+        return inspection.verdict(checked_ms=self._clock.wall_ms())
 
-    async def _end(self, versioned: VersionedMetadata, since: LedgerVerdict | None) -> "End":
+    async def _end(self, versioned: VersionedMetadata, previous: LedgerVerdict | None) -> "End":
         """Return the end of the ledger as far as known. Sends no request if it is closed, or at
         level ``metadata``."""
         metadata = versioned.metadata
@@ -112,26 +113,26 @@ class CopyInspector:
             return End(last_entry_id=last, expected=last, length=metadata.length)
         settled = metadata.last_segment.first_entry_id - 1
         if not self._asks:
-            away = sorted(set(metadata.last_segment.ensemble) - self._views.current.available)
+            absent = sorted(set(metadata.last_segment.ensemble) - self._views.current.available)
             return End(
                 last_entry_id=settled,
                 expected=settled,
-                is_known=not away,  # no bookie is asked for entries after the last ensemble change
-                evidence=tuple(_not_registered(bookie) for bookie in away),
+                is_known=not absent,  # no bookie is asked for entries after the last ensemble change
+                evidence=tuple(_not_registered(bookie) for bookie in absent),
             )
         try:
             opened = await find_end(
                 versioned, bookies=self._bookies, clock=self._clock, fallback=self._fallback
             )
         except (UnavailableError, UnauthorizedError, CorruptionError) as error:
-            told = Evidence(finding=Finding.NOT_ANSWERED, code=_NO_END, detail=str(error))
-            return End(last_entry_id=settled, expected=settled, is_known=False, evidence=(told,))
+            why = Evidence(finding=Finding.NOT_ANSWERED, code=_NO_END, detail=str(error))
+            return End(last_entry_id=settled, expected=settled, is_known=False, evidence=(why,))
         lac = expected = opened.lac
-        if since is not None and _knew_end(since) and settled <= since.last_entry_id < lac:
-            expected = since.last_entry_id  # copies of later entries may be in flight
+        if previous is not None and _knew_end(previous) and settled <= previous.last_entry_id < lac:
+            expected = previous.last_entry_id  # copies of later entries may be in flight
         return End(last_entry_id=lac, expected=expected, length=opened.length)
 
-    async def _shown(
+    async def _last_to_inspect(
         self, versioned: VersionedMetadata, last: int, *, is_idle: bool
     ) -> tuple[int, bool]:
         """Return the last entry to inspect in a ledger that is not closed, and whether later
@@ -139,26 +140,26 @@ class CopyInspector:
 
         The result exceeds ``last``, the LAC, only by entries that may have been acknowledged. Later
         entries may exist if no bookie was asked for any, or if one did not report its last entry.
-        ``is_idle``: True if nothing was written since the first look.
+        ``is_idle``: True if nothing was written since the first inspection.
         """
         metadata, view = versioned.metadata, self._views.current
         members = view.available.intersection(metadata.last_segment.ensemble)
-        is_wiped = not members.isdisjoint(view.initialised_after(versioned.stat.czxid))
-        is_abandoned = metadata.state is LedgerState.IN_RECOVERY
-        if not (is_abandoned or (is_idle and is_wiped)):
+        has_reformatted = not members.isdisjoint(view.initialised_after(versioned.stat.czxid))
+        is_in_recovery = metadata.state is LedgerState.IN_RECOVERY
+        if not (is_in_recovery or (is_idle and has_reformatted)):
             return last, True
-        shown, silent = await highest_entry_id(
+        shown, unresponsive = await highest_entry_id(
             self._bookies,
             members,
             versioned.ledger_id,
             digest=ledger_digest(metadata, self._fallback),
         )
-        is_unseen = bool(silent)
+        is_unseen = bool(unresponsive)
         if shown <= last:
             return last, is_unseen
-        if is_abandoned and not is_wiped:
+        if is_in_recovery and not has_reformatted:
             return await self._last_before_gap(versioned, last, shown), is_unseen
-        if not is_abandoned:
+        if not is_in_recovery:
             await self._clock.sleep(IN_FLIGHT_WAIT_S)  # copies of the last adds may be in flight
         return shown, is_unseen
 
@@ -211,40 +212,42 @@ class CopyInspector:
                     detail=", ".join(f"{b} in {racks.get(b, '?')}" for b in segment.ensemble),
                 )
 
-    def _unproven_end(self, versioned: VersionedMetadata, seen: SummingUp) -> Sequence[Evidence]:
+    def _unproven_end(
+        self, versioned: VersionedMetadata, builder: VerdictBuilder
+    ) -> Sequence[Evidence]:
         """Return an observation for each bookie whose "no such entry" recovery would not trust, if
         the end cannot be proven without it (rule S5)."""
         view, metadata = self._views.current, versioned.metadata
-        young = view.initialised_after(versioned.stat.czxid)
+        reformatted = view.initialised_after(versioned.stat.czxid)
         lacking = [
             bookie
-            for bookie in young.intersection(metadata.last_segment.ensemble)
-            if seen.lacks(bookie, first_entry_of(metadata, bookie))
+            for bookie in reformatted.intersection(metadata.last_segment.ensemble)
+            if builder.lacks(bookie, first_entry_of(metadata, bookie))
         ]
-        late = latecomers(metadata, young)
+        late = latecomers(metadata, reformatted)
         return [
             Evidence(
                 finding=Finding.END_UNPROVEN,
                 bookie=bookie,
                 code="lacks_first_entry" if bookie in late else "set_up_later",
-                detail="set up after the ledger was made, and may have lost acknowledged entries of its end",
+                detail="reformatted after the ledger was created; may have lost acknowledged entries of its end",
             )
             for bookie in wiped_from_end(versioned, view, lacking=lacking)
         ]
 
     def _is_idle(
-        self, versioned: VersionedMetadata, end: "End", since: LedgerVerdict | None
+        self, versioned: VersionedMetadata, end: "End", previous: LedgerVerdict | None
     ) -> bool:
-        """True if an open ledger seems abandoned: its metadata is old enough and, at the second
-        look, its last entry is unchanged."""
+        """True if an open ledger seems abandoned: its metadata is old enough and, at the
+        recheck, its last entry is unchanged."""
         metadata = versioned.metadata
         if metadata.is_closed or not end.is_known or not self._asks:
             return False
         age_s = (self._clock.wall_ms() - versioned.stat.mtime_ms) / 1_000
         if age_s < self._options.idle_open_after_s:
             return False
-        return since is None or (
-            Finding.IDLE_OPEN in since.findings and end.last_entry_id == since.last_entry_id
+        return previous is None or (
+            Finding.IDLE_OPEN in previous.findings and end.last_entry_id == previous.last_entry_id
         )
 
 
@@ -255,9 +258,9 @@ def _not_registered(bookie: BookieId) -> Evidence:
     return Evidence(finding=Finding.BOOKIE_GONE, bookie=bookie, code="not_registered")
 
 
-def _knew_end(since: LedgerVerdict) -> bool:
-    """True if the first look read the metadata and found the ledger's end."""
-    return bool(since.state) and all(each.code != _NO_END for each in since.evidence)
+def _knew_end(previous: LedgerVerdict) -> bool:
+    """True if the first inspection read the metadata and found the ledger's end."""
+    return bool(previous.state) and all(each.code != _NO_END for each in previous.evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

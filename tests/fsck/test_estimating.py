@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.fsck import ledger_ids
-from auditor.fsck.ledger_ids import COPY_BYTES, LIGHTEST, weigh, weight_of
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck import ledger_list
+from auditor.fsck.ledger_list import COPY_BYTES, LEDGER_WORK_MIN, estimate_work, work_of
+from auditor.fsck.options import FsckOptions, Level
 from ledgers.model import LedgerMetadata, LedgerState, Segment
-from tests.fsck.looking import ALL, let_in, options
+from tests.fsck.inspections import ALL, let_in, options
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
 OPEN = LedgerMetadata(
@@ -40,24 +40,24 @@ def test_a_ledger_weighs_what_there_is_to_be_read(
 ) -> None:
     wanted = FsckOptions(metadata_service_uri="zk://a/ledgers", level=level, sample_share=0.1)
 
-    assert weight_of(metadata, wanted) == weight
+    assert work_of(metadata, wanted) == weight
 
 
 def test_what_is_gone_or_cannot_be_read_weighs_least(monkeypatch: pytest.MonkeyPatch) -> None:
     @in_virtual_time
     async def scenario() -> None:
         cluster = await Cluster.start()
-        let_in(monkeypatch, ledger_ids, cluster)
+        let_in(monkeypatch, ledger_list, cluster)
         for ledger_id in (1, 3, 4):
             await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
         await cluster.store.set(cluster.manager.path(3), b"no metadata", version=0)
         shut_out(cluster.store, cluster.manager.path(4))
         counts: list[int] = []
 
-        weights = await weigh(options(), [1, 2, 3, 4], counts.append)
+        weights = await estimate_work(options(), [1, 2, 3, 4], counts.append)
 
-        assert weights[0] > LIGHTEST
-        assert list(weights[1:]) == [LIGHTEST, LIGHTEST, LIGHTEST]
+        assert weights[0] > LEDGER_WORK_MIN
+        assert list(weights[1:]) == [LEDGER_WORK_MIN, LEDGER_WORK_MIN, LEDGER_WORK_MIN]
         assert counts == [4]
 
     scenario()

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from auditor.fsck.budget import FixedPace
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.plan import Part
 from auditor.fsck.results.rows import to_batch
 from auditor.fsck.spark import dispatch
-from auditor.fsck.spark.dispatch import FirstLook, SecondLook
+from auditor.fsck.spark.dispatch import FirstCheck, Recheck
 from auditor.fsck.verdicts import LedgerVerdict
 from tests.fsck.planning import options
 from tests.fsck.results import whole
@@ -41,9 +41,9 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
 def test_suspects_are_looked_at_whole_and_the_others_by_the_sample(
     shares: dict[int, float],
 ) -> None:
-    part = Part(number=3, ledger_ids=array("q", [1, 2, 5]), suspects=frozenset({2}))
+    part = Part(number=3, ledger_ids=array("q", [1, 2, 5]), full_scan=frozenset({2}))
 
-    batches = run(FirstLook.at(part).run(SAMPLE, FixedPace))
+    batches = run(FirstCheck.at(part).run(SAMPLE, FixedPace))
 
     assert shares == {1: 0.1, 2: 1.0, 5: 0.1}
     assert sum(batch.num_rows for batch in batches) == 3
@@ -55,7 +55,7 @@ def test_so_they_are_at_the_second_look(shares: dict[int, float]) -> None:
         for number, ledger_ids in {0: [1, 2], 4: [5, 6]}.items()
     }
 
-    batches = run(SecondLook.at(doubtful, frozenset({2, 6})).run(SAMPLE, FixedPace))
+    batches = run(Recheck.at(doubtful, frozenset({2, 6})).run(SAMPLE, FixedPace))
 
     assert shares == {1: 0.1, 2: 1.0, 5: 0.1, 6: 1.0}
     rows = pa.Table.from_batches(batches)

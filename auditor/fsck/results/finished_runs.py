@@ -1,12 +1,8 @@
-"""Reads the results of one run: its summary, and rows of its Parquet files, a few columns at a
-time.
+"""Reads the results of finished runs, a few columns at a time, and compares runs.
 
-The verdicts of finished runs on one ledger: the last one, and earlier ones of closer levels.
-
-A run that skipped or did not reach the ledger has no row for it. Its last verdict is then in an
-earlier run.
-
-Compares two runs: ledgers whose verdict changed, that are new, or that are absent.
+``Results`` is one run. ``verdict_history`` returns what runs found for one ledger: a run that skipped
+or did not reach the ledger has no row for it, so its last verdict may be in an earlier run.
+``compare`` returns the ledgers whose verdict changed, that are new, or that are absent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +40,7 @@ class Results:
         try:
             return cls(folder, read_summary(folder, run))
         except FileNotFoundError as error:
-            raise SettingsError(f"{folder}: {_none_there(folder, run)}") from error
+            raise SettingsError(f"{folder}: {_no_results(folder, run)}") from error
         except OSError as error:
             raise SettingsError(f"{folder}: cannot be read: {error.strerror}") from error
 
@@ -62,7 +58,7 @@ class Results:
         """Return the results of the last two runs, the older first. Raises SettingsError."""
         runs = summary_runs(folder)
         if len(runs) < 2:
-            raise SettingsError(f"{folder}: there are no results of two runs to be compared")
+            raise SettingsError(f"{folder}: there are no results of two runs to compare")
         return cls.open(folder, runs[-2]), cls.open(folder, runs[-1])
 
     def table(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
@@ -93,25 +89,25 @@ class Results:
     @property
     def _rows(self) -> ds.Dataset:
         if not self.has_rows:
-            raise SettingsError(f"{self.path}: is not there any more")
+            raise SettingsError(f"{self.path}: the rows of this run were deleted")
         for path in islice(self.path.glob("*.parquet"), 1):  # all files have one version
             check_version("rows", int(read_note(path, VERSION_NOTE)), VERSION)
         return ds.dataset(self.path, format="parquet", schema=SCHEMA)
 
 
-def _none_there(folder: Path, run: str | None) -> str:
+def _no_results(folder: Path, run: str | None) -> str:
     """Return an error text that names what exists instead."""
     if run is not None:
-        told = f"there are no results of the run {run}"
+        text = f"there are no results of the run {run}"
         known = summary_runs(folder)[-KNOWN_MAX:]
-        return f"{told}; there are those of {', '.join(known)}" if known else told
-    told = "there are no results of a run of fsck"
-    under_way = next(unfinished_runs(folder), None)
-    return f"{told}; the run {under_way} has not come to its end" if under_way else told
+        return f"{text}; known runs: {', '.join(known)}" if known else text
+    text = "there are no results of a finished fsck run"
+    unfinished = next(unfinished_runs(folder), None)
+    return f"{text}; the run {unfinished} is unfinished" if unfinished else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastVerdict:
+class RunVerdict:
     """A run's verdict on the ledger. ``later_runs``: number of runs that ended since. None of them
     checked the ledger as closely, as far as their rows still exist; those of ``later_runs_deleted``
     runs do not."""
@@ -122,24 +118,24 @@ class PastVerdict:
     later_runs_deleted: int
 
 
-def past_verdicts(folder: Path, ledger_id: int) -> list[PastVerdict]:
+def verdict_history(folder: Path, ledger_id: int) -> list[RunVerdict]:
     """Return the verdicts, the last one first. Empty if no run with existing rows checked the
     ledger.
 
     Raises CorruptionError, and SettingsError if there are no results of any run.
     """
     Results.open(folder)  # raises with a helpful message if there are no results
-    past: list[PastVerdict] = []
+    history: list[RunVerdict] = []
     deleted = 0
     for later_runs, run in enumerate(reversed(summary_runs(folder))):
         results = Results.open(folder, run)
         if not results.has_rows:
             deleted += 1
             continue
-        if past and results.summary.level.depth <= past[-1].summary.level.depth:
+        if history and results.summary.level.depth <= history[-1].summary.level.depth:
             continue
-        past += [
-            PastVerdict(
+        history += [
+            RunVerdict(
                 summary=results.summary,
                 verdict=verdict,
                 later_runs=later_runs,
@@ -147,24 +143,24 @@ def past_verdicts(folder: Path, ledger_id: int) -> list[PastVerdict]:
             )
             for verdict in results.verdicts(pc.field("ledger_id") == ledger_id)
         ]
-    return past
+    return history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One run's verdict on a ledger. ``is_wrong`` can also be True at a good grade, if copies
+class Outcome:
+    """The grade of a ledger in one run. ``is_wrong`` can also be True at a good grade, if copies
     differ."""
 
     grade: Grade
     is_wrong: bool
 
     @property
-    def badness(self) -> tuple[bool, int]:
+    def severity(self) -> tuple[bool, int]:
         """The sort key: the greater, the worse."""
         return self.is_wrong, -self.grade.rank
 
 
-FINE = Said(grade=Grade.WHOLE, is_wrong=False)
+WHOLE_OUTCOME = Outcome(grade=Grade.WHOLE, is_wrong=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,13 +168,15 @@ class Change:
     """The verdicts on one ledger; None for a run that has none."""
 
     ledger_id: int
-    before: Said | None
-    after: Said | None
+    before: Outcome | None
+    after: Outcome | None
 
     @property
     def is_worse(self) -> bool:
         """True if the ledger is worse than before; if it is new, worse than a whole one."""
-        return self.after is not None and self.after.badness > (self.before or FINE).badness
+        return (
+            self.after is not None and self.after.severity > (self.before or WHOLE_OUTCOME).severity
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +184,8 @@ class Changes:
     """The differences, by ledger id. New and absent ledgers that are, or were, fine are only
     counted.
 
-    ``is_newness_told``: True if the earlier run checked all ledgers. Then a ledger without a
-    verdict in it is new; else that run may have left it out. ``is_absence_told``: True if the later
+    ``is_newness_certain``: True if the earlier run checked all ledgers. Then a ledger without a
+    verdict in it is new; else that run may have left it out. ``is_absence_certain``: True if the later
     run checked all ledgers, so that a ledger without a verdict in it is deleted.
     """
 
@@ -196,8 +194,8 @@ class Changes:
     new_fine_count: int
     absent: Sequence[Change]
     absent_fine_count: int
-    is_newness_told: bool
-    is_absence_told: bool
+    is_newness_certain: bool
+    is_absence_certain: bool
 
     @property
     def has_worsened(self) -> bool:
@@ -228,12 +226,12 @@ def compare(before: Results, after: Results) -> Changes:
         new_fine_count=_count(pc.and_(is_new, is_fine)),
         absent=_changes(rows.filter(pc.and_(is_absent, pc.invert(was_fine)))),
         absent_fine_count=_count(pc.and_(is_absent, was_fine)),
-        is_newness_told=_is_of_all(before),
-        is_absence_told=_is_of_all(after),
+        is_newness_certain=_checked_all(before),
+        is_absence_certain=_checked_all(after),
     )
 
 
-def _is_of_all(results: Results) -> bool:
+def _checked_all(results: Results) -> bool:
     return results.summary.skipped == 0 and results.summary.left == 0
 
 
@@ -254,8 +252,8 @@ def _less_close(before: Results, after: Results) -> str:
         else f"compare it with {other.folder}@{other.summary.run} (level {other.summary.level.value})"
     )
     return (
-        f"run {after.summary.run} (level {level.value}) looked less closely than run {run} "
-        f"(level {before.summary.level.value}), so that it cannot tell what became better: {advice}"
+        f"run {after.summary.run} (level {level.value}) is less close than run {run} "
+        f"(level {before.summary.level.value}), so it cannot show what became better: {advice}"
     )
 
 
@@ -275,13 +273,15 @@ def _count(are_so: pa.ChunkedArray) -> int:
 
 def _changes(rows: pa.Table) -> list[Change]:
     return [
-        Change(ledger_id=row["ledger_id"], before=_said(row, "_0"), after=_said(row, "_1"))
+        Change(ledger_id=row["ledger_id"], before=_outcome(row, "_0"), after=_outcome(row, "_1"))
         for row in rows.to_pylist()
     ]
 
 
-def _said(row: dict[str, Any], suffix: str) -> Said | None:
+def _outcome(row: dict[str, Any], suffix: str) -> Outcome | None:
     verdict = row[f"verdict{suffix}"]
     return (
-        None if verdict is None else Said(grade=Grade(verdict), is_wrong=row[f"is_wrong{suffix}"])
+        None
+        if verdict is None
+        else Outcome(grade=Grade(verdict), is_wrong=row[f"is_wrong{suffix}"])
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from auditor.fsck.judging import differing
+from auditor.fsck.judge import differing_copies
 from ledgers.digest import Fingerprints
 from ledgers.model import BookieId, stores
 from replication.entry_runs import EntryRuns
@@ -41,7 +41,7 @@ def odd(
     write_quorum: int = 3,
 ) -> dict[BookieId, EntryRuns]:
     frag = fragment(ensemble, first=50, last=500, write_quorum=write_quorum)
-    return differing(frag, FIRST, LAST, copies(ensemble, write_quorum, changes))
+    return differing_copies(frag, FIRST, LAST, copies(ensemble, write_quorum, changes))
 
 
 @pytest.mark.parametrize(("size", "write_quorum"), [(3, 3), (3, 2), (5, 3), (5, 1)])

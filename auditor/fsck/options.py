@@ -1,6 +1,5 @@
-"""The levels of a run, and the options that its executors need. All values can be pickled.
-
-A run: what its command orders from the Spark job, and the progress that the job reports.
+"""The options of a run: its level, what its executors need, and what only the driver needs. All values
+can be pickled.
 """
 
 import enum
@@ -27,7 +26,7 @@ class Level(enum.Enum):
 
     @property
     def depth(self) -> int:
-        """0 to 3. A look at one level also counts as a look at every level of lower depth."""
+        """0 to 3. An inspection at one level also counts for every level of lower depth."""
         return list(Level).index(self)
 
 
@@ -88,7 +87,7 @@ class FsckOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsckJob:
-    """The options that only the driver needs; ``FsckOptions`` has those of executors."""
+    """The options of a run that only the driver needs."""
 
     run: str
     """Name of the run: its time in UTC, such as ``20261121T193500Z``, so that names sort by time.
@@ -99,10 +98,10 @@ class FsckJob:
     """Skip closed ledgers that were found whole within this time, at this level or closer, if their
     metadata is unchanged. 0: skip none."""
     time_budget_s: float = 0.0
-    """Begin no further part after this time. The least recently checked ledgers come first, by
-    looks at this level or closer. 0: no limit."""
+    """Begin no further part after this time. The ledgers whose last check at this level or closer
+    is the oldest come first. 0: no limit."""
     partition_count: int = 0
-    """Number of parts, or of ledgers if these are fewer, whatever a part then weighs. 0: chosen by
+    """Number of parts, or of ledgers if these are fewer, whatever the work of each part. 0: chosen by
     the amount to read and the number of cores."""
 
     def __post_init__(self) -> None:
@@ -116,13 +115,13 @@ class FsckProgress:
     """The progress of a run, over all its executors."""
 
     phase: str
-    """For people: ``listing``, ``weighing``, ``looking``, ``looking again`` or ``writing``."""
+    """For people: ``listing``, ``estimating``, ``checking``, ``rechecking`` or ``writing``."""
     ledgers_done: int = 0
     ledgers_expected: int = 0
     """0: not known yet."""
     work_done: int = 0
     work_expected: int = 0
-    """The work that takes the time: copies to read, or ledgers where these are much alike. 0: not
+    """The work that takes the time: copies to read, or ledgers if their work is much alike. 0: not
     known yet."""
     entries_read: int = 0
     bytes_read: int = 0

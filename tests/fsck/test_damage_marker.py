@@ -8,17 +8,16 @@ from dataclasses import replace
 import pytest
 
 from auditor.findings import Findings, read_findings
-from auditor.fsck.publishing import (
-    Fault,
-    Foreseen,
-    Published,
-    Publisher,
-    fault_of,
-    faults_of,
-    foresee,
+from auditor.fsck.damage_marker import (
+    DamagedLedger,
+    DamageMarker,
+    MarkCounts,
+    MarkPreview,
+    damaged_ledger,
+    damaged_ledgers,
+    preview_marks,
 )
-from auditor.fsck.results.advice import entries_text
-from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
+from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict, entries_text
 from auditor.marker import BothQueues
 from ledgers.model import BookieId
 from ledgers.registration import Registration
@@ -26,7 +25,7 @@ from replication import znodes
 from replication.cluster import ViewSource
 from replication.znodes import own_path
 from tests.auditor.auditing import leading
-from tests.fsck.looking import look_twice, told
+from tests.fsck.inspections import inspect_twice, told
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, ROOT, UR, working
@@ -54,21 +53,21 @@ def seen(finding: Finding, bookie: BookieId | None = B1, first: int = 3, last: i
     )
 
 
-async def missing_fault(cluster: Cluster) -> Fault:
+async def missing_fault(cluster: Cluster) -> DamagedLedger:
     """Of the ledger as it stands there."""
     versioned = await cluster.manager.read(LEDGER)
     seen_first = seen(Finding.MISSING, first=0, last=0)
-    found = fault_of(replace(verdict(seen_first), mtime_ms=versioned.stat.mtime_ms))
+    found = damaged_ledger(replace(verdict(seen_first), mtime_ms=versioned.stat.mtime_ms))
     assert found is not None
     return found
 
 
 @asynccontextmanager
-async def publishing(cluster: Cluster) -> AsyncIterator[Publisher]:
+async def publishing(cluster: Cluster) -> AsyncIterator[DamageMarker]:
     async with leading(cluster) as leader:  # any joined session will do
         views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
         await views.refresh()
-        yield Publisher(
+        yield DamageMarker(
             BothQueues(leader.store, leader.batcher, UR, cluster.clock),
             Findings(leader.store, leader.batcher, UR, cluster.clock),
             cluster.manager,
@@ -76,20 +75,20 @@ async def publishing(cluster: Cluster) -> AsyncIterator[Publisher]:
         )
 
 
-async def foreseen(cluster: Cluster, *faults: Fault) -> Foreseen:
+async def foreseen(cluster: Cluster, *faults: DamagedLedger) -> MarkPreview:
     view = await ViewSource(Registration(cluster.store, ROOT), cluster.clock).refresh()
-    return await foresee(faults, cluster.manager, view)
+    return await preview_marks(faults, cluster.manager, view)
 
 
 @pytest.mark.parametrize("finding", list(Finding), ids=lambda finding: finding.value)
 def test_only_what_is_explicitly_missing_or_bad_is_marked(finding: Finding) -> None:
     is_fault = finding in (Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR)
 
-    assert (fault_of(verdict(seen(finding))) is not None) is is_fault
+    assert (damaged_ledger(verdict(seen(finding))) is not None) is is_fault
 
 
 def test_the_bookies_at_fault_are_named_and_no_others() -> None:
-    fault = fault_of(
+    fault = damaged_ledger(
         verdict(
             seen(Finding.NOT_ANSWERED, B3),
             seen(Finding.BAD_DIGEST, B2, 4, 9),
@@ -124,7 +123,7 @@ def test_entries_are_told_as_one_as_all_or_as_some_between(
 
 
 def test_what_is_at_risk_is_marked_first() -> None:
-    faults = faults_of(
+    faults = damaged_ledgers(
         verdict(seen(Finding.MISSING), ledger_id=ledger_id, grade=grade)
         for ledger_id, grade in enumerate(
             [Grade.DEGRADED, Grade.AT_RISK, Grade.LOST, Grade.AT_RISK]
@@ -142,8 +141,8 @@ async def test_a_mark_says_which_bookies_and_a_finding_beside_it_why() -> None:
     left: list[int] = []
 
     async with publishing(cluster) as publisher:
-        assert await publisher.publish([fault], left.append) == Published(new=1)
-        assert await publisher.publish([fault], left.append) == Published(known=1)
+        assert await publisher.mark([fault], left.append) == MarkCounts(new=1)
+        assert await publisher.mark([fault], left.append) == MarkCounts(known=1)
 
     data, _ = await cluster.store.get(znodes.mark_path(UR, LEDGER))
     assert znodes.parse_mark(data).replicas == (B1,)
@@ -160,7 +159,7 @@ async def test_a_mark_of_somebody_else_keeps_what_it_says() -> None:
     fault = await missing_fault(cluster)
 
     async with publishing(cluster) as publisher:
-        assert await publisher.publish([fault]) == Published(new=1)
+        assert await publisher.mark([fault]) == MarkCounts(new=1)
 
     data, _ = await cluster.store.get(znodes.mark_path(UR, LEDGER))
     assert set(znodes.parse_mark(data).replicas) == {B1, B3}
@@ -178,10 +177,10 @@ async def test_what_changed_since_it_was_judged_is_not_marked() -> None:
     ]
 
     async with publishing(cluster) as publisher:
-        assert await publisher.publish(faults) == Published(changed=3)
+        assert await publisher.mark(faults) == MarkCounts(changed=3)
 
     assert await cluster.marked() == []
-    assert await foreseen(cluster, *faults, fault) == Foreseen(faults=(fault,), changed=3)
+    assert await foreseen(cluster, *faults, fault) == MarkPreview(ledgers=(fault,), changed=3)
 
 
 @in_virtual_time
@@ -189,17 +188,17 @@ async def test_what_would_be_marked_is_what_is_then_marked_in_the_same_queue() -
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
     cluster.bookie(B1).lose(LEDGER, 3)
-    found = await look_twice(cluster)
+    found = await inspect_twice(cluster)
     assert found is not None
-    [fault] = faults_of([found])
+    [fault] = damaged_ledgers([found])
 
     before = cluster.tree.snapshot()
     seen = await foreseen(cluster, fault)
     assert cluster.tree.snapshot() == before
 
-    assert seen == Foreseen(faults=(fault,), own=1)
+    assert seen == MarkPreview(ledgers=(fault,), own=1)
     async with publishing(cluster) as publisher:
-        assert await publisher.publish(seen.faults) == Published(new=1, own=1)
+        assert await publisher.mark(seen.ledgers) == MarkCounts(new=1, own=1)
 
 
 @in_virtual_time
@@ -211,9 +210,9 @@ async def test_a_ledger_that_acls_have_shut_away_since_is_not_marked_and_stops_n
     shut_out(cluster.store, cluster.manager.path(LEDGER + 1))
 
     async with publishing(cluster) as publisher:
-        found = await publisher.publish([replace(fault, ledger_id=LEDGER + 1), fault])
+        found = await publisher.mark([replace(fault, ledger_id=LEDGER + 1), fault])
 
-    assert found == Published(new=1, changed=1)
+    assert found == MarkCounts(new=1, changed=1)
     assert await cluster.marked() == [LEDGER]
 
 
@@ -222,15 +221,15 @@ async def test_what_fsck_finds_in_the_middle_of_a_ledger_the_daemon_mends() -> N
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
     cluster.bookie(B1).lose(LEDGER, 3)  # its ends are there: a worker alone would find nothing
-    found = await look_twice(cluster)
+    found = await inspect_twice(cluster)
     assert told(found) != (Grade.WHOLE, ())
     assert found is not None
 
     async with publishing(cluster) as publisher:
-        assert await publisher.publish(faults_of([found])) == Published(new=1, own=1)
+        assert await publisher.mark(damaged_ledgers([found])) == MarkCounts(new=1, own=1)
     assert await cluster.marked() == [], "Java's workers would find it whole"
     async with cluster.node() as node, working(node):
         await asyncio.sleep(60)
 
     assert await cluster.marked(own_path(UR)) == []
-    assert told(await look_twice(cluster)) == (Grade.WHOLE, ())
+    assert told(await inspect_twice(cluster)) == (Grade.WHOLE, ())

@@ -1,11 +1,11 @@
-"""Marks the ledgers that a run found damaged, so that the daemon repairs them.
+"""Marks the ledgers that a run found damaged, so that workers repair them.
 
-Damage that Java's workers can detect is marked in the shared queue, other damage in our private queue
-(``java_visibility``). A mark names the bookies. A finding beside it says why, and makes workers check
-all entries that these bookies should have.
+Damage that Java's workers can detect is marked in the shared queue, other damage in bookmender's
+private queue (``java_visibility``). A mark names the bookies. A finding beside it says why, and makes
+workers check all entries that these bookies should have.
 
-Not marked are: unknown copies; unregistered bookies, whose recovery delay the leader keeps; copies
-that are legally missing; and copies that differ, as nobody knows which is right.
+Not marked are: unknown copies; absent bookies, whose recovery delay the leader keeps; copies that the
+ack quorum allows to be missing; and copies that differ, because nobody knows which is right.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from auditor.findings import Findings
-from auditor.fsck.results.advice import entries_text
-from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
+from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict, entries_text
 from auditor.marker import BothQueues
 from auditor.underreplication import Damage, Sight, java_visibility
 from ledgers.errors import CorruptionError, UnauthorizedError
@@ -27,10 +26,10 @@ from replication.entry_runs import EntryRuns
 
 CHECK_NAME = "fsck"
 """The reason of the mark, as the queue listing shows it."""
-REFUSALS = frozenset({Finding.MISSING, Finding.READ_ERROR})
+NOT_RETURNED = frozenset({Finding.MISSING, Finding.READ_ERROR})
 """Findings in which the bookie returned no bytes, neither right nor wrong."""
-FAULTS = REFUSALS | {Finding.BAD_DIGEST}
-PUBLISHED_AT_ONCE = 100
+MARKED_FINDINGS = NOT_RETURNED | {Finding.BAD_DIGEST}
+MARKED_AT_ONCE = 100
 SHOWN_MAX = 3
 """Number of observations in the text for operators."""
 
@@ -39,7 +38,7 @@ Show = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class DamagedLedger:
     """A damaged ledger to mark.
 
     ``metadata_version``, ``mtime_ms``: of the metadata that the verdict is based on. The version
@@ -60,7 +59,7 @@ class Fault:
         """The bookies with bad copies, ascending."""
         return tuple(sorted(self.damage))
 
-    def sight(self, versioned: VersionedMetadata, registered: Collection[BookieId]) -> Sight:
+    def visibility(self, versioned: VersionedMetadata, registered: Collection[BookieId]) -> Sight:
         """Return which damage Java's workers can detect. ``versioned``: the metadata that the
         verdict is based on."""
         found = known_fragments(self.ledger_id, versioned.metadata, lac=self.last_entry_id)
@@ -68,11 +67,11 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class MarkCounts:
     """Counts of the outcomes.
 
-    ``new``: ledgers with a new mark, or a mark that names more bookies now. ``known``: ledgers that
-    were marked so before. ``changed``: not marked, because the ledger is deleted or unreadable, or
+    ``new``: ledgers with a new mark, or a mark that names more bookies than before. ``known``: ledgers
+    that had this mark already. ``changed``: not marked, because the ledger is deleted or unreadable, or
     its metadata was written since and the damage may be repaired. ``own``: marked ledgers with a
     mark in our private queue, which Java's workers do not read.
     """
@@ -82,8 +81,8 @@ class Published:
     changed: int = 0
     own: int = 0
 
-    def __add__(self, other: "Published") -> "Published":
-        return Published(
+    def __add__(self, other: "MarkCounts") -> "MarkCounts":
+        return MarkCounts(
             new=self.new + other.new,
             known=self.known + other.known,
             changed=self.changed + other.changed,
@@ -92,98 +91,104 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foreseen:
-    """What would be published now. ``faults``: ledgers that would be marked, or are marked already.
-    The counts are as in ``Published``."""
+class MarkPreview:
+    """What a ``DamageMarker`` would do. ``ledgers``: those that it would mark, or that are marked
+    already. The counts are as in ``MarkCounts``."""
 
-    faults: tuple[Fault, ...] = ()
+    ledgers: tuple[DamagedLedger, ...] = ()
     changed: int = 0
     own: int = 0
 
 
-def faults_of(verdicts: Iterable[LedgerVerdict]) -> list[Fault]:
+def damaged_ledgers(verdicts: Iterable[LedgerVerdict]) -> list[DamagedLedger]:
     """Return the ledgers to mark, the most endangered first."""
-    found = [fault for verdict in verdicts if (fault := fault_of(verdict)) is not None]
-    return sorted(found, key=lambda fault: (fault.grade.rank, fault.ledger_id))
+    found = [each for verdict in verdicts if (each := damaged_ledger(verdict)) is not None]
+    return sorted(found, key=lambda ledger: (ledger.grade.rank, ledger.ledger_id))
 
 
-def fault_of(verdict: LedgerVerdict) -> Fault | None:
+def damaged_ledger(verdict: LedgerVerdict) -> DamagedLedger | None:
     """Return the ledger to mark; None if a worker could repair nothing."""
-    seen = [each for each in verdict.evidence if each.finding in FAULTS and each.bookie is not None]
-    if not seen:
+    evidence = [
+        each
+        for each in verdict.evidence
+        if each.finding in MARKED_FINDINGS and each.bookie is not None
+    ]
+    if not evidence:
         return None
-    return Fault(
+    return DamagedLedger(
         ledger_id=verdict.ledger_id,
         grade=verdict.grade,
-        damage=_damage(seen),
-        detail=_sentence(seen),
+        damage=_damage(evidence),
+        detail=_sentence(evidence),
         metadata_version=verdict.metadata_version,
         mtime_ms=verdict.mtime_ms,
         last_entry_id=verdict.last_entry_id,
     )
 
 
-def _damage(seen: Sequence[Evidence]) -> dict[BookieId, Damage]:
+def _damage(evidence: Sequence[Evidence]) -> dict[BookieId, Damage]:
     """Return the damage by bookie. An observation covers one fragment, and only its first and last
     entry are known to be bad."""
     bad: dict[BookieId, set[int]] = defaultdict(set)
-    refused: dict[BookieId, set[int]] = defaultdict(set)
-    for each in seen:
+    not_returned: dict[BookieId, set[int]] = defaultdict(set)
+    for each in evidence:
         assert each.bookie is not None, each
         ends = {each.first_entry_id, each.last_entry_id}
         bad[each.bookie] |= ends
-        if each.finding in REFUSALS:
-            refused[each.bookie] |= ends
+        if each.finding in NOT_RETURNED:
+            not_returned[each.bookie] |= ends
     return {
-        bookie: Damage(bad=EntryRuns(sorted(ends)), refused=EntryRuns(sorted(refused[bookie])))
+        bookie: Damage(bad=EntryRuns(sorted(ends)), refused=EntryRuns(sorted(not_returned[bookie])))
         for bookie, ends in bad.items()
     }
 
 
-def _sentence(seen: Sequence[Evidence]) -> str:
-    told = "; ".join(map(_clause, seen[:SHOWN_MAX]))
-    more = len(seen) - SHOWN_MAX
-    return f"{told}; and {more} more" if more > 0 else told
+def _sentence(evidence: Sequence[Evidence]) -> str:
+    shown = "; ".join(map(_clause, evidence[:SHOWN_MAX]))
+    more = len(evidence) - SHOWN_MAX
+    return f"{shown}; and {more} more" if more > 0 else shown
 
 
 def _clause(each: Evidence) -> str:
     return f"{each.bookie}: {each.finding.value.replace('_', ' ')}, {entries_text(each)}"
 
 
-async def sight_now(fault: Fault, manager: LedgerManager, view: ClusterView) -> Sight | None:
+async def current_visibility(
+    ledger: DamagedLedger, manager: LedgerManager, view: ClusterView
+) -> Sight | None:
     """Return how to mark the ledger; None if it must not be marked, because it is deleted or
     unreadable, or its metadata was written since the verdict."""
     try:
-        found = await manager.find(fault.ledger_id)
+        found = await manager.find(ledger.ledger_id)
     except (CorruptionError, UnauthorizedError):
         return None
-    judged_by = (fault.metadata_version, fault.mtime_ms)
+    judged_by = (ledger.metadata_version, ledger.mtime_ms)
     if found is None or (found.stat.version, found.stat.mtime_ms) != judged_by:
         return None
-    return fault.sight(found, view.available)
+    return ledger.visibility(found, view.available)
 
 
-async def foresee(
-    faults: Sequence[Fault],
+async def preview_marks(
+    ledgers: Sequence[DamagedLedger],
     manager: LedgerManager,
     view: ClusterView,
     show: Show = lambda left: None,
-) -> Foreseen:
-    """Return what a ``Publisher`` would do. Writes nothing."""
-    source_health: list[Fault] = []
-    own, left = 0, len(faults)
-    for part in _parts(faults, PUBLISHED_AT_ONCE):
-        sights = await asyncio.gather(*(sight_now(fault, manager, view) for fault in part))
-        source_health += [
-            fault for fault, sight in zip(part, sights, strict=True) if sight is not None
+) -> MarkPreview:
+    """Return what a ``DamageMarker`` would do. Writes nothing."""
+    to_mark: list[DamagedLedger] = []
+    own, left = 0, len(ledgers)
+    for part in _parts(ledgers, MARKED_AT_ONCE):
+        found = await asyncio.gather(*(current_visibility(each, manager, view) for each in part))
+        to_mark += [
+            ledger for ledger, visibility in zip(part, found, strict=True) if visibility is not None
         ]
-        own += sum(sight is not None and sight.needs_own_mark for sight in sights)
+        own += sum(each is not None and each.needs_own_mark for each in found)
         left -= len(part)
         show(left)
-    return Foreseen(faults=tuple(source_health), changed=len(faults) - len(source_health), own=own)
+    return MarkPreview(ledgers=tuple(to_mark), changed=len(ledgers) - len(to_mark), own=own)
 
 
-class Publisher:
+class DamageMarker:
     """Writes findings and marks.
 
     ``queues`` and ``findings`` write under the guards of the session, which has joined the cluster.
@@ -196,28 +201,32 @@ class Publisher:
         self._queues, self._findings = queues, findings
         self._manager, self._views = manager, views
 
-    async def publish(self, faults: Sequence[Fault], show: Show = lambda left: None) -> Published:
+    async def mark(
+        self, ledgers: Sequence[DamagedLedger], show: Show = lambda left: None
+    ) -> MarkCounts:
         """Mark the ledgers in this order, some at a time. Repeating it is harmless: marks are
         merged."""
-        total = Published()
-        left = len(faults)
-        for part in _parts(faults, PUBLISHED_AT_ONCE):
-            outcomes = await asyncio.gather(*map(self._publish_one, part))
+        total = MarkCounts()
+        left = len(ledgers)
+        for part in _parts(ledgers, MARKED_AT_ONCE):
+            outcomes = await asyncio.gather(*map(self._mark_one, part))
             total = sum(outcomes, start=total)
             left -= len(part)
             show(left)
         return total
 
-    async def _publish_one(self, fault: Fault) -> Published:
-        sight = await sight_now(fault, self._manager, self._views.current)
-        if sight is None:
-            return Published(changed=1)
-        await self._findings.write(fault.ledger_id, CHECK_NAME, fault.bookies, fault.detail)
-        is_news = await self._queues.mark(fault.ledger_id, sight)
-        return Published(new=int(is_news), known=int(not is_news), own=int(sight.needs_own_mark))
+    async def _mark_one(self, ledger: DamagedLedger) -> MarkCounts:
+        visibility = await current_visibility(ledger, self._manager, self._views.current)
+        if visibility is None:
+            return MarkCounts(changed=1)
+        await self._findings.write(ledger.ledger_id, CHECK_NAME, ledger.bookies, ledger.detail)
+        is_new = await self._queues.mark(ledger.ledger_id, visibility)
+        return MarkCounts(
+            new=int(is_new), known=int(not is_new), own=int(visibility.needs_own_mark)
+        )
 
 
-def _parts(faults: Sequence[Fault], size: int) -> Iterator[list[Fault]]:
-    rest = iter(faults)
+def _parts(ledgers: Sequence[DamagedLedger], size: int) -> Iterator[list[DamagedLedger]]:
+    rest = iter(ledgers)
     while part := list(islice(rest, size)):
         yield part

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from auditor.fsck.copies import CopyInspector
-from auditor.fsck.executor import Executor
-from auditor.fsck.inspecting import look_again, look_at, look_at_all
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.executor import Executor, inspect_all, inspect_ledger, recheck_ledger
+from auditor.fsck.ledger_inspector import LedgerInspector
+from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.clock import Clock
 from ledgers.codec.layout import Layout
@@ -57,7 +56,7 @@ async def executor(cluster: Cluster, wanted: FsckOptions, clock: Clock | None = 
     bookies = QuarantiningBookies(cluster.bookies, Quarantine(clock, views.life))
     return Executor(
         manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
-        copies=CopyInspector(wanted, bookies=bookies, views=views, clock=clock),
+        inspector=LedgerInspector(wanted, bookies=bookies, views=views, clock=clock),
         clock=clock,
     )
 
@@ -76,26 +75,26 @@ def let_in(monkeypatch: pytest.MonkeyPatch, module: ModuleType, cluster: Cluster
     monkeypatch.setattr(LedgerManager, "open", manager)
 
 
-async def look(
+async def inspect_once(
     cluster: Cluster, level: Level = Level.FULL, ledger_id: int = LEDGER, **changes: Any
 ) -> LedgerVerdict:
     """The first look alone."""
-    verdict = await look_at(await executor(cluster, options(level, **changes)), ledger_id)
+    verdict = await inspect_ledger(await executor(cluster, options(level, **changes)), ledger_id)
     assert verdict is not None, ledger_id
     return verdict
 
 
-async def look_twice(
+async def inspect_twice(
     cluster: Cluster, level: Level = Level.FULL, ledger_id: int = LEDGER, **changes: Any
 ) -> LedgerVerdict | None:
     """As a run does: what seems wrong is looked at again. None: the ledger is gone."""
-    first = await look_at(await executor(cluster, options(level, **changes)), ledger_id)
-    if first is None or not first.seems_wrong:
+    first = await inspect_ledger(await executor(cluster, options(level, **changes)), ledger_id)
+    if first is None or not first.needs_recheck:
         return first
-    return await look_again(await executor(cluster, options(level, **changes)), first)
+    return await recheck_ledger(await executor(cluster, options(level, **changes)), first)
 
 
-async def look_at_many(
+async def inspect_many(
     cluster: Cluster, ledger_ids: Sequence[int], level: Level = Level.FULL, **changes: Any
 ) -> dict[int, LedgerVerdict]:
     """First looks at all of them."""
@@ -107,7 +106,7 @@ async def look_at_many(
 
     wanted = options(level, **changes)
     made = await executor(cluster, wanted)
-    await look_at_all(made, ledger_ids, look_at, tell, at_once=wanted.ledgers_at_once)
+    await inspect_all(made, ledger_ids, inspect_ledger, tell, at_once=wanted.ledgers_at_once)
     return found
 
 

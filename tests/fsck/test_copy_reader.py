@@ -5,15 +5,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from auditor.fsck.levels import Level
-from auditor.fsck.look import LedgerReads, sampled
+from auditor.fsck.copy_inspection import sampled
+from auditor.fsck.copy_reader import CopyReader
+from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, BusyError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
 from replication.copy_checks import ReadFailures
 from replication.entry_runs import EntryRuns
-from tests.fsck.looking import look, one_ledger, options, replace_payload, told
+from tests.fsck.inspections import inspect_once, one_ledger, options, replace_payload, told
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B4
 from tests.replication.nodes import LEDGER
@@ -31,8 +32,8 @@ def fail_in_turn(cluster: Cluster, bookie: BookieId, errors: Errors) -> None:
     cluster.bookies.faults = faults
 
 
-def reads_of(cluster: Cluster) -> LedgerReads:
-    return LedgerReads(
+def reads_of(cluster: Cluster) -> CopyReader:
+    return CopyReader(
         LEDGER,
         bookies=cluster.bookies,
         clock=cluster.clock,
@@ -60,12 +61,12 @@ async def test_a_read_error_counts_when_it_came_twice(errors: Errors, expected: 
     cluster, _ = await one_ledger()
     fail_in_turn(cluster, B1, errors)
 
-    answers = await reads_of(cluster).ask({B1: [3, 4]})
+    answers = await reads_of(cluster).read({B1: [3, 4]})
 
     if expected is None:
-        assert not answers.refused
+        assert not answers.failures
     else:
-        assert answers.refused == {B1: ReadFailures(**{expected: EntryRuns([3])})}  # type: ignore[arg-type]
+        assert answers.failures == {B1: ReadFailures(**{expected: EntryRuns([3])})}  # type: ignore[arg-type]
 
 
 @in_virtual_time
@@ -74,12 +75,12 @@ async def test_a_bookie_that_falls_silent_is_asked_no_more() -> None:
     fail_in_turn(cluster, B1, [None, NoAnswerError])
     reads = reads_of(cluster)
 
-    first = await reads.ask({B1: [3, 4], B2: [3]})
-    second = await reads.ask({B1: [5], B2: [5]})
+    first = await reads.read({B1: [3, 4], B2: [3]})
+    second = await reads.read({B1: [5], B2: [5]})
 
-    assert first.refused == {B1: ReadFailures(unknown=EntryRuns([4]))}
-    assert not second.refused
-    assert reads.silent == {B1}
+    assert first.failures == {B1: ReadFailures(unknown=EntryRuns([4]))}
+    assert not second.failures
+    assert reads.unresponsive == {B1}
     assert cluster.bookies.asked(B1) == [3, 4]
 
 
@@ -89,9 +90,9 @@ async def test_more_runs_than_one_transfer_holds_are_asked_for_in_order() -> Non
     for entry_id in (2, 7):
         cluster.bookie(B1).lose(LEDGER, entry_id)
 
-    answers = await reads_of(cluster).ask_runs({B1: ([0], range(2, 9)), B2: ([9],)})
+    answers = await reads_of(cluster).read_runs({B1: ([0], range(2, 9)), B2: ([9],)})
 
-    assert answers.refused == {B1: ReadFailures(absent=EntryRuns([2, 7]))}
+    assert answers.failures == {B1: ReadFailures(absent=EntryRuns([2, 7]))}
 
 
 @in_virtual_time
@@ -100,7 +101,7 @@ async def test_what_is_read_at_a_second_try_is_compared_too() -> None:
     replace_payload(cluster, B1, 0)
     fail_in_turn(cluster, B1, [BusyError])
 
-    assert told(await look(cluster)) == (Grade.WHOLE, (Finding.SUSPECT,))
+    assert told(await inspect_once(cluster)) == (Grade.WHOLE, (Finding.SUSPECT,))
 
 
 def entry_of_sample(last: int) -> int:
@@ -117,7 +118,7 @@ async def test_a_sample_sees_what_is_missing_of_it_and_then_what_else_is() -> No
     for entry_id in (drawn, drawn + 1, drawn + 2):
         cluster.bookie(B2).lose(LEDGER, entry_id)
 
-    verdict = await look(cluster, Level.SAMPLE)
+    verdict = await inspect_once(cluster, Level.SAMPLE)
 
     assert told(verdict) == (Grade.DEGRADED, (Finding.MISSING,))
     assert [each.entry_count for each in verdict.evidence] == [3]
@@ -128,7 +129,7 @@ async def test_what_a_sample_was_not_answered_for_is_unknown() -> None:
     cluster, _ = await one_ledger(last=99)
     fail_in_turn(cluster, B2, [None, None, None, NoAnswerError])
 
-    verdict = await look(cluster, Level.SAMPLE)
+    verdict = await inspect_once(cluster, Level.SAMPLE)
 
     assert told(verdict) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
     assert [each.entry_count for each in verdict.evidence] == [1]
@@ -151,9 +152,9 @@ async def test_a_loss_rests_on_the_silence_of_a_former_member(
     for bookie in (B1, B2):
         cluster.bookie(bookie).lose(LEDGER, 2)
 
-    certain = await look(cluster)
+    certain = await inspect_once(cluster)
     await silence(cluster, B4)
-    doubtful = await look(cluster)
+    doubtful = await inspect_once(cluster)
 
     assert (certain.grade, certain.rests_on_unknown) == (Grade.LOST, False)
     assert doubtful.fragments[0].grade is Grade.LOST

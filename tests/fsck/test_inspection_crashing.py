@@ -4,11 +4,11 @@ on."""
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.fsck.copies import CopyInspector
+from auditor.fsck.ledger_inspector import LedgerInspector
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.errors import SessionLostError
 from ledgers.manager import VersionedMetadata
-from tests.fsck.looking import look_at_many, one_ledger, told
+from tests.fsck.inspections import inspect_many, one_ledger, told
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER
@@ -19,16 +19,16 @@ async def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Cluster:
     cluster, _ = await one_ledger()
     for ledger_id in (1, 2):
         await cluster.write_ledger((B1, B2, B3), write_quorum=3, ledger_id=ledger_id)
-    look = CopyInspector.look
+    look = LedgerInspector.inspect
 
     async def looking(
-        self: CopyInspector, versioned: VersionedMetadata, since: LedgerVerdict | None = None
+        self: LedgerInspector, versioned: VersionedMetadata, since: LedgerVerdict | None = None
     ) -> LedgerVerdict:
         if versioned.ledger_id == LEDGER:
             raise error
         return await look(self, versioned, since)
 
-    monkeypatch.setattr(CopyInspector, "look", looking)
+    monkeypatch.setattr(LedgerInspector, "inspect", looking)
     return cluster
 
 
@@ -37,12 +37,14 @@ async def test_it_is_unknown_with_the_reason(monkeypatch: pytest.MonkeyPatch) ->
     cluster = await failing(monkeypatch, ZeroDivisionError("what?"))
 
     with capture_logs() as logs:
-        found = await look_at_many(cluster, [1, LEDGER, 2])
+        found = await inspect_many(cluster, [1, LEDGER, 2])
 
     assert told(found[LEDGER]) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
     assert "ZeroDivisionError('what?')" in found[LEDGER].evidence[0].detail
     assert {found[1].grade, found[2].grade} == {Grade.WHOLE}
-    assert [(each["event"], each["ledger_id"]) for each in logs] == [("fsck_look.crashed", LEDGER)]
+    assert [(each["event"], each["ledger_id"]) for each in logs] == [
+        ("fsck_inspection.crashed", LEDGER)
+    ]
 
 
 @in_virtual_time
@@ -50,4 +52,4 @@ async def test_what_is_foreseen_ends_it_as_ever(monkeypatch: pytest.MonkeyPatch)
     cluster = await failing(monkeypatch, SessionLostError("the session is over"))
 
     with pytest.raises(SessionLostError):
-        await look_at_many(cluster, [LEDGER])
+        await inspect_many(cluster, [LEDGER])

@@ -1,0 +1,164 @@
+"""What a run learns about its ledgers from ZooKeeper alone: their ids, the work that each one
+takes, and which of them are unchanged.
+
+Ids are listed once per run, and sent to executors in few bytes. The work is estimated from metadata;
+it sizes the parts of a run and measures its progress. Its unit is one small copy: a large copy counts
+as many units as small copies are read in the same time.
+"""
+
+import asyncio
+import sys
+import zlib
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from auditor.fsck.executor import read_session
+from auditor.fsck.options import DEFAULT_TIMEOUTS, FsckOptions, Level, SessionTimeouts
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
+from ledgers.manager import LedgerManager
+from ledgers.model import LedgerMetadata
+from ledgers.tasks import gather_in_parts
+
+READS_AT_ONCE = 500
+LEDGER_WORK_MIN = 1
+"""Work for a ledger of which only metadata is read, or whose metadata cannot be read."""
+COPY_BYTES = 4_096
+"""Stored bytes that take as long to read as any small copy does."""
+
+MetadataStamp = tuple[int, int]
+"""Identifies a write to a ledger's metadata: the znode's version and ``mtime_ms``. The version
+alone does not: it starts at 0 again if a ledger is deleted and created again."""
+OnListed = Callable[[int], None]
+"""Receives the number of ledgers listed so far."""
+OnEstimated = Callable[[int], None]
+"""Receives the number of ledgers estimated so far."""
+
+
+async def list_ledger_ids(
+    metadata_service_uri: str,
+    *,
+    timeouts: SessionTimeouts = DEFAULT_TIMEOUTS,
+    on_listed: OnListed = lambda count: None,
+) -> "array[int]":
+    """Return the ids of all ledgers of the cluster, ascending, in eight bytes each. Opens a session
+    of its own.
+
+    Raises UnavailableError if the listing is incomplete (rule S8); SettingsError.
+    """
+    ledger_ids = array("q")
+    async with read_session(metadata_service_uri, timeouts) as (store, uri):
+        manager = await LedgerManager.open(store, uri)
+        async for listed in manager.ledger_ids():
+            ledger_ids.extend(listed)
+            on_listed(len(ledger_ids))
+    return array("q", sorted(ledger_ids))  # directories are in order, except those of long ids
+
+
+def is_estimated(level: Level) -> bool:
+    """True if the work is estimated at this level. At the others ledgers are much alike, and reading
+    their metadata would be half of the work."""
+    return level in (Level.SAMPLE, Level.FULL)
+
+
+def work_of(metadata: LedgerMetadata, options: FsckOptions) -> int:
+    """Return the number of units to read. An open ledger counts without its last segment, whose end
+    is unknown."""
+    share = options.sample_share if options.level is Level.SAMPLE else 1.0
+    entries = metadata.last_segment.first_entry_id
+    if metadata.is_closed:
+        entries = metadata.last_entry_id + 1
+    between = share * (entries + metadata.length / COPY_BYTES)
+    ends = 2 * len(metadata.segments)
+    return max(LEDGER_WORK_MIN, round(metadata.write_quorum * (ends + between)))
+
+
+async def estimate_work(
+    options: FsckOptions, ledger_ids: Sequence[int], on_estimated: OnEstimated = lambda count: None
+) -> "array[int]":
+    """Return the work for each ledger, in the given order. Opens a session of its own.
+
+    A deleted or unreadable ledger counts ``LEDGER_WORK_MIN``. Raises UnavailableError, SettingsError.
+    """
+    work = array("q")
+    async with read_session(options.metadata_service_uri, options.timeouts) as (store, uri):
+        manager = await LedgerManager.open(store, uri)
+
+        async def estimate(ledger_id: int) -> int:
+            try:
+                return work_of((await manager.read(ledger_id)).metadata, options)
+            except (NoSuchLedgerError, CorruptionError, UnauthorizedError):
+                return LEDGER_WORK_MIN
+
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            some = ledger_ids[start : start + READS_AT_ONCE]
+            work.extend(await asyncio.gather(*map(estimate, some)))
+            on_estimated(len(work))
+    return work
+
+
+async def unchanged_ledgers(options: FsckOptions, known: Mapping[int, MetadataStamp]) -> list[int]:
+    """Return the ledgers whose metadata is as ``known``, ascending. Opens a session of its own.
+
+    A deleted ledger is left out, and so is one whose ACL denies access. Raises UnavailableError,
+    SettingsError.
+    """
+    async with read_session(options.metadata_service_uri, options.timeouts) as (store, uri):
+        manager = await LedgerManager.open(store, uri)
+
+        async def stamp(ledger_id: int) -> MetadataStamp | None:
+            try:
+                stat = await store.exists(manager.path(ledger_id))
+            except UnauthorizedError:  # ZooKeeper 3.9.5; the check of the ledger reports it
+                return None
+            return None if stat is None else (stat.version, stat.mtime_ms)
+
+        ledger_ids = sorted(known)
+        now = await gather_in_parts(stamp, ledger_ids, at_once=READS_AT_ONCE)
+        return [i for i, found in zip(ledger_ids, now, strict=True) if found == known[i]]
+
+
+# --- Ids in few bytes -----------------------------------------------------------------------------
+
+
+def cut(ledger_ids: Sequence[int], *, count: int) -> list[Sequence[int]]:
+    """Return up to ``count`` parts of the ascending ids. No part is empty, and sizes differ by one
+    at most.
+
+    Directories of ZooKeeper's tree would not do as parts: one may hold 10,000 ledgers, and the next
+    one a single ledger.
+    """
+    assert count >= 1, count
+    size = len(ledger_ids)
+    count = min(count, size)
+    bounds = [size * number // count for number in range(count + 1)] if count else []
+    return [ledger_ids[start:stop] for start, stop in pairwise(bounds)]
+
+
+def pack(ledger_ids: Sequence[int]) -> bytes:
+    """Return ascending ids as compressed differences. A dense range takes some bytes, however long
+    it is."""
+    steps = array("Q")
+    before = 0
+    for ledger_id in ledger_ids:
+        assert ledger_id >= before, (before, ledger_id)
+        steps.append(ledger_id - before)
+        before = ledger_id
+    return zlib.compress(_in_little_endian(steps).tobytes(), level=1)
+
+
+def unpack(packed: bytes) -> "array[int]":
+    """Return the ids that ``pack`` was given."""
+    steps = array("Q", zlib.decompress(packed))
+    ledger_ids = array("q")
+    ledger_id = 0
+    for step in _in_little_endian(steps):
+        ledger_id += step
+        ledger_ids.append(ledger_id)
+    return ledger_ids
+
+
+def _in_little_endian(steps: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        steps.byteswap()
+    return steps

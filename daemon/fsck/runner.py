@@ -1,0 +1,469 @@
+"""One run of fsck from the command: checks what it needs before Spark starts, runs it, and publishes
+its summary and marks.
+
+The cluster is asked for what executors cannot know from the settings: the racks of bookies, and the
+rule of the placement policy.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib
+import importlib.util
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import structlog
+
+from auditor.findings import Findings
+from auditor.fsck.damage_marker import (
+    DamagedLedger,
+    DamageMarker,
+    MarkCounts,
+    MarkPreview,
+    Show,
+    preview_marks,
+)
+from auditor.fsck.options import FsckJob, FsckOptions, OnProgress
+from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster, write_racks
+from auditor.fsck.results.summary import Summary, note_marked, write_last
+from auditor.marker import BothQueues
+from daemon.admin_session import AdminSession, admin_session, by_hand
+from daemon.cli.main import EXIT_UNKNOWN
+from daemon.cli.progress import printable, tell
+from daemon.fsck.spark_environment import (
+    EXECUTORS_PYTHON,
+    LaunchEnvironment,
+    PySpark,
+    applied,
+    check_import,
+    launch_environment,
+)
+from daemon.local.java import Java
+from daemon.placement import begin_placing, rule_of
+from daemon.settings import Settings
+from ledgers.clock import SystemClock
+from ledgers.errors import (
+    BookmenderError,
+    RejectedError,
+    SessionLostError,
+    SettingsError,
+    UnavailableError,
+)
+from ledgers.model import BookieId
+from ledgers.placement import Rule
+from ledgers.registration import read_instance_id
+from ledgers.tasks import task_scope
+from replication import znodes
+from replication.cluster import ViewSource
+from replication.marks import prepare_tree
+from replication.nodes import Membership, Role
+from replication.transactions import Batcher
+
+log = structlog.get_logger()
+
+LOCK_FILE = ".lock"
+SPARK_LOG = "spark.log"
+"""Spark's own messages of the last run; only errors once it has started."""
+NO_PYSPARK = "PySpark is not installed: pip install 'bookmender[fsck]'"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+START_TIMEOUT_S = 300.0
+"""From the launch of Spark until it is ready. Takes 4 s on an idle machine, longer on a busy cluster."""
+ALL_CORES = "local[*]"
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit, which has started Spark already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """The arguments of ``bookmender fsck run``. ``options`` still lack the rule, the racks and the seed.
+
+    ``master``: None for spark-submit's, or else all cores of this machine. ``start_timeout_s``: time
+    for Spark to start; unused with spark-submit. ``is_restart``: discard an unfinished run.
+    """
+
+    options: FsckOptions
+    output: Path
+    master: str | None = None
+    spark_settings: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = START_TIMEOUT_S
+    time_budget_s: float = 0.0
+    checked_within_s: float = 0.0
+    is_restart: bool = False
+
+
+# --- The run --------------------------------------------------------------------------------------
+
+
+async def fetch_cluster_facts(settings: Settings) -> ClusterFacts:
+    """Read the facts through a session of its own, which also shows before Spark starts that the cluster
+    answers. Raises UnavailableError, SettingsError."""
+    async with admin_session(settings) as cluster:
+        return await read_cluster_facts(cluster)
+
+
+def run(request: RunRequest, facts: ClusterFacts, on_progress: OnProgress) -> Summary:
+    """Run fsck on Spark, and return its summary. The caller has locked the output. Raises as
+    ``run_fsck``."""
+    from auditor.fsck.results.run_folder import RunFolder
+    from auditor.fsck.spark.job import run_fsck
+
+    keep_cluster(request.output, facts.cluster)
+    write_racks(request.output, facts.racks)
+    job = next_job(request, now_s=time.time())
+    options = replace(
+        request.options,
+        rule=facts.rule,
+        racks=facts.racks,
+        seed=zlib.crc32(job.run.encode()),  # another sample in each run, the same if continued
+    )
+    folder = RunFolder(request.output, job.run)
+    (request.output / SPARK_LOG).unlink(missing_ok=True)
+    if folder.is_begun:
+        folder.check_options(options)  # before Spark starts, which takes seconds
+    with _spark(request) as context, quiet_when_interrupted(context.setLogLevel):
+        return run_fsck(context, options, job, on_progress)
+
+
+@contextmanager
+def _spark(request: RunRequest) -> Iterator[Any]:
+    """Yield a Spark context: spark-submit's, or a new one that is stopped at the end."""
+    from auditor.fsck.spark.session import open_spark, stop_spark, submitted_spark
+
+    with ExitStack() as around:
+        with quiet_when_interrupted():
+            if _is_submitted(request, os.environ):
+                context = submitted_spark()
+            else:
+                launch = _launch_environment(request, os.environ)
+                master, settings = request.master or ALL_CORES, request.spark_settings
+                python = settings.get(EXECUTORS_PYTHON, sys.executable)
+                with applied(launch):
+                    context = open_spark(
+                        master,
+                        settings,
+                        python=python,
+                        log=request.output / SPARK_LOG,
+                        suspects=launch.suspects,
+                        start_timeout_s=request.start_timeout_s,
+                    )
+        around.callback(stop_spark, context)
+        yield context
+
+
+def next_job(request: RunRequest, *, now_s: float) -> FsckJob:
+    """Return the unfinished run, if there is one and it is not discarded; else a new one. The caller has
+    locked the output."""
+    from auditor.fsck.results.run_folder import RunFolder, delete_remains, unfinished_runs
+
+    delete_remains(request.output)
+    unfinished = list(unfinished_runs(request.output))
+    if request.is_restart:
+        for name in unfinished:
+            RunFolder(request.output, name).discard()
+    elif unfinished:
+        log.info("fsck_run.resumed", run=unfinished[0])
+    name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    return FsckJob(
+        run=unfinished[0] if unfinished and not request.is_restart else name,
+        output=request.output,
+        checked_within_s=request.checked_within_s,
+        time_budget_s=request.time_budget_s,
+    )
+
+
+# --- Before the run -------------------------------------------------------------------------------
+
+
+def check_spark(
+    request: RunRequest, environment: Mapping[str, str] = os.environ
+) -> LaunchEnvironment | None:
+    """Return what Spark starts with; None if spark-submit has started it.
+
+    Raises SettingsError if something must be installed, or if an environment variable makes the start
+    impossible.
+    """
+    if _is_submitted(request, environment):
+        require_modules("pyspark", "pyarrow")
+        return None
+    check_import(environment)
+    require_modules("pyspark", "pyarrow")
+    Java.find(environment)
+    return _launch_environment(request, environment)
+
+
+def _is_submitted(request: RunRequest, environment: Mapping[str, str]) -> bool:
+    return request.master is None and _SUBMITTED in environment
+
+
+def _launch_environment(request: RunRequest, environment: Mapping[str, str]) -> LaunchEnvironment:
+    from auditor.fsck.spark.session import imported_pyspark, is_here
+
+    master = request.master or ALL_CORES
+    home, version = imported_pyspark()
+    return launch_environment(
+        master,
+        environment,
+        is_here=is_here(master),
+        pyspark=PySpark(home=home, version=version),
+        spark_settings=request.spark_settings,
+    )
+
+
+def require_modules(*names: str) -> None:
+    """Raise SettingsError if one of these modules, which the daemon does not need, is not installed."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise SettingsError(NO_PYSPARK) from error
+
+
+@contextmanager
+def locked_output(folder: Path) -> Iterator[None]:
+    """Create the folder, and lock it against other runs during the block. Raises SettingsError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK_FILE).open("a+")
+    except OSError as error:
+        raise SettingsError(f"--output {folder}: cannot be written to: {error.strerror}") from error
+    with lock:  # the system releases the lock of a process that dies
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            who = f" ({holder})" if (holder := printable(lock.read(200).strip())) else ""
+            raise SettingsError(
+                f"--output {folder}: another run of fsck{who} writes there: wait for its end, or use "
+                "another folder"
+            ) from error
+        except OSError as error:
+            raise SettingsError(f"--output {folder}: cannot be locked: {error.strerror}") from error
+        try:
+            lock.truncate(0)  # the last holder
+            os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            yield
+        except OSError as error:
+            if error.errno in _FULL and not error.filename:  # the error of a write names no file
+                error.filename = str(folder)
+            raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """The cluster, the present or last known racks, and the placement rule; None without a source of
+    racks."""
+
+    cluster: Cluster
+    rule: Rule | None
+    racks: Mapping[BookieId, str]
+
+
+async def read_cluster_facts(cluster: AdminSession) -> ClusterFacts:
+    """Return the facts, read through an open session."""
+    clock = SystemClock()
+    views = ViewSource(cluster.registration, clock)
+    await views.refresh()
+    placing = await begin_placing(
+        cluster.settings.placement,
+        store=cluster.store,
+        ur=cluster.ur,
+        views=views,
+        local=None,
+        clock=clock,
+        rng=random.Random(),
+    )
+    rule = None if placing.rack_keeper is None else rule_of(cluster.settings.placement)
+    return ClusterFacts(
+        cluster=await cluster_identity(cluster), rule=rule, racks=dict(placing.racks.known)
+    )
+
+
+async def cluster_identity(cluster: AdminSession) -> Cluster:
+    settings = cluster.settings
+    return Cluster(
+        instance_id=await read_instance_id(cluster.store, settings.uri.root) or "",
+        metadata_service_uri=settings.metadata_service_uri,
+    )
+
+
+# --- The summary, and marks ------------------------------------------------------------------------
+
+
+async def publish_summary(settings: Settings, summary: Summary) -> None:
+    """Write the summary to ZooKeeper, for status and metrics. An error is logged: the results are
+    complete without it."""
+    try:
+        async with admin_session(settings) as cluster:
+            await write_last(cluster.store, cluster.ur, summary)
+    except BookmenderError as error:
+        log.error("fsck_run.publish_failed", error=str(error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkResult:
+    """The counts of the marks. ``has_worker``: True if a bookmender worker was running, which alone
+    repairs what is in our private queue."""
+
+    counts: MarkCounts
+    has_worker: bool
+
+    @property
+    def count(self) -> int:
+        """Number of ledgers that are marked, by this call or before."""
+        return self.counts.new + self.counts.known
+
+
+async def preview_damaged(
+    settings: Settings, folder: Path, damaged: Sequence[DamagedLedger], show: Show
+) -> MarkPreview:
+    """Return what ``mark_damaged`` would do if auto-recovery is enabled. Raises SettingsError,
+    UnavailableError."""
+    async with admin_session(settings) as cluster:
+        check_cluster(folder, await cluster_identity(cluster))
+        return await preview_in_session(cluster, damaged, show)
+
+
+async def preview_in_session(
+    cluster: AdminSession, damaged: Sequence[DamagedLedger], show: Show
+) -> MarkPreview:
+    view = await ViewSource(cluster.registration, SystemClock()).refresh()
+    return await preview_marks(damaged, cluster.manager, view, show)
+
+
+async def mark_damaged(
+    settings: Settings, folder: Path, run: str, damaged: Sequence[DamagedLedger], show: Show
+) -> MarkResult:
+    """Mark the damaged ledgers that ``run`` found, whose results are in ``folder``, and record their
+    number. Raises SettingsError if the results belong to another cluster, RejectedError while
+    auto-recovery is disabled, SessionLostError, UnavailableError."""
+    async with admin_session(settings) as cluster:
+        check_cluster(folder, await cluster_identity(cluster))
+        marked = await mark_in_session(cluster, damaged, show)
+        try:
+            await note_marked(cluster.store, cluster.ur, run, marked.count)
+        except BookmenderError as error:  # the marks are written
+            log.error("fsck_marks.record_failed", error=str(error))
+        return marked
+
+
+async def mark_in_session(
+    cluster: AdminSession, damaged: Sequence[DamagedLedger], show: Show
+) -> MarkResult:
+    store, ur, clock = cluster.store, cluster.ur, SystemClock()
+    if await store.exists(znodes.disable_path(ur)) is not None:
+        raise RejectedError(
+            "auto-recovery is disabled, so nothing is marked; enable it with bookmender enable"
+        )
+    await prepare_tree(store, ur)
+    views = ViewSource(cluster.registration, clock)
+    await views.refresh()
+    membership = await Membership.join(store, ur, by_hand())
+    batcher = Batcher(store, [membership.guard])
+    async with task_scope() as scope:
+        scope.start(batcher.run())
+        marker = DamageMarker(
+            BothQueues(store, batcher, ur, clock),
+            Findings(store, batcher, ur, clock),
+            cluster.manager,
+            views,
+        )
+        counts = await marker.mark(damaged, show)
+        return MarkResult(counts=counts, has_worker=await _has_worker(membership))
+
+
+async def _has_worker(membership: Membership) -> bool:
+    return any(node.info.role is Role.WORKER for node in await membership.everybody())
+
+
+# --- Errors and interruptions ---------------------------------------------------------------------
+
+CONTINUES = "the results so far are kept; the same command{} continues the run"
+STARTS_OVER = "no part was finished; the same command starts over"
+
+
+@contextmanager
+def failures_exit_unknown(advice: Callable[[], str]) -> Iterator[None]:
+    """Exit with ``EXIT_UNKNOWN`` on an unexpected error, or if something cannot be read. Python's own
+    exit code 1 would mean damage.
+
+    ``advice``: returns what to do next; also printed on Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell([f"interrupted; {advice()}"])
+        raise
+    except (
+        SettingsError,
+        UnavailableError,
+        SessionLostError,
+        OSError,
+        click.ClickException,
+        click.exceptions.Exit,
+    ):
+        raise
+    except BookmenderError as error:
+        raise UnavailableError(f"the result is unknown: {error}") from error
+    except Exception as error:
+        traceback.print_exc()
+        tell([f"the result is unknown because of an unexpected error; {advice()}"])
+        raise click.exceptions.Exit(EXIT_UNKNOWN) from error
+
+
+def resume_hint(request: RunRequest) -> str:
+    """Return how an interrupted run can be continued."""
+    from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+
+    output = request.output
+    if not any(RunFolder(output, run).has_results for run in unfinished_runs(output)):
+        return STARTS_OVER
+    return CONTINUES.format(" without --restart" if request.is_restart else "")
+
+
+LOG_LEVEL_WAIT_S = 1.0
+"""Time for the JVM to change its log level."""
+
+
+@contextmanager
+def quiet_when_interrupted(
+    set_log_level: Callable[[str], None] = lambda level: None,
+) -> Iterator[None]:
+    """Silence Spark's logs on Ctrl-C: errors of interrupted tasks and JVM calls are expected then.
+
+    Spark's own handler ends the tasks before Python raises KeyboardInterrupt. The level is set on
+    another thread, because this one may be in the middle of a call to the JVM.
+    """
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        silencer = threading.Thread(target=set_log_level, args=("OFF",), daemon=True)
+        silencer.start()
+        silencer.join(LOG_LEVEL_WAIT_S)
+        logging.disable()  # py4j's
+        assert callable(before)
+        before(number, frame)
+
+    if callable(before):
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:  # Spark puts one of its own in its place
+            signal.signal(signal.SIGINT, before)
