@@ -8,6 +8,13 @@ READY := $(VENV)/ready
 # Passed on to the command behind a target: make test ARGS='-m "not cluster" -x'
 ARGS ?=
 
+# The tests start hundreds of Python processes: none is to compile all modules once more.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Processes that run the tests. Those on real clusters wait half of their time, so more than cores.
+WORKERS ?= 4
+XDIST = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 # The first of these that is new enough and can make an environment (Debian splits that off).
 PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
@@ -47,7 +54,7 @@ fsck-demo: venv ## damage of each kind found by fsck on a Spark cluster here, sh
 
 test: venv ## the whole suite, with real ZooKeeper and real bookies
 	@$(BIN)/python -m tests.prepare
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(XDIST) $(ARGS)
 
 compat: venv ## Java's tests and known gaps beside ours: docs/compatibility.md
 	@$(BIN)/python -m tests.prepare

@@ -146,14 +146,21 @@ class AbsenceTracker:
         )
         return {bookie: self.since_s[bookie] for bookie in lost}
 
-    def left_s(self, *, delay_s: float) -> dict[BookieId, float]:
-        """Return, by absent bookie that is not lost yet, the seconds until it counts as lost."""
-        return left_s(
+    def left_s(self, *, delay_s: float, looked_s: float | None = None) -> dict[BookieId, float]:
+        """Return, by absent bookie that is not lost yet, the seconds until it counts as lost.
+
+        ``looked_s``: when the caller last asked for lost bookies; None: now. A bookie that was not
+        lost then, but is lost by now, is included, with 0 seconds.
+        """
+        now_s = self._clock.now_s()
+        looked_s = now_s if looked_s is None else looked_s
+        left = left_s(
             {b: since_s for b, since_s in self.since_s.items() if since_s > self._overruled_s},
-            now_s=self._clock.now_s(),
+            now_s=looked_s,
             delay_s=delay_s,
             outage=self._outage,
         )
+        return {bookie: max(0.0, s - (now_s - looked_s)) for bookie, s in left.items()}
 
     @property
     def _outage(self) -> Outage:

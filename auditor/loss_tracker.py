@@ -56,6 +56,9 @@ class LossTracker:
         self._is_overruled = False
         """An operator asked to treat all bookies that are absent now as lost."""
         self._has_looked = False
+        self._clock = clock
+        self._looked_s: float | None = None
+        """When the caller last decided which bookies are lost."""
 
     async def prepare(self) -> None:
         """Continue from the records of the leader before."""
@@ -105,6 +108,7 @@ class LossTracker:
             self.absences.named_since_s(self._updater),
             lost_since_s=self.causes.lost_since_s(),
         )
+        self._looked_s = self._clock.now_s()
 
     def missing(self, view: ClusterView) -> Missing:
         """Return the lost and the reformatted bookies, whether or not a hold is in force."""
@@ -130,5 +134,11 @@ class LossTracker:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until something else may be decided without any event."""
-        return min((self._holds.wait_s, *self.left_s().values()))
+        """Seconds until something else may be decided without any event.
+
+        A bookie may become lost while a round is under way, after ``missing`` was read. It counts
+        from ``keep_hold``, so that the next round comes at once.
+        """
+        delay_s = self.delay.current.delay_s
+        left_s = self.absences.left_s(delay_s=delay_s, looked_s=self._looked_s)
+        return min((self._holds.wait_s, *left_s.values()))

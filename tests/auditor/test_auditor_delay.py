@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from auditor.absence import read_delay
 from auditor.absence_tracker import WRITE_S
 from auditor.marker import MarkSource
+from auditor.underreplication import Missing
 from ledgers.model import BookieId
 from replication import znodes
 from tests.auditor.auditing import auditing, leading
@@ -179,6 +180,38 @@ async def test_who_is_seen_to_be_away_only_when_it_is_asked_for_is_not_waited_fo
 
         await leader.auditor.run_once()
 
+        assert await cluster.marked() == [0]
+
+
+class ShiftedClock(LoopClock):
+    shift_s = 0.0
+
+    def now_s(self) -> float:
+        return super().now_s() + self.shift_s
+
+
+@in_virtual_time
+async def test_a_bookie_that_becomes_lost_during_a_round_is_found_by_the_next_one_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await with_ledgers((B1, B3))
+    cluster.clock = clock = ShiftedClock()
+    async with leading(cluster, settings=delayed(60)) as leader:
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        await leader.auditor.run_once()
+        clock.shift_s = 59
+        settle = leader.auditor._settle
+
+        async def settle_slowly(missing: Missing) -> None:
+            await settle(missing)
+            clock.shift_s = 61
+
+        monkeypatch.setattr(leader.auditor, "_settle", settle_slowly)
+        assert await leader.auditor.run_once() == 0
+        assert await cluster.marked() == []
+
+        await leader.auditor.run_once()
         assert await cluster.marked() == [0]
 
 

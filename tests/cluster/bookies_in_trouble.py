@@ -15,6 +15,7 @@ from ledgers.model import BookieId
 from tests.cluster.steps import Bench
 
 SESSION_TIMEOUT_S = 10.0
+"""For a cluster that only one test uses."""
 READ_ONLY_SURVIVES_RESTART = {"persistBookieStatusEnabled": "true"}
 """A setting of the bookies that ``make_read_only`` needs."""
 
@@ -25,6 +26,12 @@ def kill_and_expire(cluster: LocalCluster, bookie: BookieId) -> None:
     expire(cluster, bookie)
 
 
+def terminate(cluster: LocalCluster, bookie: BookieId) -> None:
+    """Stop the bookie as systemd would. If it hangs and is killed, its session is ended as well."""
+    if not cluster.terminate(bookie):
+        expire(cluster, bookie)
+
+
 def expire(cluster: LocalCluster, bookie: BookieId) -> None:
     """The session of a bookie that was killed is over."""
     with znodes.session(cluster.spec.zookeeper_port) as tree:
@@ -32,14 +39,14 @@ def expire(cluster: LocalCluster, bookie: BookieId) -> None:
 
 
 def make_read_only(cluster: LocalCluster, bookie: BookieId) -> None:
-    cluster.terminate(bookie)
+    terminate(cluster, bookie)
     status_file(cluster, bookie).write_text("1,READ_ONLY,9999999999999\n")
     cluster.start_bookie(bookie)
     assert cluster.read_only() == {bookie}
 
 
 def make_writable(cluster: LocalCluster, bookie: BookieId) -> None:
-    cluster.terminate(bookie)
+    terminate(cluster, bookie)
     status_file(cluster, bookie).unlink()
     cluster.start_bookie(bookie)
     assert bookie in cluster.writable()

@@ -3,19 +3,19 @@
 import asyncio
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.steps import WAIT_S
+from tests.forked import run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
     """What a command printed, and how it ended."""
 
-    exit_code: int | None
+    exit_code: int
     out: str
     err: str
 
@@ -39,19 +39,8 @@ async def bookmender(uri: str | None, *arguments: str, state: Path | None = None
         environment["BOOKMENDER_METADATA_SERVICE_URI"] = uri
     if state is not None:
         environment["BOOKMENDER_NODE_STATE_DIR"] = str(state)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "daemon", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-    )
-    try:
-        async with asyncio.timeout(WAIT_S):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:  # a daemon that was not refused
-            process.kill()
-    return Said(exit_code=process.returncode, out=out.decode(), err=err.decode())
+    ended = await asyncio.to_thread(run, ["daemon", *arguments], environment, timeout_s=WAIT_S)
+    return Said(exit_code=ended.returncode, out=ended.stdout, err=ended.stderr)
 
 
 def has_condition(status: Any, code: str, severity: str) -> bool:

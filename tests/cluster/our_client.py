@@ -22,7 +22,7 @@ from ledgers.writing import LedgerOptions, LedgerWriter
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.zookeeper_server import PATIENT_SESSION_S
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 100.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

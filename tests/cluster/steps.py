@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +21,7 @@ from ledgers.model import BookieId, DigestType, LedgerMetadata
 from replication import znodes
 from replication.marks import locked_ledger_ids, marked_ledger_ids
 from replication.znodes import Mark
+from tests.forked import ForkedChild
 from tests.zookeeper_server import PATIENT_SESSION_S
 
 GONE = BookieId("127.0.0.1:9")
@@ -178,6 +178,7 @@ def start_node(
     ours = {
         "METADATA_SERVICE_URI": uri,
         "NODE_STATE_DIR": str(folder / name),
+        "NODE_NICE": "0",  # tests wait for it
         "ZOOKEEPER_SESSION_TIMEOUT_S": "2",
         "REPLICATION_IDLE_WAIT_S": "0.3",
         "REPLICATION_FREE_ROOM_MIN": "0",  # whatever the disk of this machine is like
@@ -187,12 +188,7 @@ def start_node(
     }
     environment = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
     environment |= {f"BOOKMENDER_{key}": value for key, value in ours.items()}
-    return Child(
-        name,
-        [sys.executable, "-m", *command],
-        log=folder / f"{name}.log",
-        environment=environment,
-    )
+    return ForkedChild(name, command, log=folder / f"{name}.log", environment=environment)
 
 
 @asynccontextmanager

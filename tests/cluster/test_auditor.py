@@ -18,8 +18,6 @@ from replication import znodes
 from replication.marks import marked_ledger_ids
 from replication.orders import LimitsOrder, OrderBook, limits_place
 from tests.cluster.bookies_in_trouble import (
-    READ_ONLY_SURVIVES_RESTART,
-    SESSION_TIMEOUT_S,
     kill_and_expire,
     make_read_only,
     status_file,
@@ -27,21 +25,13 @@ from tests.cluster.bookies_in_trouble import (
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, errors, events, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+CLUSTER = {"bookies": 4}
 
 GHOST = BookieId("127.0.0.1:9")
 """Registered by the test, and lost when that says so."""
 LEDGERS = range(1_000_000, 1_001_000)
 SLOWLY = LimitsOrder(requests_per_s=12)
 """Some 300 marks a second."""
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {
-        "bookies": 4,
-        "session_timeout_s": SESSION_TIMEOUT_S,
-        "bookie_settings": READ_ONLY_SURVIVES_RESTART,
-    }
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,8 +23,6 @@ from ledgers.errors import NoNodeError
 from ledgers.model import BookieId
 from replication.reasons import Reason
 from tests.cluster.bookies_in_trouble import (
-    READ_ONLY_SURVIVES_RESTART,
-    SESSION_TIMEOUT_S,
     expire,
     make_read_only,
     make_writable,
@@ -42,14 +39,6 @@ OTHERS = 30
 SLOW_S = 3.0
 """Longer than it takes to repair all the others, shorter than what a bookie is given to answer."""
 SEED = 7
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {
-        "session_timeout_s": SESSION_TIMEOUT_S,
-        "bookie_settings": READ_ONLY_SURVIVES_RESTART,
-    }
 
 
 def hang(proxy: TcpProxy) -> None:

@@ -3,7 +3,6 @@ whole is mended."""
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from tests.cluster.our_client import our_client
 from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, bench, nodes, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+CLUSTER = {"bookies": 3}
 
 LAST, LOST = 29, 13
 PASSWORD = b"secret"
@@ -26,11 +26,6 @@ DIGEST = EntryDigest(DigestType.CRC32C, PASSWORD)
 PAYLOAD = bytes(100)
 EVERY_ENTRY = AUDITOR_ONLY | {"CHECKS_ALL_LEDGERS_SHARE": "1", "CHECKS_READS_PER_S": "0"}
 JAVA_HAD_TIME_S = 5.0
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"bookies": 3}
 
 
 def test_an_entry_that_a_bookie_lost_between_the_ends_is_given_back_to_it(

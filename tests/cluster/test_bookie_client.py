@@ -21,6 +21,7 @@ from ledgers.connection import ConnectionSettings
 from ledgers.digest import EntryDigest
 from ledgers.errors import NoSuchEntryError, UnavailableError
 from ledgers.model import DigestType
+from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.conftest import MakeCluster
 
 pytestmark = pytest.mark.cluster
@@ -153,45 +154,43 @@ def test_db_storage_is_silent_about_entries_and_the_connection_stays_good(
 
 
 def test_a_killed_bookie_fails_requests_and_serves_them_after_its_return(
-    make_cluster: MakeCluster,
+    cluster: LocalCluster,
 ) -> None:
-    cluster = make_cluster(bookies=1)
-    (bookie,) = cluster.bookies
+    bookie, ledger_id = cluster.bookies[0], 9_100_000_002
 
     async def main() -> None:
         async with client() as asked:
-            await asked.add(bookie, entry(1, 0), master_key=KEY)
+            await asked.add(bookie, entry(ledger_id, 0), master_key=KEY)
 
-            await asyncio.to_thread(cluster.kill, bookie)
+            await asyncio.to_thread(kill_and_expire, cluster, bookie)
             for _ in range(3):
                 with pytest.raises(UnavailableError):
-                    await asked.read(bookie, 1, 0)
+                    await asked.read(bookie, ledger_id, 0)
             await asyncio.to_thread(cluster.start_bookie, bookie)
             asked.bookie_returned(bookie)
 
-            assert await asked.read(bookie, 1, 0) == entry(1, 0)
+            assert await asked.read(bookie, ledger_id, 0) == entry(ledger_id, 0)
 
     asyncio.run(main())
 
 
 def test_a_bookie_that_hangs_is_given_up_in_time_and_served_again(
-    make_cluster: MakeCluster,
+    cluster: LocalCluster,
 ) -> None:
-    cluster = make_cluster(bookies=1)
-    (bookie,) = cluster.bookies
+    bookie, ledger_id = cluster.bookies[0], 9_100_000_003
 
     async def main() -> None:
         async with client(request_timeout_s=1.0) as asked:
-            await asked.add(bookie, entry(1, 0), master_key=KEY)
+            await asked.add(bookie, entry(ledger_id, 0), master_key=KEY)
 
             cluster.pause(bookie)
             try:
                 with pytest.raises(UnavailableError, match="no answer in time"):
-                    await asked.read(bookie, 1, 0)
+                    await asked.read(bookie, ledger_id, 0)
             finally:
                 cluster.resume(bookie)
 
-            assert await eventually(lambda: asked.read(bookie, 1, 0)) == entry(1, 0)
+            assert await eventually(lambda: asked.read(bookie, ledger_id, 0)) == entry(ledger_id, 0)
 
     asyncio.run(main())
 

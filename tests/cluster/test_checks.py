@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,15 +30,11 @@ from tests.cluster.steps import (
 from tests.fsck.damage import cut_entry_logs, stopped, storage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+CLUSTER = {"bookies": 4, "session_timeout_s": 90}  # with damaged files, so others do not get it
 
 JAVA = "AuditorPeriodicCheckTest"
 LEDGERS = 8
 EVERY_ENTRY = AUDITOR_ONLY | {"CHECKS_ALL_LEDGERS_SHARE": "1", "CHECKS_READS_PER_S": "0"}
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"bookies": 4, "session_timeout_s": 90}  # a bookie that hangs stays registered
 
 
 def break_indexes(files: Path) -> None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,13 +20,9 @@ from tests.cluster.our_client import our_client
 from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, Bench, bench, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+CLUSTER = {"bookies": 4}
 
 WIDE = LedgerOptions(ensemble_size=2, write_quorum=2, ack_quorum=2)
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"bookies": 4}
 
 
 async def of(on: Bench, bookie: BookieId) -> Activity | None:

@@ -6,7 +6,6 @@ from asyncio import gather
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -19,19 +18,15 @@ from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION
 from replication import znodes
 from replication.znodes import own_path
-from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender, has_condition
 from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, bench, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+CLUSTER = {"bookies": 3}
 
 ON_TWO, ON_ALL = (2, 2, 2), (3, 3, 2)
 NO_SUCH_LEDGER = "123456"
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"session_timeout_s": SESSION_TIMEOUT_S, "bookies": 3}
 
 
 # --- A cluster that has lost a bookie --------------------------------------------------------------

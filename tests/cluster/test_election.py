@@ -17,20 +17,16 @@ from daemon.local.processes import Child, stop_all
 from replication import znodes
 from replication.marks import marked_ledger_ids
 from replication.nodes import live_nodes
-from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, errors, events, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+CLUSTER = {"bookies": 4}
 
 LONG_S = 30.0
 """A session that lasts so long after its process has gone does not end within a test's wait by
 itself."""
 SOON_S = 10.0
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"session_timeout_s": SESSION_TIMEOUT_S, "bookies": 4}
 
 
 @dataclass(slots=True, kw_only=True)

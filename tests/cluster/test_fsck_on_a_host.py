@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.fsck_ledgers import make_ledgers
 from tests.daemon.spark_homes import environment_without_spark
+from tests.spark_cluster import QUICK_TO_START
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -39,6 +40,8 @@ def test_a_run_on_this_machine_needs_nothing_of_its_surroundings(uri: str, tmp_p
         "local[1]",
         "--spark-conf",
         "spark.driver.memory=512m",
+        "--spark-conf",
+        f"spark.driver.extraJavaOptions={QUICK_TO_START}",
     ]
 
     ended = subprocess.run(

@@ -35,7 +35,7 @@ from tests.cluster.fsck_ledgers import (
 from tests.cluster.our_client import our_client
 from tests.spark_cluster import spark_session
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 RUN = "20261121T193500Z"
 

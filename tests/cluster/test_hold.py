@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from daemon.demo.workload import Ending, Written
+from daemon.local.cluster import LocalCluster
 from ledgers.model import LedgerState
 from replication import znodes
 from replication.ledger_record import WaitingNotes
@@ -14,9 +15,8 @@ from replication.marks import marked_ledger_ids
 from replication.orders import OrderBook
 from replication.racks import remembered_racks
 from replication.reasons import Reason
-from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender
-from tests.cluster.conftest import MakeCluster
 from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -50,9 +50,9 @@ async def is_held_back(on: Bench, written: Written) -> bool:
 
 
 def test_bookies_that_go_at_once_are_held_for_until_they_are_back_or_somebody_says_they_are_lost(
-    make_cluster: MakeCluster, tmp_path: Path
+    module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    cluster = make_cluster(bookies=5, session_timeout_s=SESSION_TIMEOUT_S)
+    cluster = module_cluster
     uri, wave, rack = cluster.metadata_service_uri, cluster.bookies[:3], cluster.bookies[:2]
     racks = dict(zip(cluster.bookies, ("/a", "/a", "/b", "/c", "/c"), strict=True))
     racks_file = tmp_path / "racks"

@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 
 from daemon.demo.workload import Ending
+from daemon.local.cluster import LocalCluster
 from ledgers.digest import EntryDigest, EntryHeader
-from tests.cluster.conftest import MakeCluster
 from tests.cluster.steps import bench, events, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+CLUSTER = {"bookies": 4}
 
 SETTINGS = {"REPLICATION_OPEN_LEDGER_GRACE_S": "3", "HOLD_ENABLED": "false"}
 
 
 def test_an_acknowledged_entry_survives_the_no_of_a_newcomer(
-    make_cluster: MakeCluster, tmp_path: Path
+    module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    cluster = make_cluster(bookies=4, session_timeout_s=20.0)
+    cluster = module_cluster
     uri = cluster.metadata_service_uri
 
     async def run() -> None:

@@ -7,7 +7,6 @@ the ledger's lock.
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,18 +33,16 @@ from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+CLUSTER = {
+    # The sorted storage goes on showing a collected ledger until its write cache is flushed.
+    "storage": Storage.INTERLEAVED,
+    "bookie_settings": {"gcWaitTime": "500", "gcOverreplicatedLedgerWaitTime": "500"},
+}
 
 ON_THREE = (3, 3, 3)
 ENTRY_COUNT = 20
 LONG_SESSION = {"ZOOKEEPER_SESSION_TIMEOUT_S": "60"}
 """A node that is frozen keeps its locks for as long."""
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    often = {"gcWaitTime": "500", "gcOverreplicatedLedgerWaitTime": "500"}
-    # The sorted storage goes on showing a collected ledger until its write cache is flushed.
-    return {"bookie_settings": often, "storage": Storage.INTERLEAVED}
 
 
 # --- What bookies hold -----------------------------------------------------------------------------

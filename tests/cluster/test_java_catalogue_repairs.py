@@ -18,6 +18,7 @@ from ledgers.model import BookieId, Segment
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.marks import locked_ledger_ids
 from replication.reasons import Reason
+from tests.cluster.bookies_in_trouble import kill_and_expire, terminate
 from tests.cluster.steps import (
     GONE,
     WORKER_ONLY,
@@ -76,6 +77,7 @@ def test_a_wiped_bookie_gets_back_what_it_lacks_and_damage_is_moved_elsewhere(
             )
             wiped = (await on.metadata(others[0])).last_segment.ensemble[0]
             before = await on.metadata(everywhere)
+            kill_and_expire(module_cluster, wiped)
             await asyncio.to_thread(module_cluster.wipe, wiped)
             await asyncio.to_thread(module_cluster.start_bookie, wiped)
             await store_damaged(on, others[0], wiped)
@@ -163,7 +165,7 @@ def test_two_workers_try_an_unreadable_ledger_seldom_and_at_once_when_its_bookie
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             (ledger,) = await on.write(shape(0, quorums=ON_ONE))
             (only,) = (await on.metadata(ledger)).last_segment.ensemble
-            module_cluster.terminate(only)
+            terminate(module_cluster, only)
             two = [start(name, settings=WORKER_ONLY) for name in ("one", "other")]
             try:
                 await on.mark([ledger.ledger_id])
@@ -201,7 +203,7 @@ def test_a_ledger_waits_for_a_bookie_to_copy_to_and_one_that_joins_gets_what_was
             lost = (await on.metadata(ledger)).last_segment.ensemble[2]
             node = start("node")
             await wait_for(lambda: events(node, "audit.finished"), "audit")
-            module_cluster.terminate(lost)
+            terminate(module_cluster, lost)
             try:
                 await wait_note(on, ledger, Reason.NO_TARGET)
 

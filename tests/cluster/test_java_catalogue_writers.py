@@ -17,6 +17,7 @@ import pytest
 from daemon.local.cluster import LocalCluster
 from ledgers.model import BookieId
 from replication.reasons import Reason
+from tests.cluster.bookies_in_trouble import terminate
 from tests.cluster.steps import Bench, bench, errors, events, nodes, wait_for
 from tests.java.messages import Content, Expected, Shape, Stopped, Verdict
 from tests.java.tool import JavaReader, JavaTool, JavaWriter
@@ -109,7 +110,7 @@ def test_open_ledgers_of_java_are_fenced_after_the_grace_and_their_writer_learns
             async with bench(uri) as on, nodes(uri, tmp_path) as start:
                 node = start("node", settings=SHORT_GRACE)
                 await wait_for(lambda: events(node, "audit.finished"), "audit")
-                module_cluster.terminate(victim)
+                terminate(module_cluster, victim)
                 await wait_unnamed(on, victim, [writer.ledger_id, *empty])
                 defer = events(node, "ledger.put_aside")
                 assert Reason.OPEN_LEDGER_GRACE.value in {event["reason"] for event in defer}
@@ -143,7 +144,7 @@ def test_an_open_ledger_without_entries_outlives_the_loss_of_two_bookies_in_turn
             node = start("node", settings=NO_GRACE)
             await wait_for(lambda: events(node, "audit.finished"), "audit")
             for victim in (first, second):
-                module_cluster.terminate(victim)
+                terminate(module_cluster, victim)
                 await wait_unnamed(on, victim, [written.ledger])
             assert not errors(node)
             return await asyncio.to_thread(java.read, uri, written.ledger, with_recovery=True)
@@ -173,7 +174,7 @@ def test_a_java_writer_changes_its_ensemble_while_we_repair_and_both_changes_las
             await asyncio.to_thread(writer.wait_acknowledged, writer.last_acknowledged + 200)
             victim = members(java, uri, writer.ledger_id)[1]
             with back_afterwards(module_cluster, victim):
-                module_cluster.terminate(victim)
+                terminate(module_cluster, victim)
                 await wait_unnamed(on, victim, [writer.ledger_id])
 
         async def run() -> None:
@@ -222,7 +223,7 @@ def test_java_recovers_ledgers_that_we_repair_and_nothing_acknowledged_is_lost(
                 node = start("node", settings=NO_GRACE)
                 await wait_for(lambda: events(node, "audit.finished"), "audit")
                 found = await asyncio.to_thread(recovered_by_java) if is_fenced_first else []
-                module_cluster.terminate(victim)
+                terminate(module_cluster, victim)
                 found = found or await asyncio.to_thread(recovered_by_java)
                 await wait_unnamed(on, victim, ledger_ids)
                 assert not errors(node)
@@ -270,7 +271,7 @@ def test_a_java_reader_reads_on_when_every_bookie_of_its_ledger_has_been_replace
                 node = start("node", settings=NO_GRACE)
                 await wait_for(lambda: events(node, "audit.finished"), "audit")
                 for victim in victims:
-                    module_cluster.terminate(victim)
+                    terminate(module_cluster, victim)
                     await wait_unnamed(on, victim, ledger_ids)
                 assert not errors(node)
 

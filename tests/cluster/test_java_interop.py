@@ -10,6 +10,7 @@ from daemon.local.cluster import LocalCluster
 from ledgers.codec.metadata import parse_metadata, serialize_metadata
 from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState
 from ledgers.writing import LedgerOptions
+from tests.cluster.bookies_in_trouble import terminate
 from tests.cluster.our_client import our_client, sha256_of
 from tests.java.messages import Expected, Shape, Verdict
 from tests.java.tool import JavaTool, JavaWriter
@@ -188,7 +189,7 @@ def test_we_read_a_ledger_whose_bookie_java_replaced_while_writing(
     with JavaWriter(uri, Shape(), window=5) as writer:
         writer.wait_acknowledged(20)
         victim = BookieId(java.metadata(uri, writer.ledger_id).ensembles[0][1])
-        module_cluster.terminate(victim)
+        terminate(module_cluster, victim)
         writer.wait_acknowledged(writer.last_acknowledged + 100)
         stopped = writer.stop()
     module_cluster.start_bookie(victim)

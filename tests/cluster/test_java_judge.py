@@ -15,6 +15,7 @@ from daemon.local.spec import port_of
 from ledgers.digest import EntryDigest
 from ledgers.errors import SettingsError
 from ledgers.model import BookieId, DigestType
+from tests.cluster.bookies_in_trouble import expire, kill_and_expire, terminate
 from tests.java import judge
 from tests.java.messages import Expected, Shape, Verdict
 from tests.java.tool import JavaTool, JavaWriter
@@ -83,6 +84,7 @@ def test_every_copy_on_a_killed_bookie_is_missing(
     module_cluster.kill(victim)
 
     report = java.judge(uri, [written.ledger])
+    expire(module_cluster, victim)
     module_cluster.start_bookie(victim)
     afterwards = java.judge(uri, [written.ledger])
 
@@ -99,7 +101,7 @@ def test_a_bookie_that_left_makes_even_an_empty_ledger_incomplete(
     empty = msgspec.structs.replace(ON_EVERY_BOOKIE, entries=0)
     written = java.write(uri, ON_EVERY_BOOKIE, empty)
     victim = module_cluster.bookies[1]
-    module_cluster.terminate(victim)
+    terminate(module_cluster, victim)
 
     report = java.judge(uri, ids(written))
     module_cluster.start_bookie(victim)
@@ -113,6 +115,7 @@ def test_copies_that_a_wiped_bookie_lacks_or_stores_wrongly_are_missing(
 ) -> None:
     (written,) = java.write(uri, ON_EVERY_BOOKIE)
     victim = module_cluster.bookies[2]
+    kill_and_expire(module_cluster, victim)
     module_cluster.wipe(victim)
     module_cluster.start_bookie(victim)
     digest = EntryDigest(DigestType.CRC32C, ON_EVERY_BOOKIE.password.encode())
@@ -153,7 +156,7 @@ def test_a_bookie_that_does_not_answer_leaves_the_judge_in_doubt(
 
     module_cluster.pause(victim)
     report = java.judge(uri, [written.ledger], read_timeout_s=1)
-    module_cluster.kill(victim)  # its session expires anyway
+    kill_and_expire(module_cluster, victim)
     module_cluster.start_bookie(victim)
 
     assert report.verdict is Verdict.UNKNOWN
@@ -201,7 +204,7 @@ def test_the_command_names_the_ledger_whose_copies_are_missing(
 ) -> None:
     (written,) = java.write(uri, ON_EVERY_BOOKIE)
     victim = module_cluster.bookies[4]
-    module_cluster.terminate(victim)
+    terminate(module_cluster, victim)
 
     command = CliRunner().invoke(judge.main, [uri, "--ledgers", str(written.ledger)])
     module_cluster.start_bookie(victim)

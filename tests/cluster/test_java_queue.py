@@ -21,6 +21,7 @@ from replication.nodes import Membership, NodeInfo, Role
 from replication.transactions import Batcher
 from replication.work_queue import Queue
 from replication.znodes import underreplication_path
+from tests.cluster.bookies_in_trouble import terminate
 from tests.cluster.our_client import OurClient, our_client
 from tests.java.messages import Mark, Shape, Verdict
 from tests.java.tool import JavaTool
@@ -134,7 +135,7 @@ def test_a_java_worker_repairs_what_we_marked_and_leaves_what_we_hold(
         for ledger in java.write(uri, ON_FOUR)
         if victim in java.metadata(uri, ledger.ledger).ensembles[0]
     ]
-    module_cluster.terminate(victim)
+    terminate(module_cluster, victim)
 
     def verdict(ledger_id: int) -> Verdict:
         return java.judge(uri, [ledger_id]).verdict
@@ -176,7 +177,7 @@ def test_java_takes_office_when_we_leave_it_and_finds_the_lost_bookie(
     with autorecovery(module_cluster):
         asyncio.run(hold_office_and_leave())
         asyncio.run(until(lambda: java.auditor(uri) not in (US, None)))
-        module_cluster.terminate(victim)
+        terminate(module_cluster, victim)
         asyncio.run(until(lambda: java.judge(uri, [written.ledger]).verdict is Verdict.WHOLE))
     module_cluster.start_bookie(victim)
 

@@ -1,6 +1,7 @@
 """Ledgers written, read and recovered on real bookies, with Java's client on the other side."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from ledgers.recovery import recover_ledger
 from ledgers.registration import Registration
 from ledgers.writing import LedgerOptions, LedgerWriter
 from ledgers.zookeeper.store import ZooKeeperStore
+from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.our_client import sha256_of
 from tests.java.messages import Shape, Verdict
 from tests.java.tool import JavaTool, JavaWriter
@@ -188,7 +190,13 @@ def test_a_java_writer_is_fenced_and_loses_nothing_that_was_acknowledged(
     stopped = writer.wait_stopped()
     assert stopped.error is not None
     assert writer.last_acknowledged <= closed.last_entry_id
-    assert java.judge(uri, [writer.ledger_id]).verdict is Verdict.WHOLE
+    # The slowest of three bookies may lack entries up to the LAC that two acknowledged: they were
+    # on their way when it was fenced, and a recovery writes again only what is beyond the LAC.
+    judged = java.judge(uri, [writer.ledger_id]).ledgers[writer.ledger_id]
+    assert judged.error is None
+    assert judged.problems.keys() <= {"absent"}, judged
+    lacking = Counter(copy.entry for copy in judged.examples)
+    assert set(lacking.values()) <= {1}, "two bookies have every entry"
 
 
 def test_a_writer_of_ours_is_fenced_by_java_and_loses_nothing_that_was_acknowledged(
@@ -255,16 +263,16 @@ def test_ours_and_javas_recovery_at_once_agree(cluster: LocalCluster, java: Java
 
 
 def test_a_bookie_killed_under_a_writer_is_replaced_and_nothing_is_lost(
-    module_cluster: LocalCluster, java: JavaTool
+    cluster: LocalCluster, java: JavaTool
 ) -> None:
     options = LedgerOptions(write_quorum=3, ack_quorum=3, password=b"secret")
 
     async def scenario() -> LedgerMetadata:
-        async with client(module_cluster) as ours:
+        async with client(cluster) as ours:
             async with ours.writer(options) as writer:
                 await write(writer, payloads()[:10])
                 killed = writer.metadata.last_segment.ensemble[1]
-                module_cluster.kill(killed)
+                kill_and_expire(cluster, killed)
                 await write(writer, payloads()[10:])
                 closed = await writer.close()
             assert await ours.payloads(writer.ledger_id) == payloads()
@@ -272,10 +280,10 @@ def test_a_bookie_killed_under_a_writer_is_replaced_and_nothing_is_lost(
             assert second.first_entry_id == 10
             assert killed not in second.ensemble
             content = await asyncio.to_thread(
-                java.read, module_cluster.metadata_service_uri, writer.ledger_id
+                java.read, cluster.metadata_service_uri, writer.ledger_id
             )
             assert content.sha256 == sha256_of(payloads())
-            module_cluster.start_bookie(killed)
+            cluster.start_bookie(killed)
             return closed.metadata
 
     assert run(scenario()).last_entry_id == 19
@@ -283,23 +291,23 @@ def test_a_bookie_killed_under_a_writer_is_replaced_and_nothing_is_lost(
 
 @pytest.mark.compat("LedgerRecoveryTest.testEnsembleChangeDuringRecovery", verdict="same")
 def test_an_abandoned_ledger_is_recovered_although_one_of_its_bookies_is_dead(
-    module_cluster: LocalCluster, java: JavaTool
+    cluster: LocalCluster, java: JavaTool
 ) -> None:
-    uri = module_cluster.metadata_service_uri
+    uri = cluster.metadata_service_uri
     shape = Shape(entries=50, write_quorum=3, ack_quorum=2, close=False, count=5)
     written = java.write(uri, shape)
     victim = BookieId(java.metadata(uri, written[0].ledger).ensembles[0][0])
-    module_cluster.kill(victim)
+    kill_and_expire(cluster, victim)
 
     async def scenario() -> list[LedgerMetadata]:
-        async with client(module_cluster) as ours:
+        async with client(cluster) as ours:
             closed = await asyncio.gather(*(ours.recover(each.ledger) for each in written))
             for each in written:
                 assert sha256_of(await ours.payloads(each.ledger)) == each.sha256
             return closed
 
     closed = run(scenario())
-    module_cluster.start_bookie(victim)
+    cluster.start_bookie(victim)
 
     assert {metadata.last_entry_id for metadata in closed} == {49}
     for each in written:

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from daemon.local import jars, ports
+from daemon.local import ports
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import wait_until
-from daemon.local.spec import Storage, port_of
+from daemon.local.spec import port_of
 from daemon.local.status import BookieState, observe
-from ledgers.codec.layout import Layout, parse_layout
 from ledgers.errors import SettingsError, UnavailableError
 from ledgers.model import BookieId
-from tests.cluster.conftest import MakeCluster
+from tests.cluster.conftest import SESSION_TIMEOUT_S, MakeCluster
 
 pytestmark = pytest.mark.cluster
 
+CLUSTER = {"bookies": 4, "session_timeout_s": SESSION_TIMEOUT_S}
 TIMEOUT_S = 30.0
 RSS_BYTES_MAX = 200 << 20
 
@@ -43,22 +43,24 @@ def states(cluster: LocalCluster) -> list[str]:
     return [bookie.state for bookie in observe(cluster).bookies]
 
 
-def test_every_bookie_is_writable_and_small_once_the_cluster_is_up(cluster: LocalCluster) -> None:
-    status = observe(cluster)
+def test_every_bookie_is_writable_and_small_once_the_cluster_is_up(
+    module_cluster: LocalCluster,
+) -> None:
+    status = observe(module_cluster)
 
     assert status.is_whole
-    assert cluster.writable() == frozenset(cluster.bookies)
-    assert all(ports.answers(port_of(bookie)) for bookie in cluster.bookies)
-    assert not any(answers_beyond_loopback(port_of(bookie)) for bookie in cluster.bookies)
+    assert module_cluster.writable() == frozenset(module_cluster.bookies)
+    assert all(ports.answers(port_of(bookie)) for bookie in module_cluster.bookies)
+    assert not any(answers_beyond_loopback(port_of(bookie)) for bookie in module_cluster.bookies)
     assert all(0 < (bookie.rss_bytes or 0) <= RSS_BYTES_MAX for bookie in status.bookies)
 
 
-def test_zookeeper_tells_how_many_requests_it_got(cluster: LocalCluster) -> None:
-    before = int(cluster.zookeeper_monitor()["zk_packets_received"])
+def test_zookeeper_tells_how_many_requests_it_got(module_cluster: LocalCluster) -> None:
+    before = int(module_cluster.zookeeper_monitor()["zk_packets_received"])
 
-    cluster.writable()
+    module_cluster.writable()
 
-    assert int(cluster.zookeeper_monitor()["zk_packets_received"]) > before
+    assert int(module_cluster.zookeeper_monitor()["zk_packets_received"]) > before
 
 
 def test_a_killed_bookie_is_down_at_once_and_registered_until_its_session_expires(
@@ -115,6 +117,7 @@ def test_a_bookie_comes_back_though_its_former_session_lasts_too_long(
 ) -> None:
     bookie = module_cluster.bookies[1]
     assert module_cluster.terminate(bookie)
+    wait_for(lambda: bookie not in module_cluster.writable())
     client = KazooClient(module_cluster.zookeeper_address)
     client.start()
     try:
@@ -224,35 +227,6 @@ def test_a_bookie_that_cannot_start_is_shown_with_the_end_of_its_log(
 ) -> None:
     with pytest.raises(UnavailableError, match=r"(?s)bookie-\d+ ended.*NoSuchStorage"):
         make_cluster(bookies=1, bookie_settings={"ledgerStorageClass": "NoSuchStorage"})
-
-
-@pytest.mark.parametrize(
-    ("storage", "layout"),
-    [
-        (Storage.INTERLEAVED, Layout.FLAT),
-        (Storage.DB, Layout.LEGACY_HIERARCHICAL),
-        (Storage.SORTED, Layout.LONG_HIERARCHICAL),
-    ],
-)
-def test_storage_and_layout_are_as_chosen(
-    make_cluster: MakeCluster, storage: Storage, layout: Layout
-) -> None:
-    cluster = make_cluster(bookies=1, storage=storage, layout=layout)
-
-    log = (cluster.logs / f"bookie-{port_of(cluster.bookies[0])}.log").read_text()
-    assert storage.java_class in log
-    assert parse_layout(znode(cluster, "/ledgers/LAYOUT")) is layout
-
-
-@pytest.mark.parametrize("version", ["4.16.6", "4.17.3"])
-def test_older_bookies_work_too(make_cluster: MakeCluster, version: str) -> None:
-    if not jars.jars_folder(version).exists():
-        pytest.skip(f"not fetched: bookmender local up --bookkeeper {version} does that")
-
-    cluster = make_cluster(bookies=1, bookkeeper=version)
-
-    assert cluster.spec.bookkeeper == version
-    assert observe(cluster).is_whole
 
 
 @pytest.mark.usefixtures("_prerequisites")

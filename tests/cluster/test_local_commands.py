@@ -16,6 +16,7 @@ from daemon.demo.workload import OPEN_SIZE
 from daemon.local import znodes
 from daemon.local.processes import wait_until
 from ledgers.reading import OpenedLedger, find_end
+from tests import forked
 from tests.cluster.our_client import our_client
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("_prerequisites")]
@@ -34,13 +35,8 @@ class Terminal:
         return [*COMMAND, *arguments, "--data", str(self.data)]
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            self.command(*arguments),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        command = ["daemon", "local", *arguments, "--data", str(self.data)]
+        return forked.run(command, os.environ, timeout_s=TIMEOUT_S)
 
     def status(self) -> Any:
         return json.loads(self.run("status", "-o", "json").stdout)

@@ -4,7 +4,6 @@ it."""
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+CLUSTER = {"bookies": 4}
 
 LAST = 29
 LOST = 13
@@ -31,11 +31,6 @@ SOON = {
     "REPLICATION_RETRY_MIN_S": "0.2",
     "REPLICATION_RETRY_MAX_S": "0.4",
 }
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"bookies": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

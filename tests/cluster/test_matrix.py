@@ -17,8 +17,8 @@ import pytest
 
 from daemon.local import jars
 from daemon.local.cluster import LocalCluster
-from daemon.local.spec import Storage
-from ledgers.codec.layout import SHORT_ID_STOP, Layout
+from daemon.local.spec import Storage, port_of
+from ledgers.codec.layout import SHORT_ID_STOP, Layout, parse_layout
 from ledgers.digest import master_key
 from ledgers.model import BookieId, DigestType
 from ledgers.writing import LedgerOptions
@@ -72,6 +72,10 @@ def test_what_a_dead_bookie_held_is_good_again_to_java(
         session_timeout_s=SESSION_TIMEOUT_S,
     )
     uri = cluster.metadata_service_uri
+    assert (
+        storage.java_class
+        in (cluster.logs / f"bookie-{port_of(cluster.bookies[0])}.log").read_text()
+    )
 
     async def run() -> None:
         by_java = await asyncio.to_thread(java.write, uri, *shapes_for_java())
@@ -80,6 +84,7 @@ def test_what_a_dead_bookie_held_is_good_again_to_java(
             scene = await set_scene(client, cluster, open_ledger=by_java[-1], wide=ours[:2])
         written = by_java + ours
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            assert parse_layout((await on.seen.store.get("/ledgers/LAYOUT"))[0]) is layout
             node = start("node", settings=DAEMON)
             kill_and_expire(cluster, scene.victim)
             await on.mark(list(scene.refilled))

@@ -16,6 +16,7 @@ from tests.cluster.our_client import our_client, sha256_of
 from tests.cluster.steps import AUDITOR_ONLY, bench, errors, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+CLUSTER = {"bookies": 4}
 
 RACKS_PATH = "/racks-of-a-test"
 ON_TWO = (2, 2, 2)
@@ -23,11 +24,6 @@ LEDGERS = 12
 """By lot alone, a third of them is in one rack."""
 IDLE_AFTER_S = 2
 PAYLOADS = [b"%d" % number for number in range(5)]
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"bookies": 4}
 
 
 def test_copies_that_are_in_one_rack_are_moved_to_two(

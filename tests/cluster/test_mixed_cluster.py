@@ -22,7 +22,7 @@ from ledgers.store import ANY_VERSION
 from replication import znodes
 from replication.marks import locked_ledger_ids
 from tests.cluster.beside_java import assert_whole, javas
-from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.steps import (
     AUDITOR_ONLY,
     GONE,
@@ -55,7 +55,7 @@ def cluster_options(request: pytest.FixtureRequest) -> dict[str, Any]:
     version = request.param
     if not jars.jars_folder(version).exists():
         pytest.skip(f"not fetched: bookmender local up --bookkeeper {version} does that")
-    return {"session_timeout_s": SESSION_TIMEOUT_S, "bookkeeper": version}
+    return {} if version == jars.BOOKKEEPER_DEFAULT else {"bookkeeper": version}
 
 
 # --- What is seen ----------------------------------------------------------------------------------

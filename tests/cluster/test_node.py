@@ -23,8 +23,6 @@ from replication.ledger_record import WaitingNotes
 from replication.nodes import live_nodes
 from replication.reasons import Reason
 from tests.cluster.bookies_in_trouble import (
-    READ_ONLY_SURVIVES_RESTART,
-    SESSION_TIMEOUT_S,
     expire,
     kill_and_expire,
     make_read_only,
@@ -38,14 +36,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 STOP_MAX_S = 5.0
 ON_THREE = (3, 3, 2)
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {
-        "session_timeout_s": SESSION_TIMEOUT_S,
-        "bookie_settings": READ_ONLY_SURVIVES_RESTART,
-    }
 
 
 # --- Started ---------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from daemon.local.cluster import LocalCluster
 from ledgers.model import LedgerState
 from replication.marks import locked_ledger_ids
 from replication.nodes import live_nodes
-from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S
 from tests.cluster.faulty_daemon import Point
 from tests.cluster.steps import (
     WORKER_ONLY,
@@ -35,11 +33,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 STOP_MAX_S = 5.0
 ON_THREE = (3, 3, 2)
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"session_timeout_s": SESSION_TIMEOUT_S}
 
 
 async def assert_nothing_is_held(on: Bench) -> None:

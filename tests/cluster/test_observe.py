@@ -17,22 +17,18 @@ from ledgers.digest import EntryDigest
 from ledgers.model import BookieId
 from replication.znodes import own_path
 from tests.cluster.beside_java import javas
-from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import STOP_TIMEOUT_S, Bench, bench, errors, events, nodes, shape, wait_for
 from tests.cluster.test_mixed_cluster import wait_leader
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+CLUSTER = {"bookies": 4}
 
 OBSERVE = {"NODE_MODE": "observe"}
 LEDGERS = 6
 ON_ALL = (4, 2, 2)
 """On every bookie there is: nobody can take over, and marks stay."""
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"bookies": 4, "session_timeout_s": SESSION_TIMEOUT_S}
 
 
 @contextmanager

@@ -5,28 +5,23 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from daemon.local.cluster import LocalCluster
 from ledgers.model import LedgerState
 from ledgers.writing import LedgerOptions
-from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.our_client import our_client
 from tests.cluster.steps import Bench, bench
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+CLUSTER = {"bookies": 3}
 
 AT_ONCE_S = 30
 """Less than any grace, and far more than a command takes to start."""
 LAST = 29
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"session_timeout_s": SESSION_TIMEOUT_S, "bookies": 3}
 
 
 @asynccontextmanager

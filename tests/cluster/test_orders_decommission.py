@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from daemon.local.cluster import LocalCluster
 from ledgers.store import ANY_VERSION
 from replication import znodes
 from tests.cluster.beside_java import assert_whole
-from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, expire, kill_and_expire
+from tests.cluster.bookies_in_trouble import expire, kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait_for
 from tests.java.tool import JavaTool
@@ -24,11 +23,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 NO_GRACE = {"REPLICATION_OPEN_LEDGER_GRACE_S": "0"}
 SOON_S = 2.0
 """Time enough for an auditor that has no delay to mark what it takes for lost."""
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"session_timeout_s": SESSION_TIMEOUT_S}
 
 
 async def set_delay(on: Bench, delay_s: int) -> None:

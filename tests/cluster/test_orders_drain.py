@@ -3,7 +3,6 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,6 @@ from replication.marks import marked_ledger_ids
 from replication.znodes import own_path
 from tests.cluster.beside_java import assert_whole, javas
 from tests.cluster.bookies_in_trouble import (
-    READ_ONLY_SURVIVES_RESTART,
-    SESSION_TIMEOUT_S,
     make_writable,
     status_file,
 )
@@ -27,18 +24,10 @@ from tests.java.tool import JavaTool, JavaWriter
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+CLUSTER = {"bookies": 6}
 
 OURS = {"REPLICATION_RETRY_MIN_S": "0.5", "REPLICATION_RETRY_MAX_S": "1"}
 """Ledgers that their writer closes are looked at soon again."""
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {
-        "session_timeout_s": SESSION_TIMEOUT_S,
-        "bookies": 6,
-        "bookie_settings": READ_ONLY_SURVIVES_RESTART,
-    }
 
 
 async def is_drained(uri: str, *bookies: BookieId) -> bool:

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from replication.marks import locked_ledger_ids, marked_ledger_ids
 from replication.nodes import live_nodes
 from replication.znodes import own_path
 from tests.cluster.beside_java import assert_whole
-from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.our_client import our_client
 from tests.cluster.steps import bench, shape, wait_for
@@ -28,13 +27,9 @@ from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+CLUSTER = {"bookies": 3}
 
 ON_TWO, ON_ALL = (2, 2, 2), (3, 3, 2)
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    return {"session_timeout_s": SESSION_TIMEOUT_S, "bookies": 3}
 
 
 @pytest.mark.compat(

@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 
 from daemon.demo.workload import Ending
+from daemon.local.cluster import LocalCluster
 from ledgers.model import LedgerState, Segment
-from tests.cluster.conftest import MakeCluster
+from tests.cluster.bookies_in_trouble import terminate
 from tests.cluster.steps import GONE, WORKER_ONLY, bench, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+CLUSTER = {"bookies": 4}
 
 
 def test_a_closed_part_of_an_open_ledger_is_copied_to_a_bookie_of_its_open_end(
-    make_cluster: MakeCluster, tmp_path: Path
+    module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    cluster = make_cluster(bookies=4)
+    cluster = module_cluster
     uri = cluster.metadata_service_uri
 
     async def run() -> None:
@@ -34,7 +36,7 @@ def test_a_closed_part_of_an_open_ledger_is_copied_to_a_bookie_of_its_open_end(
                 Segment(first_entry_id=10, ensemble=(first[0], fourth, first[2]))
             )
             await on.seen.manager.write(ledger.ledger_id, metadata, read_as=found)
-            await asyncio.to_thread(cluster.terminate, first[1])
+            await asyncio.to_thread(terminate, cluster, first[1])
             await wait_for(lambda: first[1] not in cluster.writable(), "bookie gone")
 
             start("node", settings=WORKER_ONLY)

@@ -26,7 +26,7 @@ from ledgers.writing import LedgerOptions
 from replication import znodes
 from replication.ledger_record import WaitingNotes
 from replication.reasons import Reason
-from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender, has_condition
 from tests.cluster.our_client import our_client, sha256_of
 from tests.cluster.steps import STOP_TIMEOUT_S, Bench, bench, errors, events, nodes, wait_for
@@ -36,6 +36,7 @@ from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+CLUSTER = {"bookies": 3}  # just the ensemble: no bookie can take another's place
 
 LAST = 29
 PAYLOADS = [b"entry %d" % entry_id * 20 for entry_id in range(LAST + 1)]
@@ -44,12 +45,6 @@ SOON = {
     "REPLICATION_RETRY_MAX_S": "0.4",
     "REPLICATION_OPEN_LEDGER_GRACE_S": "1",
 }
-
-
-@pytest.fixture(scope="module")
-def cluster_options() -> dict[str, Any]:
-    """Just the ensemble: no bookie can take another's place."""
-    return {"bookies": 3, "session_timeout_s": SESSION_TIMEOUT_S}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.conftest import _prerequisites, cluster
 from tests.contract.metadata_stores import MemoryWorld, World, ZooKeeperWorld
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
-
-__all__ = ["_prerequisites", "cluster"]
 
 
 @pytest.fixture(scope="session")

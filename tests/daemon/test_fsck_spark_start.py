@@ -5,9 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from pyspark import __version__
 
 from tests.daemon.spark_homes import environment_without_spark, spark_home
+from tests.spark_cluster import QUICK_TO_START
+
+pytestmark = pytest.mark.timeout(300)  # a start of Spark, on a busy machine
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -40,7 +44,10 @@ try:
     with applied(launch):
         context = open_spark(
             master,
-            {{"spark.driver.memory": "512m"}},
+            {{
+                "spark.driver.memory": "512m",
+                "spark.driver.extraJavaOptions": {QUICK_TO_START!r},
+            }},
             log=log,
             suspects=launch.suspects,
             start_timeout_s={start_timeout_s},

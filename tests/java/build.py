@@ -16,6 +16,7 @@ from ledgers.errors import BookmenderError, SettingsError
 
 SOURCES = Path(__file__).parent
 COMPILE_TIMEOUT_S = 120.0
+JAR = "program.jar"
 
 HOW_TO_INSTALL = (
     f"no Java compiler found: install a JDK, {OLDEST_MAJOR} or later (apt install "
@@ -25,18 +26,23 @@ HOW_TO_INSTALL = (
 
 
 def compiled_classes(version: str, java: Java) -> Path:
-    """The folder with the class files. BookKeeper's jars must have been fetched (``jars.fetch``).
+    """The jar of the program. BookKeeper's jars must have been fetched (``jars.fetch``).
 
     Raises SettingsError without a Java compiler, BookmenderError when the sources do not compile.
     """
-    folder = jars.jars_folder(version).parent.parent / "java" / f"{version}-{_sources_hash()}"
+    folder = jars.jars_folder(version).parent.parent / "java" / f"{version}-{_sources_hash()}-jar"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="compile-", dir=folder.parent) as workplace:
             classes = Path(workplace) / "classes"
             _compile(classes, version, find_compiler(java))
-            _publish(classes, folder)
-    return folder
+            # A jar, because a JVM shares no class data where a folder is in its class path.
+            whole = Path(workplace) / "whole"
+            whole.mkdir()
+            shutil.make_archive(str(whole / JAR), "zip", classes)
+            (whole / f"{JAR}.zip").rename(whole / JAR)
+            _publish(whole, folder)
+    return folder / JAR
 
 
 def _sources() -> list[Path]:

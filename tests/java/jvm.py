@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from daemon.local import jars
+from daemon.local import jars as archive
 from daemon.local.bookie import NETTY_PROPERTIES
 from daemon.local.java import Java
 from ledgers.errors import SettingsError, UnavailableError
@@ -27,22 +28,29 @@ MAIN_CLASS = "bookmender.Main"
 HEAP_MIB, DIRECT_MIB = 256, 256
 SILENCE_TIMEOUT_S = 60.0
 """How long it may print nothing while it runs a command."""
-END_TIMEOUT_S = 10.0
+END_TIMEOUT_S, RECORD_TIMEOUT_S = 10.0, 60.0
 CALLED_WRONGLY = 2
 
 
 class Jvm:
     """One process, of one BookKeeper version. Its standard error is ours."""
 
-    def __init__(self, version: str) -> None:
-        """Fetch jars and compile the program if need be.
+    def __init__(self, version: str, *, may_record: bool = False) -> None:
+        """Fetch jars and compile the program if need be. ``may_record``: where there is no archive
+        of its classes yet, record one when it ends.
 
         Raises SettingsError without a JDK, UnavailableError when the jars cannot be fetched.
         """
         java = Java.find()
         jars.fetch(version, java)
         self._temporary = tempfile.TemporaryDirectory(prefix="bookmender-java-")
-        command = java_command(version, java, temporary=Path(self._temporary.name))
+        temporary = Path(self._temporary.name)
+        self._archive = class_archive(version, java)
+        self._archive_draft = temporary / "classes.jsa"
+        draft = self._archive_draft if may_record else None
+        shared = archive.flags(self._archive, draft=draft)
+        self._end_timeout_s = RECORD_TIMEOUT_S if str(draft) in "".join(shared) else END_TIMEOUT_S
+        command = java_command(version, java, temporary=temporary, flags=shared)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -111,10 +119,12 @@ class Jvm:
         """End the process. Any number of times."""
         self.end_input()
         try:
-            self._process.wait(END_TIMEOUT_S)
+            self._process.wait(self._end_timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
         self._listener.join()
+        if self._process.returncode == 0:
+            archive.keep(self._archive_draft, self._archive)
         self._temporary.cleanup()
 
     def _next(self) -> AnyRecord:
@@ -136,11 +146,18 @@ class Jvm:
         self._records.put(None)
 
 
-def java_command(version: str, java: Java, *, temporary: Path) -> list[str]:
-    classes = compiled_classes(version, java)
+def class_archive(version: str, java: Java) -> Path:
+    """Where the program's classes are kept ready to be mapped; see ``daemon.local.jars``."""
+    return compiled_classes(version, java).with_name(f"java-{java.version}.jsa")
+
+
+def java_command(
+    version: str, java: Java, *, temporary: Path, flags: Sequence[str] = ()
+) -> list[str]:
+    program = compiled_classes(version, java)
     return java.command(
         [MAIN_CLASS],
-        classpath=os.pathsep.join([str(classes), jars.bookkeeper_classpath(version)]),
+        classpath=os.pathsep.join([str(program), jars.bookkeeper_classpath(version)]),
         heap_mib=HEAP_MIB,
         direct_mib=DIRECT_MIB,
         temporary=temporary,
@@ -148,4 +165,5 @@ def java_command(version: str, java: Java, *, temporary: Path) -> list[str]:
             **NETTY_PROPERTIES,
             "log4j2.configurationFile": str(SOURCES / "log4j2.properties"),
         },
+        flags=flags,
     )

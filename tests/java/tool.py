@@ -117,7 +117,7 @@ class JavaTool:
         on_record: OnRecord = lambda record: None,
     ) -> list[AnyRecord]:
         if self._jvm is None:
-            self._jvm = Jvm(self._version)
+            self._jvm = Jvm(self._version, may_record=True)
         answer = []
         try:
             self._jvm.send(command, uri, options or {})

@@ -263,7 +263,7 @@ class _Giving:
 @pytest.mark.parametrize("write_quorum", [3, 2])
 def test_the_memory_of_a_copy_does_not_grow_with_its_ledger(write_quorum: int) -> None:
     bookies = _Giving()
-    what = whole_ledger(BOOKIES[:3], entry_count=1_000_000, write_quorum=write_quorum)
+    what = whole_ledger(BOOKIES[:3], entry_count=300_000, write_quorum=write_quorum)
     tracemalloc.start()
     try:
         outcome = run(copy_index(what, bookies=cast(Bookies, bookies), digest=DIGEST))
@@ -277,7 +277,7 @@ def test_the_memory_of_a_copy_does_not_grow_with_its_ledger(write_quorum: int) -
 @pytest.mark.parametrize("write_quorum", [2, 3])
 def test_the_memory_of_a_refill_does_not_grow_with_its_ledger(write_quorum: int) -> None:
     bookies = _Giving()
-    what = whole_ledger(BOOKIES[:3], entry_count=1_000_000, write_quorum=write_quorum)
+    what = whole_ledger(BOOKIES[:3], entry_count=300_000, write_quorum=write_quorum)
     lacking = what.entry_ids if write_quorum == 2 else EntryRuns(what.entry_ids)
     what = replace(what, target=what.fragment.ensemble[what.index], entry_ids=lacking)
     tracemalloc.start()
