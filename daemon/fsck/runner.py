@@ -70,7 +70,6 @@ from ledgers.model import BookieId
 from ledgers.placement import Rule
 from ledgers.registration import read_instance_id
 from ledgers.tasks import task_scope
-from replication import znodes
 from replication.cluster import ViewSource
 from replication.marks import prepare_tree
 from replication.nodes import Membership, Role
@@ -283,7 +282,7 @@ async def read_cluster_facts(cluster: AdminSession) -> ClusterFacts:
     placing = await begin_placing(
         cluster.settings.placement,
         store=cluster.store,
-        ur=cluster.ur,
+        paths=cluster.paths,
         views=views,
         local=None,
         clock=clock,
@@ -311,7 +310,7 @@ async def publish_summary(settings: Settings, summary: Summary) -> None:
     complete without it."""
     try:
         async with admin_session(settings) as cluster:
-            await write_last(cluster.store, cluster.ur, summary)
+            await write_last(cluster.store, cluster.paths, summary)
     except BookmenderError as error:
         log.error("fsck_run.publish_failed", error=str(error))
 
@@ -357,7 +356,7 @@ async def mark_damaged(
         check_cluster(folder, await cluster_identity(cluster))
         marked = await mark_in_session(cluster, damaged, show)
         try:
-            await note_marked(cluster.store, cluster.ur, run, marked.count)
+            await note_marked(cluster.store, cluster.paths, run, marked.count)
         except BookmenderError as error:  # the marks are written
             log.error("fsck_marks.record_failed", error=str(error))
         return marked
@@ -366,21 +365,21 @@ async def mark_damaged(
 async def mark_in_session(
     cluster: AdminSession, damaged: Sequence[DamagedLedger], show: Show
 ) -> MarkResult:
-    store, ur, clock = cluster.store, cluster.ur, SystemClock()
-    if await store.exists(znodes.disable_path(ur)) is not None:
+    store, paths, clock = cluster.store, cluster.paths, SystemClock()
+    if await store.exists(paths.disable) is not None:
         raise RejectedError(
             "auto-recovery is disabled, so nothing is marked; enable it with bookmender enable"
         )
-    await prepare_tree(store, ur)
+    await prepare_tree(store, paths)
     views = ViewSource(cluster.registration, clock)
     await views.refresh()
-    membership = await Membership.join(store, ur, by_hand())
+    membership = await Membership.join(store, paths, by_hand())
     batcher = Batcher(store, [membership.guard])
     async with task_scope() as scope:
         scope.start(batcher.run())
         marker = DamageMarker(
-            BothQueues(store, batcher, ur, clock),
-            Findings(store, batcher, ur, clock),
+            BothQueues(store, batcher, paths, clock),
+            Findings(store, batcher, paths, clock),
             cluster.manager,
             views,
         )

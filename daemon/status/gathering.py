@@ -35,7 +35,6 @@ from daemon.status.state import (
 )
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
-from replication import znodes
 from replication.client_activity import read_activity
 from replication.cluster import ClusterView
 from replication.ledger_record import (
@@ -63,19 +62,19 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
     """Read the state. ``clock``: None for the real one. Raises UnavailableError if a part could not
     be read."""
     clock = clock or SystemClock()
-    store, ur = cluster.store, cluster.ur
-    nodes = await live_nodes(store, ur)
-    leader = await current_leader(store, ur)
-    marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
+    store, paths = cluster.store, cluster.paths
+    nodes = await live_nodes(store, paths)
+    leader = await current_leader(store, paths)
+    marked = await read_marks(store, paths, await marked_ledger_ids(store, paths))
     marked_ids = {ledger.ledger_id for ledger in marked}
-    own = await read_private_queue(store, ur, shared=marked_ids)
+    own = await read_private_queue(store, paths, shared=marked_ids)
     queued_ids = marked_ids.union(own.ledger_ids)
-    locked_ids = await locked_ledger_ids(store, ur)
-    notes = WaitingNotes(store, ur)
+    locked_ids = await locked_ledger_ids(store, paths)
+    notes = WaitingNotes(store, paths)
     noted = sorted(await notes.ledger_ids() & queued_ids)
     readable = await notes.read_all(noted)
     waiting = await current_notes(cluster, readable)
-    orders = await OrderBook(store, ur).read()
+    orders = await OrderBook(store, paths).read()
     rows = await bookie_rows(cluster, orders, clock=clock)
     leader_node = next(
         (n.info for n in nodes if leader and n.session_id == leader.session_id), None
@@ -116,19 +115,19 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
         ),
         orders=ClusterOrders(
             hold=await current_hold(cluster, clock=clock),
-            is_disabled=await store.exists(znodes.disable_path(ur)) is not None,
+            is_disabled=await store.exists(paths.disable) is not None,
             unreadable=orders.unreadable,
         ),
         leader_state=leader_state,
         reports=Reports(
             audit=await _current_audit(cluster),
-            fsck=await read_last(store, ur),
-            fsck_closer=await read_closer(store, ur),
-            unproven=tuple(await unproven_ledger_ids(store, cluster.manager, ur)),
+            fsck=await read_last(store, paths),
+            fsck_closer=await read_closer(store, paths),
+            unproven=tuple(await unproven_ledger_ids(store, cluster.manager, paths)),
         ),
         pace=copying_pace(
             limits_in_force(orders.limits, cluster.settings),
-            await read_activity(store, ur, now_ms=now_ms),
+            await read_activity(store, paths, now_ms=now_ms),
             [row.bookie for row in rows if row.state in REGISTERED],
         ),
     )
@@ -175,7 +174,7 @@ async def _current_audit(cluster: AdminSession) -> AuditRecord | None:
 
     Only the ids in the record, at most a hundred, are read again.
     """
-    audit = await last_audit(cluster.store, cluster.ur)
+    audit = await last_audit(cluster.store, cluster.paths)
     if audit is None or not audit.unreadable:
         return audit
     are_unreadable = await asyncio.gather(*(_is_unreadable(cluster, i) for i in audit.unreadable))
@@ -201,9 +200,9 @@ async def foreign_locks(
 ) -> tuple[LockedLedger, ...]:
     """Return the locks that are not of bookmender nodes, oldest first. Only the first
     ``LOCKS_READ_MAX`` ledgers are read."""
-    locks = await read_locks(cluster.store, cluster.ur, locked_ids[:LOCKS_READ_MAX])
+    locks = await read_locks(cluster.store, cluster.paths, locked_ids[:LOCKS_READ_MAX])
     # Read after the locks. Otherwise a node that joins in between would look foreign.
-    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
     foreign = [lock for lock in locks if lock.since_ms and lock.session_id not in ours]
     return tuple(sorted(foreign, key=lambda lock: lock.since_ms))
 

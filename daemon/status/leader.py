@@ -134,9 +134,9 @@ async def gather_leader(
 ) -> LeaderState:
     """Read the records. ``leader_session_id``: of a bookmender leader, else None. ``absent``: the
     absent bookies that may become lost; ``in_maintenance``: those that may not."""
-    store, ur = cluster.store, cluster.ur
+    store, paths = cluster.store, cluster.paths
     delay = await read_delay(
-        store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
+        store, paths, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
     )
     by_cause = tuple(sorted((await _cause_counts(cluster, marked)).items()))
     if leader_session_id is None:  # the records of an earlier leader are outdated
@@ -146,10 +146,10 @@ async def gather_leader(
             untracked=_untracked(StoredAbsences(), absent, delay_s=delay.delay_s),
             by_cause=by_cause,
         )
-    index = await read_ledger_map_record(store, ur)
+    index = await read_ledger_map_record(store, paths)
     is_its_own = index is not None and index.session_id == leader_session_id
     checks = await read_checks(cluster, clock=clock)
-    absences, now_ms = await read_absences(store, ur), clock.wall_ms()
+    absences, now_ms = await read_absences(store, paths), clock.wall_ms()
     is_fresh = absences.is_fresh(now_ms=now_ms)
     are_all_named = (
         is_fresh
@@ -184,12 +184,12 @@ async def losses_due_ms(
 ) -> Mapping[BookieId, int | None]:
     """Return when each absent bookie that is not known to be lost becomes lost, by the records of a
     bookmender leader. None: unknown."""
-    store, ur = cluster.store, cluster.ur
+    store, paths = cluster.store, cluster.paths
     delay = await read_delay(
-        store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
+        store, paths, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
     )
     is_ours = await _bookmender_leader(cluster) is not None
-    absences = await read_absences(store, ur) if is_ours else StoredAbsences()
+    absences = await read_absences(store, paths) if is_ours else StoredAbsences()
     return LeaderState(
         pending_losses=_pending(absences, absent, delay_s=delay.delay_s, now_ms=clock.wall_ms()),
         untracked=_untracked(absences, absent, delay_s=delay.delay_s),
@@ -209,8 +209,8 @@ async def is_named_by_none(cluster: AdminSession, bookie: BookieId, *, clock: Cl
 
 async def _bookmender_leader(cluster: AdminSession) -> int | None:
     """Return the leader's session id. None: Java leads, or nobody."""
-    leader = await current_leader(cluster.store, cluster.ur)
-    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    leader = await current_leader(cluster.store, cluster.paths)
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
     return leader.session_id if leader is not None and leader.session_id in ours else None
 
 
@@ -254,7 +254,7 @@ async def _cause_counts(cluster: AdminSession, marked: Sequence[MarkedLedger]) -
     ledger_ids = [ledger.ledger_id for ledger in marked]
     if not ledger_ids:
         return Counter()
-    reasons = await MarkReasons.read(cluster.store, cluster.ur, ledger_ids)
+    reasons = await MarkReasons.read(cluster.store, cluster.paths, ledger_ids)
     return Counter(
         cause
         for ledger in marked

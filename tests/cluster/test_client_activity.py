@@ -26,7 +26,7 @@ WIDE = LedgerOptions(ensemble_size=2, write_quorum=2, ack_quorum=2)
 
 
 async def of(on: Bench, bookie: BookieId) -> Activity | None:
-    said = await read_activity(on.seen.store, on.seen.ur, now_ms=SystemClock().wall_ms())
+    said = await read_activity(on.seen.store, on.seen.paths, now_ms=SystemClock().wall_ms())
     return None if said is None else said.of(bookie)
 
 
