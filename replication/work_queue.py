@@ -1,19 +1,16 @@
 """The queue of marked ledgers: the tree shared with Java, bookmender's private tree, and one set of
 locks for both.
 
-A worker locks a marked ledger (``lease``). It then deletes the marks, each at the version read
-before locking (``complete``, rule S6), or unlocks the ledger (``release``). One multi creates a
-lock at a version above 0, and it is only deleted at that version; Java's locks have version 0
-(``locks``).
+A worker locks a marked ledger (``Queue.lease``). It then deletes the marks, each at the version read
+before locking (``Queue.complete``, rule S6), or only unlocks the ledger (``Queue.release``).
 
-The private tree holds marks of ledgers that Java would find whole: ledgers of draining bookies,
-repairs made by hand, and damage where Java's workers do not look. A ledger marked in both trees has
-one lock. Znodes and payloads are those of BookKeeper's ZkLedgerUnderreplicationManager.
+The private tree holds marks of ledgers that Java would find fully replicated: ledgers of draining
+bookies, repairs made by hand, and damage where Java's workers do not look. A ledger marked in both
+trees has one lock. Znodes and payloads are those of BookKeeper's ZkLedgerUnderreplicationManager.
 
-The queue as a repair by hand sees it: the ledgers that somebody named, and no others.
-
-They are marked in our own tree, so that the nodes take them as well, under the same locks, and go
-on where the one who asked does not stay to see the end.
+``GivenLedgers`` is the queue of a repair by hand: only the named ledgers. They are marked in the
+private tree, so the nodes repair them as well, under the same locks, and finish them if the
+operator stops the command.
 """
 
 import asyncio
@@ -67,7 +64,7 @@ OnApplied = Callable[[Sequence[OperationResult]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueListing:
-    """The ledger ids found by one look at the queue. Marks are read later (``Queue.read``)."""
+    """The ledger ids of one listing of the queue. Marks are read later (``Queue.read``)."""
 
     free: frozenset[int]
     """Ledgers that are probably marked and not locked. Of a long queue only a part."""
@@ -80,7 +77,7 @@ class QueueListing:
     """All ledgers that are probably marked, locked or not. None if the queue is too long to be
     listed."""
     is_queue_empty: bool = False
-    """True if no ledger is marked. The watches of ``Queue.watch_first_marks`` report the next mark."""
+    """True if no ledger is marked. ``Queue.watch_first_marks`` reports the next mark."""
 
 
 class Queue:
@@ -131,7 +128,7 @@ class Queue:
         )
 
     def may_hold(self, ledger_id: int) -> bool:
-        """Return False if the last look shows that the ledger is not marked."""
+        """Return False if the last listing shows that the ledger is not marked."""
         return self._shared.may_hold(ledger_id) or self._own.may_hold(ledger_id)
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
@@ -143,8 +140,11 @@ class Queue:
         """Lock a ledger. Returns None if it is locked already, if a mark changed, or if
         auto-recovery is disabled.
 
-        After a lost reply, asks until it is known whether the lock was created: the lock would last
-        as long as the session.
+        The multi checks the marks at the versions that were read. So the mark, the note read after
+        it and the lock belong together: whoever changed the mark meanwhile makes this fail.
+
+        After a lost reply, asks until it is known whether the lock was created. The lock would last
+        as long as the session, and no other worker could repair the ledger.
         """
         path = self._paths.lock(queued.ledger_id)
         lock = LedgerLock.of(path, session_id=self._store.session_id)
@@ -194,7 +194,7 @@ class Queue:
             )
             return lease.queued.replicas
         if found and not await self._are_as_read(lease.queued.marks):
-            return found  # a newer mark may come with more findings
+            return found  # a newer mark may belong to newer findings
         return lease.queued.replicas & found
 
     async def _are_as_read(self, marks: Sequence[VersionedMark]) -> bool:
@@ -219,6 +219,17 @@ class Queue:
         If a mark changed meanwhile, only ``extra`` and the deletion of unchanged marks are applied,
         and False is returned; the changed mark and the lock stay. ``on_applied``: receives the
         results of ``extra``.
+
+        The version of the mark protects this interleaving (rule S6):
+
+        1. Worker A reads the mark (version 0) and repairs what it names.
+        2. The auditor adds a lost bookie to the mark (version 1).
+        3. A deletes the mark at version 0. That fails, the mark stays, and the ledger is repaired
+           again.
+
+        A kill -9 before the multi leaves marks and lock; the lock ends with the session. A kill
+        after it leaves nothing. With the steps of ``_complete_in_steps`` a kill may leave a ledger
+        without some of its marks and with a lock; what was unmarked was proven by ``checks``.
 
         If an operation of ``extra`` fails, raises its cause; if the lock is lost, LockLostError.
         Nothing is applied then.
@@ -372,7 +383,7 @@ class Queue:
         return frozenset({self.session_id, *others})
 
     async def tidy(self) -> None:
-        """Delete empty directories that the last look found."""
+        """Delete the empty directories of the last listing."""
         await self._shared.tidy()
         await self._own.tidy()
 
@@ -411,7 +422,7 @@ class Queue:
 
 
 class GivenLedgers(Queue):
-    """A queue of these ledgers alone. All that are left are its worker's own share."""
+    """A queue of the given ledgers only. Its worker owns all of them."""
 
     def __init__(
         self,
@@ -426,11 +437,10 @@ class GivenLedgers(Queue):
         super().__init__(store, batcher, paths, holder=holder, clock=clock)
         self.switch = IgnoredDisableSwitch(store, paths, clock)
         self._left = set(ledger_ids)
-        """Those that had a mark whenever they were looked at; before we began all of them had
-        one."""
+        """Ledgers that are still marked, as far as is known. At first all of them are."""
 
     async def list_ledgers(self, rng: random.Random) -> QueueListing:
-        """Without a list of marks, of which a look at a long queue tells but a part."""
+        """List the given ledgers that are not locked. A listing of a long queue would be incomplete."""
         free = frozenset(self._left - await locked_ledger_ids(self._store, self._paths))
         return QueueListing(free=free, losses=free, urgent=())
 
@@ -441,5 +451,5 @@ class GivenLedgers(Queue):
         return found
 
     async def workers(self) -> frozenset[int]:
-        """Whoever asked by hand leaves nothing to others, though they may be quicker."""
+        """Return only this session: a repair by hand leaves no ledger to other workers."""
         return frozenset({self.session_id})

@@ -1,11 +1,11 @@
-"""The ReplicationWorker: locks marked ledgers, repairs many of them concurrently, and unlocks them.
+"""The ReplicationWorker: leases marked ledgers, repairs many of them at once, and releases them.
 
-The ``picker`` selects ledgers, the most endangered first, and ``repair`` does the work. A ledger
+``LedgerPicker`` selects ledgers, the most endangered first, and ``Repairer`` does the work. A ledger
 that waits for its open-ledger grace keeps its lock but lends its slot. A ledger that cannot be
 repaired now is deferred with a reason. Any node retries it after a growing backoff, or as soon as a
 bookie registers or an order changes. Nothing is retried in a hot loop.
 
-What a worker did, as a log can bear it: one line every few seconds while it does something.
+The log gets one line every few seconds while the worker repairs anything (``Summary``).
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Summary:
         self.entry_bytes += outcome.entry_bytes
 
     def tell(self, *, at_work_count: int) -> None:
-        """Log, unless nothing has happened, and begin anew."""
+        """Log the counts and reset them. Logs nothing if all are 0."""
         if not self.repaired_count and not self.waiting_count:
             return
         log.info(
@@ -66,15 +66,15 @@ class Summary:
         self.repaired_count = self.waiting_count = self.entry_count = self.entry_bytes = 0
 
     def tell_if_done(self) -> None:
-        """Nothing is at hand: say so at once where anything was repaired. Tries that were in vain
-        can wait."""
+        """Log at once when the queue runs empty, if anything was repaired. Deferred ledgers can
+        wait for the next interval."""
         if self.repaired_count:
             self.tell(at_work_count=0)
 
 
 LEASES = Counter(
     "bookmender_leases_total",
-    "Locks of ledgers that a worker asked for, by outcome: taken, or lost to another's quicker hand.",
+    "Attempts of the worker to lock a ledger, by outcome: taken, or lost to another worker.",
     ["outcome"],
 )
 REPAIRS = Counter(
@@ -93,17 +93,17 @@ _CONCLUDED = {kind: REPAIRS.labels(outcome=kind.value) for kind in OutcomeKind}
 """Labels are looked up once, so that all outcomes are exported from the start, at 0."""
 
 WINDOW_AGE_MAX_S = 5.0
-"""How long the ledgers of one look are used before the queue is read again."""
+"""Maximum age of the picked ledgers. Then the queue is listed again."""
 GATHER_S = 0.05
 """With all slots taken, new ledgers start when half of the slots are free, or after this time.
 Ledgers that start together share ZooKeeper transactions and writes to bookies; ledgers that start
 one by one share few."""
-LOOK_PAUSE = 10
-"""Minimum pause after a look that found nothing, as a multiple of the duration of the look. With a
-long queue or a slow ZooKeeper, looks become rare."""
+POLL_PAUSE_FACTOR = 10
+"""Minimum pause after a poll that found nothing, as a multiple of the duration of the poll. With a
+long queue or a slow ZooKeeper, polls become rare."""
 TIDY_INTERVAL_S = 60.0
 """Interval between two clean-ups of leftovers, each by one of the idle workers."""
-TELL_AGAIN_S = 60.0
+REWRITE_INTERVAL_S = 60.0
 """Interval between two attempts to write a note that must exist before the ledger is unlocked."""
 GRACES_AT_ONCE_MAX = 10_000
 """Maximum number of ledgers that wait for their grace under this worker's locks. Further ones are
@@ -153,7 +153,7 @@ class ReplicationWorker:
         self._other_slots = Slots(places - kept_for_losses(places), within=self._slots)
         """Slots for ledgers that lost no copies."""
         self._is_for_losses_only = False
-        """True if the last look selected only losses, because the other slots were taken."""
+        """True if the last poll selected only losses, because the other slots were taken."""
         self._busy: set[int] = set()
         self._grace_count = 0
         self._summary = Summary()
@@ -177,7 +177,7 @@ class ReplicationWorker:
                     worker_count=self._picker.worker_count,
                     is_queue_empty=self._picker.is_queue_empty,
                 )
-                pause_s = 0.0 if has_found else LOOK_PAUSE * self._picker.took_s
+                pause_s = 0.0 if has_found else POLL_PAUSE_FACTOR * self._picker.took_s
                 is_woken = await wait_woken(self._wake, timeout_s=max(wait_s, pause_s))
                 if has_found or is_woken or self._picker.is_cut_short:
                     self._poll_backoff.reset()
@@ -190,7 +190,7 @@ class ReplicationWorker:
             return False
 
     async def run_once(self, tasks: asyncio.TaskGroup) -> bool:
-        """Look at the queue once and start repairs. Returns False if nothing was found."""
+        """Poll the queue once and start repairs. Returns False if nothing was found."""
         await self._slots.wait_free()  # first, so that the found ledgers are still current
         self._wake.clear()
         if await self._queue.switch.is_on():
@@ -201,12 +201,12 @@ class ReplicationWorker:
             others_max=self._others_max(),
             losses_only=self._is_for_losses_only,
         )
-        looked_s = self._clock.now_s()
+        picked_s = self._clock.now_s()
         for ledger in due:
             slots = self._slots if ledger.queued.is_loss else self._other_slots
-            if not await self._take_slot(slots):
+            if not await self._acquire_slot(slots):
                 break
-            is_old = self._clock.now_s() - looked_s > WINDOW_AGE_MAX_S
+            is_old = self._clock.now_s() - picked_s > WINDOW_AGE_MAX_S
             if is_old or not self._queue.switch.may_lease:
                 slots.release()
                 break
@@ -217,8 +217,8 @@ class ReplicationWorker:
             await self._tidy()
         return bool(due)
 
-    async def _take_slot(self, slots: Slots) -> bool:
-        """Take a slot. Returns False if the other slots stay taken; then the next look selects only
+    async def _acquire_slot(self, slots: Slots) -> bool:
+        """Take a slot. Returns False if the other slots stay taken; then the next poll selects only
         losses."""
         await self._slots.wait_half_free(GATHER_S)
         try:
@@ -238,7 +238,7 @@ class ReplicationWorker:
         """Lock, repair and unlock one ledger. Releases the slot that the caller took."""
         try:
             fingerprint = self._waiting.fingerprint
-            lease = await self._lease(ledger.queued)
+            lease = await self._try_lease(ledger.queued)
             if lease is not None:
                 leased = LeasedLedger(
                     lease=lease,
@@ -247,7 +247,7 @@ class ReplicationWorker:
                     has_old_note=ledger.has_old_note,
                     suspects=ledger.suspects,
                 )
-                await self._hold(leased, slots)
+                await self._process(leased, slots)
         finally:
             self._busy.discard(ledger.ledger_id)
             slots.release()
@@ -255,7 +255,7 @@ class ReplicationWorker:
             if has_room_again or not self._busy:
                 self._wake.set()
 
-    async def _lease(self, queued: QueuedLedger) -> LedgerLease | None:
+    async def _try_lease(self, queued: QueuedLedger) -> LedgerLease | None:
         """Lock the ledger. Returns None if that failed; then the ledger is left alone for a
         while."""
         try:
@@ -271,29 +271,29 @@ class ReplicationWorker:
             _LEASED.inc()
         return lease
 
-    async def _hold(self, leased: LeasedLedger, slots: Slots) -> None:
-        if not await self._see_to_its_end(leased, slots):
+    async def _process(self, leased: LeasedLedger, slots: Slots) -> None:
+        if not await self._repair_and_conclude(leased, slots):
             self._waiting.back_off_after_error(leased.lease.queued, leased.fingerprint)
             if found_bad := self._repairer.suspects(leased.ledger_id) - leased.suspects:
-                await self._tell_of(found_bad, leased, slots)
+                await self._publish_suspects(found_bad, leased, slots)
             await self._queue.release(leased.lease)
 
-    async def _tell_of(
+    async def _publish_suspects(
         self, found_bad: frozenset[BookieId], leased: LeasedLedger, slots: Slots
     ) -> None:
-        """Publish bad copies that an interrupted repair found, before the ledger is unlocked."""
-        is_told = await self._waiting.record_suspects(leased, found_bad)
+        """Publish the suspects that an interrupted repair found, before the ledger is unlocked."""
+        is_written = await self._waiting.record_suspects(leased, found_bad)
         while True:
             try:
-                await self._make_known(leased, slots, is_told=is_told)
+                await self._wait_published(leased, slots, is_written=is_written)
                 return
             except LockLostError:
                 return
             except (UnavailableError, RejectedError) as error:
                 log.warning("suspects.write_failed", ledger_id=leased.ledger_id, error=str(error))
-            await self._clock.sleep(TELL_AGAIN_S)
+            await self._clock.sleep(REWRITE_INTERVAL_S)
 
-    async def _see_to_its_end(self, leased: LeasedLedger, slots: Slots) -> bool:
+    async def _repair_and_conclude(self, leased: LeasedLedger, slots: Slots) -> bool:
         """Repair the ledger and record the outcome. Returns False if it was interrupted and the
         lock may still be held."""
         try:
@@ -360,21 +360,31 @@ class ReplicationWorker:
             case OutcomeKind.MARKED_AGAIN:
                 await self._queue.release(leased.lease)
             case OutcomeKind.WAITING:
-                is_told = await self._waiting.defer(leased, outcome)
+                is_written = await self._waiting.defer(leased, outcome)
                 if outcome.suspects - leased.suspects:
-                    await self._make_known(leased, slots, is_told=is_told)
+                    await self._wait_published(leased, slots, is_written=is_written)
                 await self._queue.release(leased.lease)
 
-    async def _make_known(self, leased: LeasedLedger, slots: Slots, *, is_told: bool) -> None:
-        """Publish the bad copies before the lock is released (rule S6).
+    async def _wait_published(
+        self, leased: LeasedLedger, slots: Slots, *, is_written: bool
+    ) -> None:
+        """Return when every worker that locks the ledger after us must know its suspects (rule S6).
 
-        Another worker checks only the first and the last entry of each copy. Without knowing of the
-        bad copies, it would find the ledger whole and delete its mark.
+        Without this, the mark of a damaged ledger could be deleted:
+
+        1. Worker A finds that a copy lacks entries between its first and its last one.
+        2. Worker B has read the ledger's marks and its waiting note, which names no suspect.
+        3. A cannot repair the ledger now. It writes the suspect into the note and unlocks.
+        4. B locks the ledger, checks only the first and the last entry of each copy, finds no
+           fault, and deletes the mark.
+
+        So A writes the marks again before it unlocks. Their versions change, B's lock in step 4
+        fails, and B reads the marks and the note again.
         """
         async with slots.lent():
-            while not is_told:
-                await self._clock.sleep(TELL_AGAIN_S)
-                is_told = await self._waiting.rewrite_note(leased)
+            while not is_written:
+                await self._clock.sleep(REWRITE_INTERVAL_S)
+                is_written = await self._waiting.rewrite_note(leased)
             await self._queue.renew_marks(leased.lease)
 
     async def _tidy(self) -> None:
