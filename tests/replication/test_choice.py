@@ -83,7 +83,7 @@ def test_the_limit_holds_for_urgent_ones_too(limit: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left_lying", "worker_count", "others_max", "count"),
+    ("left_by_owner", "worker_count", "others_max", "count"),
     [
         pytest.param(10, 4, 100, 3, id="a share of them, rounded up"),
         pytest.param(10, 4, 2, 2, id="no more than there is room for"),
@@ -94,10 +94,10 @@ def test_the_limit_holds_for_urgent_ones_too(limit: int) -> None:
     ],
 )
 def test_others_ledgers_are_helped_with_in_bounds(
-    left_lying: int, worker_count: int, others_max: int, count: int
+    left_by_owner: int, worker_count: int, others_max: int, count: int
 ) -> None:
     chosen = others_to_read(
-        range(left_lying), [], worker_count=worker_count, others_max=others_max, rng=rng()
+        range(left_by_owner), [], worker_count=worker_count, others_max=others_max, rng=rng()
     )
 
     assert len(chosen) == count
