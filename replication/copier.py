@@ -1,4 +1,4 @@
-"""Carrying out the copies of a plan, and what a repair remembers of them from round to round."""
+"""``Copier``: makes the copies of a plan; and what a repair remembers of them between its rounds."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -21,39 +21,40 @@ from replication.targets import CopyKey, Refusals, Targets, TargetSelector
 log = structlog.get_logger()
 
 REMEMBERED_MAX = 10_000
-"""Ledgers whose bad sources a node remembers."""
+"""Maximum number of ledgers whose suspects a node remembers."""
 
 
 @dataclass(slots=True)
 class RepairProgress:
-    """What a repair remembers from round to round."""
+    """What one repair remembers between its rounds."""
 
     copies: RepairCopies
-    """Where the copies on new targets are recorded, to be read again later (rule S6)."""
+    """The record of copies on new targets, which are read again later (rule S6)."""
     failed: set[BookieId] = field(default_factory=set)
-    """Bookies to which a copy of this ledger failed: not tried again in this repair."""
+    """Bookies to which a copy failed. They are not tried again in this repair."""
     refilled: set[BookieId] = field(default_factory=set)
-    """Members that were given what they lacked: to be read back (rule S15)."""
+    """Bookies repaired in place. Their copies are read back (rule S15)."""
     found_bad: frozenset[BookieId] = frozenset()
-    """Members whose copies somebody found bad on a closer look."""
+    """Bookies whose copies a check or fsck found bad."""
     suspects: set[BookieId] = field(default_factory=set)
-    """Members that did not give what they should have, when it was to be copied from them."""
+    """Bookies that did not give a good copy of an entry that they should have, now or in an
+    earlier repair."""
     copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
-    """Complete copies: where, and the czxid of the target's registration (rule S3)."""
+    """Complete copies: the target, and the czxid of its registration (rule S3)."""
     may_split: bool = False
     """As in ``CopyResults``."""
     has_presumed: bool = False
-    """It was tried once to copy before anything was asked: from now on bookies are asked first."""
+    """True after one attempt to copy without inspecting first. Later rounds inspect."""
     entry_count: int = 0
     entry_bytes: int = 0
 
     @property
     def all_suspects(self) -> frozenset[BookieId]:
-        """Bookies whose ends say nothing of what is between them."""
+        """Bookies whose copies are read entry by entry: their first and last entries prove nothing."""
         return self.found_bad.union(self.refilled, self.suspects)
 
     def copied_in(self, view: ClusterView) -> Mapping[CopyKey, BookieId]:
-        """The complete copies on bookies that are the same as when they were made."""
+        """Return the complete copies on targets whose registration is unchanged since."""
         return {
             key: target
             for key, (target, czxid) in self.copied.items()
@@ -62,8 +63,8 @@ class RepairProgress:
 
 
 class RememberedSuspects:
-    """What copies found of ledgers that are not done (``RepairProgress.suspects``): for this node's next
-    try, whether or not a note was left of this one."""
+    """Suspects of unfinished ledgers, for the next repair by this node, even if no note was
+    written."""
 
     def __init__(self) -> None:
         self._of: dict[int, frozenset[BookieId]] = {}
@@ -77,12 +78,12 @@ class RememberedSuspects:
     def remember(self, ledger_id: int, bookies: Collection[BookieId]) -> None:
         if bookies:
             self._of[ledger_id] = frozenset(bookies)
-            if len(self._of) > REMEMBERED_MAX:  # the first may have been done by others
+            if len(self._of) > REMEMBERED_MAX:  # other nodes may have repaired the oldest
                 del self._of[next(iter(self._of))]
 
 
 class Copier:
-    """Copies for many ledgers at once. One for a worker."""
+    """Makes copies for many ledgers at once. One for each worker."""
 
     def __init__(self, bookies: Bookies, target_selector: TargetSelector) -> None:
         self._bookies = bookies

@@ -230,7 +230,7 @@ class CopyReader:
             available &= among
         suspects: Collection[BookieId] = ()
         if lists:
-            whole = await lists.whole(found, available) if found else {}
+            whole = await lists.are_complete(found, available) if found else {}
             suspects = available - {bookie for bookie, is_whole in whole.items() if is_whole}
         return plan_reads(found, available=available, suspects=suspects, share=share, rng=self._rng)
 
