@@ -1,4 +1,4 @@
-"""Records of copies that were made a short while ago, and that are to be read again.
+"""Records of recent copies, which must be read again.
 
 A bookie can acknowledge a copy and lose it silently afterwards. BookKeeper's DbLedgerStorage does:
 when its garbage collector deletes a ledger, EntryLocationIndex only notes the ledger id, and the
@@ -161,7 +161,7 @@ class CopyRecorder:
                 record.end(SessionLostError("stopped before the copies were recorded"))
 
     def join(self, ledger_id: int, targets: Collection[BookieId]) -> CopyRecord | None:
-        """The record that the copies are to be part of. None: recording is switched off."""
+        """Add copies to a record, and return it. None: recording is disabled."""
         if not self._is_enabled:
             return None
         if not self._waiting or self._waiting[-1].is_full:
@@ -172,12 +172,12 @@ class CopyRecorder:
         return record
 
     def ended(self, ledger_id: int, targets: Collection[BookieId], record: CopyRecord) -> None:
-        """A repair of the ledger has ended, which had these copies in the record."""
+        """Report that a repair with these copies has ended."""
         self.on_ended(CopiesToRead(ledger_id=ledger_id, targets=frozenset(targets), record=record))
 
     async def _write(self, record: CopyRecord) -> None:
-        """A record that is refused (ACLs, a quota) stops no repair: this process knows of its
-        copies."""
+        """Write a record. A rejected record (ACLs, a quota) stops no repair, because this process knows
+        its copies."""
         path = f"{self._directory}/{self._session}.{next(self._numbers)}"
         try:
             await self._create(path, record.to_json())
@@ -215,8 +215,8 @@ async def record_by_hand(
     session: Check,
     guards: Sequence[Check],
 ) -> None:
-    """Record what a command is about to make metadata name; nodes read it again when the command
-    has ended.
+    """Record the targets that a command is about to write into metadata. Nodes read the copies again
+    after the command has ended.
 
     ``session``: the check of the command's own session znode, whose name the record carries. Raises
     LockLostError, UnavailableError, and RejectedError where ZooKeeper refuses the record.
@@ -257,7 +257,7 @@ class RepairCopies:
                 raise record.error
 
     def end(self) -> None:
-        """The repair has ended, whatever came of it."""
+        """Report the end of the repair, successful or not."""
         for record, targets in self._records.items():
             self._recorder.ended(self._ledger_id, targets, record)
         self._records.clear()
