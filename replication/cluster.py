@@ -1,13 +1,12 @@
-"""Which bookies there are, and what is ordered of them, as this session last saw it.
+"""The bookies and orders of the cluster as this session last saw them (``ClusterView``, kept up to date by
+``ViewSource``); and Pulsar's isolation groups (``IsolationGroups``).
 
-Kept fresh by two watches, and a timer for maintenance windows, which end without an event; handed
-out as values.
+Two watches and a timer keep the view up to date; maintenance windows end without an event. A view is an
+immutable value.
 
-Which bookies may hold copies of a ledger that Pulsar isolates: those of its groups
-(IsolatedBookieEnsemblePlacementPolicy).
-
-The groups stand in Pulsar's znode of racks. A failed read is reported once; the last good groups
-stay in force.
+A ledger that Pulsar isolates may have copies only on bookies of its groups
+(IsolatedBookieEnsemblePlacementPolicy). The groups are in Pulsar's znode of racks. A failed read is
+reported once; the last good groups stay in force.
 """
 
 import asyncio
@@ -35,12 +34,12 @@ from ledgers.model import BookieId, LedgerMetadata
 from ledgers.registration import BookieView, Registration
 from ledgers.store import Check, MetadataStore, Stat
 from ledgers.tasks import Changing, SharedReads
-from replication.orders import OrderBook, Orders
+from replication.orders import Orders, OrderStore
 
 log = structlog.get_logger()
 HOLD = Gauge(
     "bookmender_hold",
-    "1 while a safety hold stands: no further ledger is marked for lost bookies, nothing fenced; else 0.",
+    "1 during a safety hold: no ledger is marked for lost bookies, and nothing is fenced; else 0.",
 )
 
 RETRY_S = 1.0
@@ -48,10 +47,10 @@ RESTORE_COOKIES = (
     "write the cookies again (bookkeeper shell cookie_create): without it a bookie does not start"
 )
 ORDERS_POLL_S = 5.0
-"""How often the orders are read where ZooKeeper (before 3.6) does not tell that they change."""
-WINDOW_LOOK_S = 60.0
-"""How often the wall clock is looked at, at least, while a maintenance window stands: somebody may
-set it, while the wait for the window's end is in elapsed time."""
+"""How often the orders are read if ZooKeeper (before 3.6) has no recursive watches."""
+WINDOW_CHECK_S = 60.0
+"""Longest wait before the wall clock is read again during a maintenance window: the wait is in
+elapsed time, and the wall clock may be set."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
@@ -68,51 +67,49 @@ class ClusterView:
 
     @cached_property
     def available(self) -> frozenset[BookieId]:
-        """Writable or read-only: those that can be read from."""
+        """Registered bookies, writable or read-only."""
         return frozenset(self.bookies.available)
 
     @cached_property
     def answering(self) -> frozenset[BookieId]:
-        """Available, and at an address that no other bookie took since: those whose "no" is their
-        own (rule S5)."""
+        """Available bookies whose address no other bookie took since, so that their "no" is their own
+        (rule S5)."""
         return self.available - self.bookies.superseded
 
     @cached_property
     def checked(self) -> frozenset[BookieId]:
-        """Available, and to stay so: those whose copies count (rule S16)."""
+        """Available bookies that are not draining: their copies count (rule S16)."""
         return self.available - self.orders.draining.keys()
 
     @cached_property
     def receiving(self) -> frozenset[BookieId]:
-        """Writable, answering, neither draining nor under maintenance: the possible targets (rule
-        S11)."""
+        """The possible targets: writable, answering, not draining, not in maintenance (rule S11)."""
         able = self.writable & self.answering
         return able - self.orders.draining.keys() - self.orders.maintenance.keys()
 
     def czxid(self, bookie: BookieId) -> int:
-        """Of the bookie's registration, which tells one life of it from the next; 0: not
+        """Return the czxid of the bookie's registration, which changes when it restarts; 0: not
         registered."""
         registered = self.bookies.available.get(bookie)
         return 0 if registered is None else registered.czxid
 
     def initialised_after(self, zxid: int) -> frozenset[BookieId]:
-        """Bookies whose identity (cookie) is younger than ``zxid``, unless an operator's order
-        trusts it.
+        """Return the bookies whose cookie is newer than ``zxid`` and not trusted by an order.
 
-        Whatever stood in metadata before may have been wiped there: their "no" is not to be
-        believed, and their ends prove nothing of the middle (rules S5, S6).
+        They may have been reformatted after ``zxid`` and have lost what they stored before. So their
+        "no" does not count, and their first and last entries prove nothing (rules S5, S6).
         """
-        if zxid >= self._last_cookie_zxid:  # nearly always: no need to look at hundreds of bookies
+        if zxid >= self._last_cookie_zxid:  # nearly always; saves a loop over all bookies
             return frozenset()
         return frozenset(bookie for bookie, czxid in self._doubtful.items() if czxid > zxid)
 
     def are_all_younger_than(self, zxid: int) -> bool:
-        """Whether the cookie of every bookie is younger, as after an import of ZooKeeper."""
+        """Return True if every cookie is newer than ``zxid``, as after an import of ZooKeeper."""
         return len(self.cookies) > 1 and self.initialised_after(zxid) >= self.cookies.keys()
 
     @cached_property
     def _doubtful(self) -> Mapping[BookieId, int]:
-        """When the cookie of each bookie was created, if no order trusts it."""
+        """The czxid of each cookie that no order trusts."""
         trusted = self.orders.trusted_cookies
         return {
             bookie: stat.czxid
@@ -122,36 +119,36 @@ class ClusterView:
 
     @cached_property
     def _last_cookie_zxid(self) -> int:
-        """When the youngest of these cookies was created."""
+        """The czxid of the newest of these cookies."""
         return max(self._doubtful.values(), default=0)
 
 
 class ViewSource(Changing):
-    """The current view, kept fresh by ``run``: a change is one that differs from the view
-    before."""
+    """The current view, kept up to date by ``run``. Reports a change when the view differs."""
 
     def __init__(
-        self, registration: Registration, clock: Clock, orders: OrderBook | None = None
+        self, registration: Registration, clock: Clock, orders: OrderStore | None = None
     ) -> None:
-        """``orders``: None for who follows nobody's."""
+        """``orders``: None: without orders."""
         super().__init__()
         self._registration = registration
         self._clock = clock
-        self._order_book = orders
+        self._order_store = orders
         self._orders = Orders()
-        """As they stand, windows that are over included."""
+        """Including maintenance windows that are over."""
         self._current: ClusterView | None = None
-        self._reading = asyncio.Lock()  # guards the two above: an older reading must not come last
+        self._reading = (
+            asyncio.Lock()
+        )  # guards the two above: an older reading must not overwrite a newer one
         self._czxids = SharedReads(registration.czxid_now)
         self._addresses: dict[BookieId, Address] = {}
         self._without_cookie: frozenset[BookieId] = frozenset()
         """Registered bookies that had no cookie at the last reading."""
         self._is_blind = False
-        """The last try to read was in vain."""
+        """True if the last attempt to read failed."""
 
     def resolve(self, bookie: BookieId) -> Address:
-        """Return where the bookie answers, or did when last seen: an absent one is asked too (rule
-        S13).
+        """Return the address of the bookie, for an absent one the last known (rule S13).
 
         Raises UnavailableError where no address is known, or another bookie is registered there
         (``BookieView.locate``).
@@ -160,8 +157,8 @@ class ViewSource(Changing):
         return bookies.locate(bookie, last_known=self._addresses.get(bookie))
 
     def last_address(self, bookie: BookieId) -> Address | None:
-        """Return the address that the bookie registered last, whoever has it now: for racks, not
-        for requests."""
+        """Return the address that the bookie registered last. For racks, not for requests: another
+        bookie may have it now."""
         return self._addresses.get(bookie)
 
     @property
@@ -172,12 +169,11 @@ class ViewSource(Changing):
         return self._current
 
     def life(self, bookie: BookieId) -> int:
-        """Tells one registration of the bookie from the next, as things are now
-        (``ClusterView.czxid``)."""
+        """Return ``ClusterView.czxid`` of the current view."""
         return self.current.czxid(bookie)
 
     async def refresh(self) -> ClusterView:
-        """Read all of it now. Raises UnavailableError when it cannot be had, or not be trusted."""
+        """Read everything now. Raises UnavailableError."""
         async with self._reading:
             return await self._read_all()
 
@@ -196,26 +192,24 @@ class ViewSource(Changing):
         self._without_cookie = frozenset(bookies)
 
     async def confirm(self, bookies: Collection[BookieId]) -> None:
-        """Refresh unless those that ``current`` shows as there are, in what this session has seen
-        of ZooKeeper by now.
+        """Refresh the view if one of these bookies is no longer registered as the view shows.
 
-        What made somebody mark a ledger for a bookie may have come to us before the list of bookies
-        did. Raises UnavailableError.
+        A mark may reach this session before the loss of the bookie that caused it does. Raises
+        UnavailableError.
         """
         shown = self.current.bookies
         there = [bookie for bookie in bookies if bookie in shown.available]
         checks = await asyncio.gather(*(self._registration.is_as_in(shown, b) for b in there))
         if not all(checks):
             async with self._reading:
-                if self.current.bookies is shown:  # nobody was quicker
+                if self.current.bookies is shown:  # no other task has refreshed it
                     await self._read_all()
 
     async def are_as_in(self, view: ClusterView, bookies: Collection[BookieId]) -> bool:
-        """Whether each of them is registered by the same znode as in the view, by a read that
-        begins now.
+        """Return True if each bookie is still registered by the same znode as in the view.
 
-        What ``current`` shows may be old: this process may have stood still with an event unread.
-        If a registration differs, the view is read again. Raises UnavailableError.
+        Reads from ZooKeeper, because ``current`` may be old: this process may have been paused with
+        an event unread. If a registration differs, refreshes the view. Raises UnavailableError.
         """
         shown = [view.bookies.available.get(bookie) for bookie in bookies]
         there = [registered for registered in shown if registered is not None and registered.czxid]
@@ -227,8 +221,7 @@ class ViewSource(Changing):
         return False
 
     def checks_of(self, view: ClusterView, bookies: Collection[BookieId]) -> list[Check]:
-        """Operations that hold as long as those of the bookies that the view shows are
-        registered."""
+        """Return checks that fail if a bookie that the view shows is not registered any more."""
         return [
             self._registration.check_of(view.bookies.available[bookie])
             for bookie in sorted(bookies)
@@ -238,8 +231,7 @@ class ViewSource(Changing):
     async def set_up_since(
         self, view: ClusterView, bookies: Collection[BookieId]
     ) -> frozenset[BookieId]:
-        """Those of the bookies that have another cookie by now, be it shown in ``current`` or not,
-        than in the view.
+        """Return the bookies whose cookie differs from the view. Reads the cookies from ZooKeeper.
 
         Raises UnavailableError.
         """
@@ -254,12 +246,10 @@ class ViewSource(Changing):
     async def doubts_about(
         self, view: ClusterView, *, members: Collection[BookieId], believed: Collection[BookieId]
     ) -> Mapping[BookieId, str]:
-        """Return the bookies whose answers since ``view`` may not stand, and why; empty where all
-        stand.
+        """Return the bookies whose answers since ``view`` cannot be trusted, and why.
 
-        ``members``: bookies that must not have been set up again since. ``believed``: bookies whose
-        "no" was counted: each must have answered at its address by itself all the time. Raises
-        UnavailableError.
+        ``members``: bookies that must not have been reformatted since. ``believed``: bookies whose
+        "no" was counted; each must have kept its address all the time. Raises UnavailableError.
         """
         doubts = dict(await self._registration.doubtful_since(view.bookies, believed))
         superseded = self.current.bookies.superseded.intersection(believed)
@@ -271,8 +261,8 @@ class ViewSource(Changing):
         """Refresh at every change, until cancelled. A failing read keeps the view as it is."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_bookies(tasks))
-            if self._order_book is not None:
-                tasks.create_task(self._follow_orders(self._order_book))
+            if self._order_store is not None:
+                tasks.create_task(self._follow_orders(self._order_store))
                 tasks.create_task(self._end_windows())
 
     async def _follow_bookies(self, tasks: asyncio.TaskGroup) -> None:
@@ -282,30 +272,31 @@ class ViewSource(Changing):
             for changes in self._registration.listing_changes():
                 tasks.create_task(self._follow(changes, self.refresh))
 
-    async def _follow_orders(self, order_book: OrderBook) -> None:
+    async def _follow_orders(self, order_store: OrderStore) -> None:
         try:
-            await self._follow(order_book.changes(), self._refresh_orders)
+            await self._follow(order_store.changes(), self._refresh_orders)
         except UnsupportedError:
             while True:
                 await self._try(self._refresh_orders)
                 await self._clock.sleep(ORDERS_POLL_S)
 
     async def _refresh_orders(self) -> None:
-        """Them alone: a change of theirs is no reason for every node to read all bookies."""
+        """Read only the orders, so that a change of an order does not make every node read all
+        bookies."""
         async with self._reading:
             await self._read_orders()
             self._show_orders()
 
     async def _read_orders(self) -> None:
-        if self._order_book is not None:
-            self._orders = await self._order_book.read()
+        if self._order_store is not None:
+            self._orders = await self._order_store.read()
 
     def _show_orders(self) -> None:
         if self._current is not None:
             self._show(self._current.bookies, self._current.cookies)
 
     def _show(self, bookies: BookieView, cookies: Mapping[BookieId, Stat]) -> ClusterView:
-        """Make this the current view, and tell of it if it differs."""
+        """Make this the current view, and report a change if it differs."""
         orders = self._orders.at(self._clock.wall_ms())
         view = ClusterView(bookies=bookies, cookies=cookies, orders=orders)
         HOLD.set(orders.is_held)
@@ -318,13 +309,13 @@ class ViewSource(Changing):
         return view
 
     async def _end_windows(self) -> None:
-        """A maintenance window drops out of the view at its end."""
+        """Update the view when a maintenance window or a hold ends."""
         while True:
             seen = self.change_count
             end_ms = None if self._current is None else self._current.orders.next_end_ms
             wait_s = None if end_ms is None else (end_ms - self._clock.wall_ms()) / 1000
             await self.wait_change(
-                seen, timeout_s=None if wait_s is None else min(wait_s, WINDOW_LOOK_S)
+                seen, timeout_s=None if wait_s is None else min(wait_s, WINDOW_CHECK_S)
             )
             if self.change_count == seen:
                 async with self._reading:
@@ -351,10 +342,10 @@ class ViewSource(Changing):
 
 
 ISOLATION_RETRY_S = 10.0
-"""How long after a read in vain the znode is read again."""
+"""Pause after a failed read."""
 
 REFUSED_S = 300.0
-"""How long it is left alone after ACLs shut it away."""
+"""Pause after access was denied."""
 
 Groups = Mapping[str, frozenset[BookieId]]
 
@@ -362,9 +353,12 @@ Groups = Mapping[str, frozenset[BookieId]]
 def bookies_within(
     isolation: Isolation, groups: Groups, writable: Collection[BookieId], *, ensemble_size: int
 ) -> frozenset[BookieId]:
-    """Those of the primary groups; where fewer of them than the ensemble has are writable, of the
-    secondary, too; where still fewer are, those of no group as well. Those of other groups alone
-    are never among them."""
+    """Return the bookies that may store a ledger with this isolation.
+
+    These are the bookies of the primary groups. If fewer of them are writable than the ensemble has,
+    those of the secondary groups are added; if still too few are writable, those without any group.
+    Bookies only in other groups are never allowed.
+    """
     within = _members(isolation.primary, groups)
     for more in (
         _members(isolation.secondary, groups),
@@ -381,9 +375,9 @@ def _members(names: Collection[str], groups: Groups) -> frozenset[BookieId]:
 
 
 class IsolationGroups:
-    """The groups as they were last read. ``run`` keeps them fresh.
+    """Pulsar's isolation groups, kept up to date by ``run``.
 
-    ``may_leave``: whether copies go elsewhere where no other bookie of the groups is writable.
+    ``may_leave``: True: copies may leave the groups if no other bookie of them is writable.
     """
 
     def __init__(
@@ -402,8 +396,8 @@ class IsolationGroups:
     def allowed(
         self, metadata: LedgerMetadata, writable: Collection[BookieId]
     ) -> frozenset[BookieId] | None:
-        """Who may receive copies of the ledger; None: whoever may. That is so without a znode of
-        groups, as in Pulsar: a ledger that stays short of copies would be worse off."""
+        """Return the possible targets of the ledger; None: all. Without a znode of groups, as in
+        Pulsar, all are allowed, because a missing copy would be worse."""
         isolation = isolation_of(metadata)
         if isolation is None or not self._groups:
             return None
@@ -419,7 +413,9 @@ class IsolationGroups:
         while True:
             try:
                 await self._follow()
-            except UnauthorizedError as error:  # ACLs that refuse the watch, too, end no session
+            except (
+                UnauthorizedError
+            ) as error:  # an ACL may deny the watch, too; that must not end the session
                 self._tell_broken(error)
             await self._clock.sleep(REFUSED_S)
 
@@ -430,7 +426,7 @@ class IsolationGroups:
                     await self._clock.sleep(ISOLATION_RETRY_S)
 
     async def refresh(self) -> bool:
-        """False when that was in vain."""
+        """Read the groups now. Returns False if that failed."""
         try:
             data, _ = await self._store.get(self._path)
             self._groups = parse_pulsar_groups(data)
@@ -453,5 +449,5 @@ class IsolationGroups:
 def anywhere(
     metadata: LedgerMetadata, writable: Collection[BookieId]
 ) -> frozenset[BookieId] | None:
-    """``IsolationGroups.allowed`` where nobody is isolated."""
+    """``IsolationGroups.allowed`` without isolation: all bookies are allowed."""
     return None

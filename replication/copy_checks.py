@@ -1,22 +1,18 @@
-"""Which copies of a ledger are missing: from its metadata, the bookies' states and their answers.
+"""Which copies of a ledger are missing, from its metadata, the bookies' states and their answers.
 
-What to ask of whom, ``plan_reads`` say; ``judge``, what the answers mean. Answers are three-valued
-(rule S5): only an explicit no is a missing copy, a mismatched digest is one as well (rule S7), and
-whatever was not answered is unknown.
+``check`` does it all: ``plan_reads`` decides what to ask of each bookie, ``probe_bookies`` asks, and
+``judge`` interprets the answers. Answers are three-valued (rule S5): only an explicit "no" is a
+missing copy; a digest mismatch counts as one (rule S7); without an answer the copy is unknown.
 
-What to ask the bookies of a ledger, and what they did not give of it.
+Every registered bookie is asked for the first and the last entry that it stores of each fragment, and
+for a share of the entries between them, as set. All entries are asked for if one of these is missing,
+or if the bookie is a suspect; for example, its cookie is newer than the ledger (rule S6).
 
-The ends (first and last entry that an index stores of a fragment) are asked of every bookie that is
-there, and as large a share of the entries between them as is set. Where one of them is missing, or
-the bookie's identity is younger than the ledger (it may have been wiped, rule S6), every entry of
-that index is asked for.
-
-Bookies asked for the list of entries that they have: one request instead of many reads.
-
-A list proves nothing of what the entries hold, and not every bookie answers: what it says is
-missing is read (``check``), and so are the ends of the rest. One of 4.18.0 with little index memory
-was seen to hang for such a request, DbLedgerStorage never answers it: a bookie that stayed silent
-rests.
+``EntryLists`` asks bookies for the list of the entries that they store: one request instead of many
+reads. A list proves nothing about the content of entries, so what is missing is read, and so are the
+first and last entries of the rest. A bookie 4.18.0 with little memory for its index was seen to hang
+on such a request, and DbLedgerStorage never answers it. So a bookie that did not answer is not asked
+again for a while.
 """
 
 import asyncio
@@ -42,24 +38,25 @@ ReadPlan = Mapping[BookieId, Sequence[Sequence[int]]]
 NOTHING_ASKED: ReadPlan = {}
 
 SILENT_ENTRIES_MAX = 1_000
-"""A bookie that left so many reads unanswered is asked no more: it is unknown in any case."""
+"""A bookie that left so many reads unanswered is not asked any more; its copies are unknown."""
 
 
 def plan_reads(
     fragments: Sequence[Fragment],
     *,
     available: Collection[BookieId],
-    distrusted: Collection[BookieId],
+    suspects: Collection[BookieId],
     share: float = 0.0,
     rng: random.Random | None = None,
 ) -> ReadPlan:
-    """What to ask of each available bookie: ends and a sample, or all of a distrusted one's.
+    """Return what to ask of each available bookie: ends and a sample, or all entries of a suspect.
 
-    A bookie that stands twice in an ensemble, as Java's repairs may leave it when they conflict, is
-    asked once for each.
+    A bookie that is in an ensemble twice, which conflicting repairs by Java may cause, is asked once
+    for each entry.
 
-    ``share``: of the entries of a copy how many are asked for besides the ends, 0 to 1; ``rng``
-    says which, and is needed only for a share between.
+    ``suspects``: bookies whose copies are read entry by entry, because their first and last entries
+    prove nothing. ``share``: the share of the other copies' entries to ask for besides the ends, 0
+    to 1; ``rng`` chooses them, and is needed only for a share between.
     """
     asked: dict[BookieId, list[Sequence[int]]] = {}
     twice: set[BookieId] = set()
@@ -67,7 +64,7 @@ def plan_reads(
         for index, bookie in enumerate(fragment.ensemble):
             entries = fragment.entries_of(index)
             if bookie in available and entries:
-                is_all = bookie in distrusted or share >= 1
+                is_all = bookie in suspects or share >= 1
                 runs = [entries] if is_all else _ends_and_sample(entries, share, rng)
                 asked.setdefault(bookie, []).extend(runs)
                 if bookie in fragment.ensemble[:index]:
@@ -93,10 +90,10 @@ def _ends_and_sample(
 
 @dataclass(frozen=True, slots=True)
 class Sample(Sequence[int]):
-    """``size`` of ``entries``, evenly spread over them; which, ``phase`` decides.
+    """``size`` of ``entries``, evenly spread; ``phase`` decides which.
 
-    ``1 <= size <= len(entries)``, ``0 <= phase < len(entries)``: so no entry comes twice. Nothing
-    is listed: of ten million entries half may be asked for.
+    ``1 <= size <= len(entries)`` and ``0 <= phase < len(entries)``, so no entry occurs twice. Builds no
+    list, because half of ten million entries may be asked for.
     """
 
     entries: Sequence[int]
@@ -120,17 +117,17 @@ class Sample(Sequence[int]):
 
 @dataclass(slots=True, kw_only=True)
 class ReadFailures:
-    """The entries that one bookie did not give of those it was asked for, and why."""
+    """The entries that one bookie was asked for and did not give, by reason."""
 
     absent: EntryRuns = field(default_factory=EntryRuns)
     mismatched: EntryRuns = field(default_factory=EntryRuns)
     unreadable: EntryRuns = field(default_factory=EntryRuns)
     unknown: EntryRuns = field(default_factory=EntryRuns)
     is_silent: bool = False
-    """It answered so little that it was not asked for the rest."""
+    """True if it left so many reads unanswered that it was not asked for the rest."""
 
     def add(self, answers: Mapping[int, Answer]) -> None:
-        """Of entries greater than those before."""
+        """Add answers about entries that are greater than those before."""
         kinds = {
             Answer.ABSENT: self.absent,
             Answer.MISMATCH: self.mismatched,
@@ -141,14 +138,14 @@ class ReadFailures:
             kinds[answers[entry_id]].append(entry_id)
 
     def extend(self, others: "ReadFailures") -> None:
-        """Likewise."""
+        """Add failures of entries that are greater than those before."""
         self.absent.extend(others.absent)
         self.mismatched.extend(others.mismatched)
         self.unreadable.extend(others.unreadable)
         self.unknown.extend(others.unknown)
 
     def between(self, first: int, last: int) -> "ReadFailures":
-        """Those from ``first`` to ``last``, both inclusive."""
+        """Return the failures from ``first`` to ``last``, both inclusive."""
         return ReadFailures(
             absent=self.absent.between(first, last),
             mismatched=self.mismatched.between(first, last),
@@ -158,7 +155,7 @@ class ReadFailures:
         )
 
     def only(self, is_wanted: Callable[[int], bool]) -> "ReadFailures":
-        """Those of the entries that are."""
+        """Return the failures of the wanted entries."""
         return ReadFailures(
             absent=EntryRuns(filter(is_wanted, self.absent)),
             mismatched=EntryRuns(filter(is_wanted, self.mismatched)),
@@ -169,7 +166,7 @@ class ReadFailures:
 
     @property
     def has_bad(self) -> bool:
-        """Whether any copy is known to be of no use."""
+        """True if any copy is known to be missing or damaged."""
         return bool(self.absent or self.mismatched or self.unreadable)
 
     @property
@@ -184,7 +181,7 @@ class ReadFailures:
 
 
 GAVE_ALL = ReadFailures()
-"""Nearly every answer there is: nothing is ever added to it."""
+"""No failure: the usual result. Shared, so nothing may be added to it."""
 
 
 async def probe_bookies(
@@ -195,10 +192,10 @@ async def probe_bookies(
     digest: EntryDigest,
     entry_bytes: int,
 ) -> dict[BookieId, ReadFailures]:
-    """What each bookie did not give of what it was asked for: of every bookie that was asked.
+    """Ask the bookies, and return the failures of every bookie that was asked.
 
-    All bookies at once: in a single transfer, unless there is very much to ask. ``fragments``: of
-    one ledger, not empty.
+    All bookies are asked at once, in a single transfer unless there is very much to ask.
+    ``fragments``: of one ledger, not empty.
     """
     refusals = dict.fromkeys(asked, GAVE_ALL)
     slices = (transfer_slices(runs, sharing=len(asked)) for runs in asked.values())
@@ -228,7 +225,7 @@ async def probe_bookies(
 
 
 def transfer_slices(runs: Iterable[Sequence[int]], *, sharing: int = 1) -> Iterator[list[int]]:
-    """The ids of ascending, disjoint runs in lists, of which one transfer may hold ``sharing``."""
+    """Yield the ids of ascending, disjoint runs in lists; one transfer may contain ``sharing`` lists."""
     count_max = TRANSFER_ENTRIES_MAX // sharing
     part: list[int] = []
     for run in runs:
@@ -244,20 +241,20 @@ def transfer_slices(runs: Iterable[Sequence[int]], *, sharing: int = 1) -> Itera
 
 
 class Verdict(enum.Enum):
-    """What is known of one bookie index of one fragment."""
+    """The state of the copies at one bookie index of one fragment."""
 
     GOOD = "good"
     LOST = "lost"
-    """Its bookie is neither writable nor read-only: every entry of the index misses a copy."""
+    """Its bookie is not registered: every entry of the index lacks a copy."""
     AWAY = "away"
-    """Its bookie is gone or silent on purpose: within a maintenance window it is not missed."""
+    """Its bookie is absent or unresponsive within a maintenance window, so it does not count as
+    lost."""
     DRAINING = "draining"
-    """Its bookie is to be emptied: it counts as missing although it serves (rule S16)."""
+    """Its bookie is draining: its copies count as missing although it serves them (rule S16)."""
     MISSING = "missing"
-    """Its bookie is there, and explicitly lacks entries, or holds them damaged, or says that it
-    cannot read them."""
+    """Its bookie is registered, and entries are explicitly absent, damaged or unreadable."""
     UNKNOWN = "unknown"
-    """Its bookie is there and did not say."""
+    """Its bookie is registered and did not answer."""
 
 
 class IndexFinding(Struct, frozen=True, kw_only=True):
@@ -273,7 +270,7 @@ class IndexFinding(Struct, frozen=True, kw_only=True):
 
     @property
     def damaged(self) -> EntryRuns:
-        """What is there, and of no use."""
+        """Copies that exist and are not good."""
         return merged(self.mismatched, self.unreadable)
 
     @property
@@ -289,7 +286,7 @@ class IndexFinding(Struct, frozen=True, kw_only=True):
 
     @property
     def entries(self) -> StripedEntries:
-        """All entries that the index stores of the fragment."""
+        """All entries of the fragment that this index should store."""
         return self.fragment.entries_of(self.index)
 
 
@@ -299,9 +296,9 @@ def judge(
     *,
     available: Collection[BookieId],
 ) -> tuple[IndexFinding, ...]:
-    """One finding for every bookie index of every fragment, in their order.
+    """Return a finding for every bookie index of every fragment, in order.
 
-    ``refusals``: of every bookie that was asked.
+    ``refusals``: the failures of every bookie that was asked.
     """
     return tuple(
         _judge_index(fragment, index, refusals.get(bookie), is_available=bookie in available)
@@ -318,15 +315,14 @@ def _judge_index(
 
     if not is_available:
         return finding(Verdict.LOST)
-    if refused is GAVE_ALL:  # nearly always, and worth a look at its entries saved
+    if refused is GAVE_ALL:  # nearly always; saves computing the entries
         return finding(Verdict.GOOD)
     entries = fragment.entries_of(index)
     if not entries:
         return finding(Verdict.GOOD)
     if refused is None or refused.is_silent:
         return finding(Verdict.UNKNOWN)
-    # Whatever was asked of the bookie between the fragment's ends is this index's: a bookie stands
-    # in an ensemble once.
+    # A bookie is in an ensemble once, so all failures within the fragment belong to this index.
     first, last = entries[0], entries[-1]
     if refused.unknown.between(first, last):
         return finding(Verdict.UNKNOWN)
@@ -352,78 +348,78 @@ async def check(
     bookies: Bookies,
     digest: EntryDigest,
     available: Collection[BookieId],
-    distrusted: Collection[BookieId],
+    suspects: Collection[BookieId],
     entry_bytes: int,
     share: float = 0.0,
     rng: random.Random | None = None,
 ) -> tuple[IndexFinding, ...]:
-    """Ask the bookies and judge. What one does not answer is a finding, never an error.
+    """Ask the bookies and judge. A missing answer is a finding, never an error.
 
-    ``entry_bytes``: a guess at the stored size of an entry, by which reads in flight are weighed
-    (rule S10). The rest as in ``plan_reads``.
+    ``entry_bytes``: estimated stored size of an entry, to bound the reads in flight (rule S10). The
+    other arguments are those of ``plan_reads``.
     """
-    asked = plan_reads(fragments, available=available, distrusted=distrusted, share=share, rng=rng)
+    asked = plan_reads(fragments, available=available, suspects=suspects, share=share, rng=rng)
     refusals = await probe_bookies(
         fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
     )
     findings = judge(fragments, refusals, available=available)
-    suspects = frozenset(f.bookie for f in findings if f.verdict is Verdict.MISSING)
-    suspects -= frozenset(distrusted)
-    if not suspects or share >= 1:
+    lacking = frozenset(f.bookie for f in findings if f.verdict is Verdict.MISSING)
+    lacking -= frozenset(suspects)
+    if not lacking or share >= 1:
         return findings
-    # Something is missing: only reading the whole index tells what else is.
-    asked = plan_reads(fragments, available=suspects, distrusted=suspects)
+    # An entry is missing. Only reading all entries of the index shows which others are.
+    asked = plan_reads(fragments, available=lacking, suspects=lacking)
     refusals |= await probe_bookies(
         fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
     )
     return judge(fragments, refusals, available=available)
 
 
-SILENT_REST_S = 3_600.0
-"""For so long a bookie that did not answer is not asked for a list again."""
+UNANSWERED_PAUSE_S = 3_600.0
+"""How long a bookie that did not answer is not asked for a list again."""
 
 
 class EntryLists:
-    """One for a worker, so that each silent bookie costs its silence once."""
+    """Asks bookies for their lists of entries. One for each worker, so that an unresponsive bookie
+    costs one timeout."""
 
     def __init__(self, bookies: Bookies, clock: Clock) -> None:
         self._bookies = bookies
         self._clock = clock
-        self._resting_until_s: dict[BookieId, float] = {}
+        self._not_asked_until_s: dict[BookieId, float] = {}
 
     async def lacking(
         self, fragments: Sequence[Fragment], asked: Collection[BookieId]
     ) -> frozenset[BookieId]:
-        """Those of the bookies asked whose list lacks entries that they should have."""
-        whole = await self.whole(fragments, asked)
-        return frozenset(bookie for bookie, is_whole in whole.items() if not is_whole)
+        """Return the bookies whose list lacks entries that they should have."""
+        complete = await self.are_complete(fragments, asked)
+        return frozenset(bookie for bookie, is_complete in complete.items() if not is_complete)
 
-    async def whole(
+    async def are_complete(
         self, fragments: Sequence[Fragment], asked: Collection[BookieId]
     ) -> dict[BookieId, bool]:
-        """Whether each list holds all that its bookie should have; of those bookies asked that gave
-        one."""
+        """Return for each bookie that gave a list whether its list is complete."""
         now_s = self._clock.now_s()
         members = sorted({bookie for f in fragments for bookie in f.ensemble} & set(asked))
-        ready = [b for b in members if self._resting_until_s.get(b, now_s) <= now_s]
+        ready = [b for b in members if self._not_asked_until_s.get(b, now_s) <= now_s]
         lacks = await asyncio.gather(*(self._lacks(fragments, bookie) for bookie in ready))
         told = zip(ready, lacks, strict=True)
         return {b: not is_lacking for b, is_lacking in told if is_lacking is not None}
 
     async def _lacks(self, fragments: Sequence[Fragment], bookie: BookieId) -> bool | None:
-        """None: it gave no list."""
+        """Return whether the bookie's list lacks entries; None if it gave no list."""
         try:
             listed = await self._bookies.list_entries(bookie, fragments[0].ledger_id)
         except NoSuchEntryError:
             return lacks(fragments, bookie, ())
         except BookmenderError:
-            self._resting_until_s[bookie] = self._clock.now_s() + SILENT_REST_S
+            self._not_asked_until_s[bookie] = self._clock.now_s() + UNANSWERED_PAUSE_S
             return None
         return lacks(fragments, bookie, listed)
 
 
 def lacks(fragments: Sequence[Fragment], bookie: BookieId, listed: Sequence[range]) -> bool:
-    """Whether an entry that the bookie should have stands in none of the runs, which ascend."""
+    """Return True if the ascending runs lack an entry that the bookie should have."""
     gaps = _gaps(listed)
     return any(
         fragment.entries_of(index).between(first, last)
@@ -435,7 +431,7 @@ def lacks(fragments: Sequence[Fragment], bookie: BookieId, listed: Sequence[rang
 
 
 def _gaps(listed: Sequence[range]) -> list[tuple[int, int]]:
-    """First and last id, both inclusive, of what lies between the runs, before and after them."""
+    """Return the first and last id, inclusive, of each gap before, between and after the runs."""
     starts = [0, *(run.stop for run in listed)]
     stops = [*(run.start for run in listed), _BEYOND_ALL]
     return [(start, stop - 1) for start, stop in zip(starts, stops, strict=True) if start < stop]

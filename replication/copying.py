@@ -1,22 +1,16 @@
-"""Copying the entries of one bookie index of one fragment to a target.
+"""Copying the entries of one bookie index of one fragment to a target (``copy_index``).
 
-Just the entries that the index stored are copied, each from any good replica, in bulk. An entry
-that one replica did not give is asked of the next (``sources``). What remains in the end is said
-entry by entry: without a copy, or unknown. A ledger of ten million entries is copied slice by
-slice; what is held at a time does not grow with it.
+Only the entries that the index stored are copied, each from a good replica, in bulk. An entry that
+one replica did not give is asked of the next (``assign``). Entries that remain are reported as
+without a copy, or as unknown. A ledger of ten million entries is copied slice by slice, so the
+memory in use does not grow with it.
 
-A copy that is to be made, and what came of it: values.
-
-Whom to ask for the entries of a copy, from what was answered so far and how each source does.
-
-Copies whose LAC is rewritten on the way, entry by entry (rule S12).
-
-For a target that stands in the last ensemble of a ledger which is not closed. A reader asks the
-bookies of that ensemble for their last entry and takes the LAC in its header for what the writer
-had confirmed. An entry of an earlier fragment carries an old LAC. So the header gets one that is
-known now, and the digest is computed again, as BookKeeper's LedgerFragmentReplicator does. That
-happens only where no other bookie is left, so these copies go one request at a time instead of in
-bulk.
+``transfer_replacing_lac`` copies entry by entry and rewrites each LAC (rule S12). It serves targets
+in the last ensemble of an open ledger. A reader asks these bookies for their last entry, and takes
+the LAC in its header for what the writer had confirmed; an entry of an earlier fragment carries an
+old LAC. So the header gets a LAC that is known now, and the digest is computed again, as BookKeeper's
+LedgerFragmentReplicator does. This is needed only if no other bookie is left, so its speed does not
+matter.
 """
 
 import asyncio
@@ -39,11 +33,11 @@ from replication.entry_runs import EntryRuns
 
 
 class CopyJob(Struct, frozen=True, kw_only=True):
-    """Entries of a fragment that ``target`` is to hold at bookie index ``index``.
+    """Entries of a fragment that ``target`` must store at bookie index ``index``.
 
-    ``target`` may be the bookie that stands there already (an in-place repair, rule S15).
-    ``former``: bookies of the ledger's other ensembles, asked before an entry is called lost.
-    ``lac``: written into the header of each entry (``with_lac``); None: the bytes pass as they are.
+    ``target`` may be the bookie that has this index already (an in-place repair, rule S15).
+    ``former``: bookies of the ledger's other ensembles, asked before an entry is reported lost.
+    ``lac``: written into the header of each entry (``replace_lac``); None: entries stay unchanged.
     """
 
     fragment: Fragment
@@ -57,28 +51,30 @@ class CopyJob(Struct, frozen=True, kw_only=True):
 
     @property
     def others(self) -> frozenset[BookieId]:
-        """The members of the fragment whose copies it leaves where they are."""
+        """The bookies of the ensemble whose copies this job leaves where they are."""
         return frozenset(self.fragment.ensemble).difference(
             (self.target, self.fragment.ensemble[self.index])
         )
 
     @property
     def parts(self) -> tuple[Sequence[int], Sequence[int]]:
-        """What is to be written first, and the ends, which in place come after it (see
-        ``copy_index``)."""
+        """The entries to copy first, and the first and last one, which an in-place repair copies
+        afterwards (see ``copy_index``)."""
         if self.target != self.fragment.ensemble[self.index]:
             return self.entry_ids, ()
-        return ends_apart(self.fragment, self.index, self.entry_ids)
+        return split_ends(self.fragment, self.index, self.entry_ids)
 
 
-def ends_apart(
+def split_ends(
     fragment: Fragment, index: int, entry_ids: Sequence[int]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Those between the first and the last entry that the index stores, and those of these two.
-    Nothing is listed: a bookie that came back empty lacks all, and there may be ten million."""
+    """Split entry ids into those between the first and the last entry of the index, and these two.
+
+    Builds no list, because an empty bookie lacks all entries, and there may be ten million.
+    """
     stored = fragment.entries_of(index)
     first, last = stored.first, stored.last
-    if first is None or last is None:  # it stores none
+    if first is None or last is None:  # the index stores no entry
         return entry_ids, ()
     ends = [end for end in dict.fromkeys((first, last)) if end in entry_ids]
     if isinstance(entry_ids, EntryRuns):
@@ -87,46 +83,46 @@ def ends_apart(
 
 
 class CopyOutcome(Struct, frozen=True, kw_only=True):
-    """``target_error``: the target failed, another is to be chosen. Entry ids in the sets
+    """The result of a copy. ``target_error``: the target failed, so choose another one. Entry ids
     ascend."""
 
     entry_count: int = 0
     entry_bytes: int = 0
     target_error: BookmenderError | None = None
     without_copy: tuple[int, ...] = ()
-    """Entries of which no bookie that is there holds a good copy; one that is away still may."""
+    """Entries of which no registered bookie has a good copy; an absent bookie may have one."""
     unknown: tuple[int, ...] = ()
-    """Entries for which a bookie that is there did not answer."""
-    kept_back: tuple[int, ...] = ()
-    """An end that was not written, so that a check goes on to see what is without a copy."""
+    """Entries for which a registered bookie did not answer."""
+    withheld: tuple[int, ...] = ()
+    """The first or last entry, if it was not written, so that checks find what is without a copy."""
     gave_all_asked: bool = False
-    """Whether something was asked besides, and bookies gave all of that."""
-    bad_sources: frozenset[BookieId] = frozenset()
-    """Members of the fragment that should have an entry, and do not have a good copy of it."""
+    """True if additional reads were asked for, and bookies returned all of them."""
+    suspects: frozenset[BookieId] = frozenset()
+    """Bookies of the fragment that should have an entry, and do not have a good copy of it."""
 
     @property
     def is_complete(self) -> bool:
         return self.target_error is None and not self.without_copy and not self.unknown
 
 
-STRETCH_ENTRIES = 64
-"""So many of an index's entries in a row come from one source, where several have them: consecutive
-ones can be read in batches."""
+SOURCE_RUN_ENTRIES = 64
+"""Length of a run of entries that is read from one source, if several sources have them: consecutive
+entries can be read in batches."""
 IDLE_BYTES = 64 * 1024
-"""What an idle source counts for, so that a slow one is not preferred for being idle."""
+"""Load of an idle source, so that a slow source is not preferred only because it is idle."""
 REPLY_MIN_S = 0.001
 """Sources that reply sooner are equally good."""
 
 History = tuple[tuple[BookieId, Answer], ...]
-"""Who was asked for an entry, in this order, and the answer."""
+"""The bookies asked for an entry, in order, and their answers."""
 
 
 @dataclass(slots=True)
 class SliceProgress:
-    """What became of the entries of one slice.
+    """The state of the entries of one slice.
 
-    ``tried``: the history of each entry that was asked for in vain. Entries that were refused alike
-    share theirs.
+    ``tried``: the history of each entry that no source has given yet. Entries with equal histories
+    share one object.
     """
 
     tried: dict[int, History] = field(default_factory=dict)
@@ -134,7 +130,7 @@ class SliceProgress:
     unknown: list[int] = field(default_factory=list)
 
     def note(self, failures: Mapping[BookieId, Mapping[int, Answer]]) -> list[int]:
-        """Remember who failed to give what; the entries that are still to be had."""
+        """Record failed reads. Returns the failed entries, to be assigned to other sources."""
         shared: dict[History, History] = {}
         for bookie, answers in failures.items():
             for entry_id, answer in answers.items():
@@ -144,11 +140,11 @@ class SliceProgress:
 
 
 class Reads(Struct, frozen=True, kw_only=True):
-    """Whom to ask for which entries next; ascending ids."""
+    """Which entries to ask of which bookie next; ids ascend."""
 
     entry_ids: Mapping[BookieId, Sequence[int]]
     have_alternatives: bool
-    """Whether others may still be asked for every one of them."""
+    """True if another bookie remains to be asked for each of them."""
 
 
 def assign(
@@ -157,10 +153,11 @@ def assign(
     job: CopyJob,
     source_health: Callable[[BookieId], SourceHealth],
 ) -> Reads:
-    """Whom to ask for each entry next; entries that nobody is left to ask for are noted.
+    """Decide which bookie to ask for each entry next. Entries without a source left are recorded in
+    ``progress``.
 
-    Of several sources, stretch by stretch, the one that has the least before it; one that failed
-    lately only where there is no other.
+    Each run of entries goes to the source with the least load; a source that failed lately only if
+    there is no other.
     """
     loads = _Loads(source_health, entry_bytes=job.entry_bytes_hint)
     reads: dict[BookieId, list[Sequence[int]]] = {}
@@ -174,34 +171,35 @@ def assign(
         else:
             unanswered = any(answer in _PROVES_NOTHING for _, answer in history)
             (progress.unknown if unanswered else progress.without_copy).extend(ids)
-    for start in range(0, len(entry_ids), STRETCH_ENTRIES):
-        for sources, ids in to_ask:  # in turn, so that loads are even over all of them
-            if stretch := ids[start : start + STRETCH_ENTRIES]:
-                source = loads.pick(sources, len(stretch))
-                reads.setdefault(source, []).append(stretch)
+    for start in range(0, len(entry_ids), SOURCE_RUN_ENTRIES):
+        for sources, ids in to_ask:  # alternate, so that all groups share the load evenly
+            if run := ids[start : start + SOURCE_RUN_ENTRIES]:
+                source = loads.pick(sources, len(run))
+                reads.setdefault(source, []).append(run)
     return Reads(
-        entry_ids={source: _joined(stretches) for source, stretches in reads.items()},
+        entry_ids={source: _joined(runs) for source, runs in reads.items()},
         have_alternatives=have_alternatives,
     )
 
 
-def _joined(stretches: Sequence[Sequence[int]]) -> Sequence[int]:
-    """Their ids, ascending. Those of one stretch do already, and small ledgers have no more."""
-    if len(stretches) == 1:
-        return stretches[0]
-    return array("q", sorted(chain.from_iterable(stretches)))
+def _joined(runs: Sequence[Sequence[int]]) -> Sequence[int]:
+    """Return all ids, ascending. Small ledgers have only one run."""
+    if len(runs) == 1:
+        return runs[0]
+    return array("q", sorted(chain.from_iterable(runs)))
 
 
 _PROVES_NOTHING = frozenset({Answer.UNKNOWN, Answer.UNREADABLE})
-"""Where a bookie answered so, it may have the entry (rule S5)."""
+"""Answers after which the bookie may still have the entry (rule S5)."""
 
 
 def _groups(
     entry_ids: Sequence[int], progress: SliceProgress, job: CopyJob
 ) -> Mapping[tuple[int, History], Sequence[int]]:
-    """The entries by what decides whom they may be asked of: their write set, and who was asked.
+    """Group the entries by write set and history, which decide their possible sources.
 
-    Entries that are E apart have the same write set; where E = W all have.
+    Entries at a distance of the ensemble size have the same write set; if it equals the write
+    quorum, all have.
     """
     size = job.fragment.ensemble_size
     write_sets = 1 if size == job.fragment.write_quorum else size
@@ -215,11 +213,11 @@ def _groups(
 
 
 def _sources(entry_id: int, history: History, job: CopyJob) -> tuple[Sequence[BookieId], bool]:
-    """Who may be asked for it now, and whether nobody else is left after that.
+    """Return the possible sources of an entry, and whether this is the last chance to read it.
 
-    Other replicas come first; then the bookie that is being replaced, if it is there (what is
-    damaged on it need not be all of it); then former members of the ledger; and at last, once more,
-    the first one that did not answer: it was not given much time.
+    The order: other replicas; the bookie that is being replaced, if it is registered (its other
+    entries may be good); former bookies of the ledger; and once more the first bookie that did not
+    answer, because its first timeout was short.
     """
     tried = {bookie for bookie, _ in history}
     replicas = [bookie for bookie in _replicas(entry_id, job) if bookie not in tried]
@@ -239,7 +237,7 @@ def _sources(entry_id: int, history: History, job: CopyJob) -> tuple[Sequence[Bo
 
 
 class _Loads:
-    """What each source has before it, with what is being assigned to it now."""
+    """The load of each source, including what is being assigned to it."""
 
     def __init__(
         self, source_health: Callable[[BookieId], SourceHealth], *, entry_bytes: int
@@ -250,7 +248,7 @@ class _Loads:
         self._assigned_bytes: dict[BookieId, int] = {}
 
     def pick(self, sources: Sequence[BookieId], count: int) -> BookieId:
-        """The best of them, which is to be asked for that many entries; the first among equals."""
+        """Return the least loaded source and add ``count`` entries to its load. The first of equals."""
         source = min(sources, key=self._load) if len(sources) > 1 else sources[0]
         self._assigned_bytes[source] = self._assigned_to(source) + count * self._entry_bytes
         return source
@@ -267,7 +265,7 @@ class _Loads:
 
 
 def _replicas(entry_id: int, job: CopyJob) -> list[BookieId]:
-    """Who is there of the entry's write set, without the one that is being replaced or refilled."""
+    """Return the registered bookies of the entry's write set, without the index of this job."""
     fragment = job.fragment
     indexes = write_set(
         entry_id, ensemble_size=fragment.ensemble_size, write_quorum=fragment.write_quorum
@@ -276,22 +274,22 @@ def _replicas(entry_id: int, job: CopyJob) -> list[BookieId]:
     return [bookie for bookie in bookies if bookie in job.available]
 
 
-AT_ONCE = 64
-"""Entries under way, each read and then written."""
+COPIES_AT_ONCE = 64
+"""Entries in flight, each read and then written."""
 
 
-def lac_to_tell(metadata: LedgerMetadata) -> int:
-    """One less than the LAC that the last segment proves: its writer had all entries before that
-    acknowledged.
+def lac_for_copies(metadata: LedgerMetadata) -> int:
+    """Return the LAC for the headers of copies: one less than the last segment proves.
 
-    A recovery by Java takes the ledger's length from the header with the greatest LAC, and the
-    length in a copy's header is that of an earlier entry. So a recovery always has to read one
-    acknowledged entry more, and takes that one's.
+    The writer of the last segment had all entries before its first one acknowledged. A recovery by
+    Java takes the ledger's length from the header with the greatest LAC, but the length in a copy's
+    header belongs to an earlier entry. With this LAC, a recovery must read one more acknowledged
+    entry, and uses the length of that one.
     """
     return max(LAC_NONE, metadata.last_segment.first_entry_id - 2)
 
 
-def with_lac(entry: bytes, lac: int, digest: EntryDigest) -> bytes:
+def replace_lac(entry: bytes, lac: int, digest: EntryDigest) -> bytes:
     """Return the same entry with this LAC in its header. Ids, length and payload stay."""
     header = EntryHeader.of(entry)
     return digest.pack(
@@ -303,20 +301,19 @@ def with_lac(entry: bytes, lac: int, digest: EntryDigest) -> bytes:
     )
 
 
-async def transfer_with_lac(bookies: Bookies, transfer: Transfer, lac: int) -> TransferResult:
-    """As ``Bookies.transfer`` to a target, with the LAC of each entry rewritten. ``checks`` are
-    read too."""
-    copying = _Copying(bookies, transfer, lac)
+async def transfer_replacing_lac(bookies: Bookies, transfer: Transfer, lac: int) -> TransferResult:
+    """Do what ``Bookies.transfer`` to a target does, but rewrite the LAC of each entry."""
+    copying = _EntryByEntryTransfer(bookies, transfer, lac)
     await copying.run()
     return copying.result
 
 
-class _Copying:
+class _EntryByEntryTransfer:
     def __init__(self, bookies: Bookies, transfer: Transfer, lac: int) -> None:
         assert transfer.target is not None, transfer.ledger_id
         self._bookies, self._transfer, self._lac = bookies, transfer, lac
         self._target = transfer.target
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(COPIES_AT_ONCE)
         self._failures: dict[BookieId, dict[int, Answer]] = defaultdict(dict)
         self._unwritten: set[int] = set()
         self._target_error: BookmenderError | None = None
@@ -352,7 +349,7 @@ class _Copying:
             self._slots.release()
 
     async def _read(self, source: BookieId, entry_id: int) -> bytes | None:
-        """None, and what the source said instead, where it gives no good copy."""
+        """Return a good copy, or None after recording the failure."""
         ledger_id = self._transfer.ledger_id
         try:
             entry = await self._bookies.read(source, ledger_id, entry_id)
@@ -370,7 +367,7 @@ class _Copying:
         try:
             await self._bookies.add(
                 self._target,
-                with_lac(entry, self._lac, digest),
+                replace_lac(entry, self._lac, digest),
                 master_key=digest.master_key,
                 is_recovery=True,
             )
@@ -384,37 +381,40 @@ class _Copying:
 
 SLICE_ENTRIES = 2_048
 SLICES_AT_ONCE = 2
-"""So that the last replies of one slice are not waited for before the next is begun."""
+"""Two slices overlap, so that the last replies of one do not delay the next."""
 LACKING_MAX = 100_000
-"""A copy that lacks more entries than that is given up: nothing is gained by counting on."""
+"""A copy that lacks more entries is given up."""
 RESUMES_MAX = 3
 RESUME_PAUSE_S = 0.5
 RESUME_WORTH_ENTRIES = SLICE_ENTRIES
-"""After that many acknowledged entries a target whose connection broke is tried again, rather than
-another from the beginning (its registration is compared before the metadata is written, rule
+"""After so many acknowledged entries, a target whose connection broke is tried again instead of
+another one from the beginning. Its registration is compared before the metadata is written (rule
 S3)."""
 
 Failures = Mapping[BookieId, Mapping[int, Answer]]
-"""As in ``TransferResult``."""
+"""Failed reads by source and entry, as in ``TransferResult``."""
 
 
 async def copy_index(
     job: CopyJob, *, bookies: Bookies, digest: EntryDigest, asked: ReadPlan = NOTHING_ASKED
 ) -> CopyOutcome:
-    """Copy every entry of which there is a good copy. In place, an end is kept back while others
-    lack.
+    """Copy every entry of which a good copy exists.
 
-    A check, ours or Java's, asks for the ends. An index with both of them there looks whole,
-    whatever is missing between them: the next try would unmark the ledger. So in place (rule S15)
-    the ends are written last, and
+    A check, ours or Java's, reads the first and the last entry of an index. If an in-place repair
+    (rule S15) wrote these early, an incomplete index would look complete:
 
-    - none while an entry between them may still be had (some replica did not answer);
-    - both when all between them is there;
-    - all but one when entries between them have no copy anywhere: that may stay so for ever, and no
-      more than one entry should be left at a copy less for it. Where the other end is itself lost none
-      is kept back: its absence tells of the rest.
+    1. A repair writes the first and the last entry, and stops: an entry between them is missing.
+    2. The next worker reads only those two, finds no fault, and deletes the mark.
 
-    ``asked``: what to ask bookies in the first transfer, besides what is read of them anyway.
+    So an in-place repair writes these two ends last:
+
+    - none of them while an entry between them may still be read (a replica did not answer);
+    - both when all entries between them are stored;
+    - all but one when entries between them have no copy anywhere. That may stay so for ever, so only
+      one entry is withheld. If the other end is itself lost, none is withheld: its absence makes
+      checks read the rest.
+
+    ``asked``: reads to add to the first transfer.
     """
     copy = _Copy(job, bookies, digest, asked)
     inner, ends = job.parts
@@ -425,22 +425,22 @@ async def copy_index(
 
 
 class _Copy:
-    """One copy on its way, slice by slice."""
+    """One copy in progress, slice by slice."""
 
     def __init__(
         self, job: CopyJob, bookies: Bookies, digest: EntryDigest, asked: ReadPlan
     ) -> None:
         self._job, self._bookies, self._digest = job, bookies, digest
         self._asked = asked
-        """Not put so far."""
+        """Additional reads that have not been sent yet."""
         self._gave_all_asked = False
         self._resumes_left = RESUMES_MAX
         self._entry_count = self._entry_bytes = 0
         self._target_error: BookmenderError | None = None
         self._without_copy: list[int] = []
         self._unknown: list[int] = []
-        self._bad_sources: set[BookieId] = set()
-        self._kept_back: Sequence[int] = ()
+        self._suspects: set[BookieId] = set()
+        self._withheld: Sequence[int] = ()
 
     @property
     def outcome(self) -> CopyOutcome:
@@ -450,18 +450,18 @@ class _Copy:
             target_error=self._target_error,
             without_copy=tuple(sorted(self._without_copy)),
             unknown=tuple(sorted(self._unknown)),
-            kept_back=tuple(self._kept_back),
+            withheld=tuple(self._withheld),
             gave_all_asked=self._gave_all_asked,
-            bad_sources=frozenset(self._bad_sources),
+            suspects=frozenset(self._suspects),
         )
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether entries were not written so far of which there may well be a good copy."""
+        """True if entries were not written although a good copy of them may exist."""
         return self._is_hopeless or bool(self._unknown)
 
     async def copy_ends(self, ends: Sequence[int]) -> None:
-        """One or both, ascending, after all that lies between them."""
+        """Copy the first and the last entry, after all entries between them."""
         if not self._without_copy:
             await self.copy_run(ends)
             return
@@ -469,8 +469,8 @@ class _Copy:
         await self.copy_run(others)
         if self.is_cut_short:
             return
-        self._kept_back = kept_back_of(ends, lost=self._without_copy)
-        if not self._kept_back:
+        self._withheld = withheld_end(ends, lost=self._without_copy)
+        if not self._withheld:
             await self.copy_run([last])
 
     async def copy_run(self, run: Sequence[int]) -> None:
@@ -490,7 +490,7 @@ class _Copy:
 
     @property
     def _is_hopeless(self) -> bool:
-        """Whether nothing is gained by going on."""
+        """True if there is no point in going on."""
         lacking_count = len(self._without_copy) + len(self._unknown)
         return self._target_error is not None or lacking_count > LACKING_MAX
 
@@ -518,12 +518,12 @@ class _Copy:
             self._entry_bytes += result.entry_bytes
             failures = result.failures
             if asked:
-                # Of a target that failed what was to be written was not all read, either.
+                # If the target failed, not all reads were sent.
                 is_read = result.target_error is None
                 self._gave_all_asked = is_read and not _refuses(failures, asked)
                 failures = _without(failures, checks)
             if failures:  # seldom
-                self._bad_sources |= self._job.others.intersection(_without_good_copy(failures))
+                self._suspects |= self._job.others.intersection(_without_good_copy(failures))
             entry_ids = progress.note(failures)
             if result.target_error is not None:
                 if not self._may_resume(result.target_error):
@@ -537,10 +537,10 @@ class _Copy:
     async def _transfer(self, transfer: Transfer) -> TransferResult:
         if self._job.lac is None:
             return await self._bookies.transfer(transfer)
-        return await transfer_with_lac(self._bookies, transfer, self._job.lac)
+        return await transfer_replacing_lac(self._bookies, transfer, self._job.lac)
 
     def _may_resume(self, error: BookmenderError) -> bool:
-        """Whether to send the target what it has not acknowledged yet, after a pause."""
+        """Return True if the target should be tried again after a pause."""
         is_worth_it = isinstance(error, BusyError) or self._entry_count >= RESUME_WORTH_ENTRIES
         if not (isinstance(error, UnavailableError) and is_worth_it and self._resumes_left):
             return False
@@ -548,15 +548,15 @@ class _Copy:
         return True
 
 
-def kept_back_of(ends: Sequence[int], *, lost: Container[int]) -> Sequence[int]:
-    """The end that is not written where entries between them are lost: none where the other is lost
-    itself."""
-    is_told = any(end in lost for end in ends[:-1])  # it tells of all the rest
+def withheld_end(ends: Sequence[int], *, lost: Container[int]) -> Sequence[int]:
+    """Return the end to withhold when entries between the ends are lost; none if the other end is
+    lost itself."""
+    is_told = any(end in lost for end in ends[:-1])  # its absence makes checks read the rest
     return () if is_told else ends[-1:]
 
 
 def slices_of(run: Sequence[int]) -> Iterator[Sequence[int]]:
-    """The ids in parts that may be held in memory."""
+    """Yield the ids in parts that fit into memory."""
     for start in range(0, len(run), SLICE_ENTRIES):
         yield array("q", run[start : start + SLICE_ENTRIES])
 
@@ -564,7 +564,7 @@ def slices_of(run: Sequence[int]) -> Iterator[Sequence[int]]:
 def _besides(
     asked: ReadPlan, reads: Mapping[BookieId, Sequence[int]]
 ) -> dict[BookieId, Sequence[int]]:
-    """What is asked of each bookie that is not read of it anyway; ids ascend."""
+    """Return the additional reads that the transfer does not contain already; ids ascend."""
     besides: dict[BookieId, Sequence[int]] = {}
     for bookie, runs in asked.items():
         entry_ids = {entry_id for run in runs for entry_id in run}
@@ -574,7 +574,7 @@ def _besides(
 
 
 def _refuses(failures: Failures, asked: ReadPlan) -> bool:
-    """Whether any of what was asked was not given."""
+    """Return True if any of the additional reads failed."""
     return any(
         entry_id in run
         for bookie, failed in failures.items()
@@ -584,14 +584,14 @@ def _refuses(failures: Failures, asked: ReadPlan) -> bool:
 
 
 def _without_good_copy(failures: Failures) -> Iterator[BookieId]:
-    """Who says so itself of any entry."""
+    """Yield the bookies that gave an answer other than unknown for any entry."""
     for bookie, answers in failures.items():
         if any(answer is not Answer.UNKNOWN for answer in answers.values()):
             yield bookie
 
 
 def _without(failures: Failures, checks: Mapping[BookieId, Sequence[int]]) -> Failures:
-    """Those of entries that are to be written."""
+    """Return the failures without those of additional reads."""
     return {
         bookie: {e: answer for e, answer in failed.items() if e not in checks.get(bookie, ())}
         for bookie, failed in failures.items()

@@ -1,8 +1,8 @@
-"""How full the bookies' disks are: asked of each that may receive, so that no repair fills one up.
+"""Free disk space of the bookies: every possible target is asked, so that repairs do not fill its disks.
 
-A bookie turns read-only when a disk is 95 % full (its diskUsageThreshold), and its clients lose it.
-So copies go only where more than the floor is free (rule S11). A bookie that does not tell is not
-kept from receiving.
+A bookie turns read-only when a disk is 95 % full (its diskUsageThreshold), and its clients lose it. So
+copies go only to bookies with more free space than the floor (rule S11). A bookie that does not answer
+remains a possible target.
 """
 
 import asyncio
@@ -24,36 +24,36 @@ from replication.cluster import ViewSource
 log = structlog.get_logger()
 
 INTERVAL_S = 60.0
-"""How often each bookie is asked, on the average."""
+"""Average interval between two questions to a bookie."""
 JITTER = 0.2
-"""The share by which an interval is longer or shorter, so that the nodes do not ask in step."""
+"""Random variation of the interval, so that the nodes do not ask at the same time."""
 NEAR_INTERVAL_S = 10.0
-"""Likewise one that is near the floor, where a minute's copies could be too many."""
+"""Interval for a bookie near the floor, which the copies of a minute could fill."""
 NEAR_FACTOR = 2.0
-"""Near: less than so many times the floor is free."""
+"""A bookie is near the floor if less than this multiple of the floor is free."""
 STALE_S = 600.0
-"""For so long the last figure of a bookie that answers no more is believed."""
+"""How long the last answer of a bookie is used if it does not answer any more."""
 START_TIMEOUT_S = 5.0
-"""How long the start of a worker waits for the first figures at most."""
+"""Maximum time that the start of a worker waits for the first answers."""
 BOOKIES_AT_ONCE = 16
 
 
-def spare_bytes(room: DiskSpace | None, *, floor_share: float) -> int | None:
-    """What is free beyond the floor, less than 0 where it is short of that; None where it is not
-    known, or there is no floor. ``floor_share``: of the whole room; 0: none."""
-    if room is None or not floor_share:
+def spare_bytes(space: DiskSpace | None, *, floor_share: float) -> int | None:
+    """Return the free bytes beyond the floor, negative below it; None if unknown or without a floor.
+    ``floor_share``: of the total space; 0: no floor."""
+    if space is None or not floor_share:
         return None
-    return math.floor(room.free_bytes - floor_share * room.total_bytes)
+    return math.floor(space.free_bytes - floor_share * space.total_bytes)
 
 
-def is_short(room: DiskSpace | None, *, floor_share: float) -> bool:
-    """Whether it is known that less than the floor is free."""
-    spare = spare_bytes(room, floor_share=floor_share)
+def is_short(space: DiskSpace | None, *, floor_share: float) -> bool:
+    """Return True if less than the floor is known to be free."""
+    spare = spare_bytes(space, floor_share=floor_share)
     return spare is not None and spare < 0
 
 
 class DiskSpaceSource:
-    """The figures as they were last told. ``run`` keeps them fresh."""
+    """The disk space that the bookies reported last, kept up to date by ``run``."""
 
     def __init__(
         self,
@@ -65,51 +65,50 @@ class DiskSpaceSource:
         rng: random.Random,
         quarantine: Quarantine | None = None,
     ) -> None:
-        """``quarantine``: is told of bookies that answer nobody who has not authenticated."""
+        """``quarantine``: receives bookies that require authentication."""
         self._bookies, self._views, self._quarantine = bookies, views, quarantine
         self._floor_share = floor_share
         self._clock, self._rng = clock, rng
-        self._rooms: dict[BookieId, DiskSpace] = {}
+        self._disk_spaces: dict[BookieId, DiskSpace] = {}
         self._told_at_s: dict[BookieId, float] = {}
         self._landed_bytes: Counter[BookieId] = Counter()
-        """Of our copies, since the question was asked whose answer is the last."""
+        """Bytes of our copies since the last answered question."""
         self._due_at_s: dict[BookieId, float] = {}
         self._short: frozenset[BookieId] = frozenset()
 
     @property
-    def rooms(self) -> Mapping[BookieId, DiskSpace]:
-        return self._rooms
+    def disk_spaces(self) -> Mapping[BookieId, DiskSpace]:
+        return self._disk_spaces
 
     def free_bytes(self, bookie: BookieId) -> int | None:
-        """As it was last told, less what landed since; None where it is not known."""
-        room = self._rooms.get(bookie)
-        return None if room is None else max(0, room.free_bytes - self._landed_bytes[bookie])
+        """Return the free bytes, less our copies since; None if unknown."""
+        space = self._disk_spaces.get(bookie)
+        return None if space is None else max(0, space.free_bytes - self._landed_bytes[bookie])
 
     def spare_bytes(self, bookie: BookieId) -> int | None:
-        """Likewise."""
-        spare = spare_bytes(self._rooms.get(bookie), floor_share=self._floor_share)
+        """Return the free bytes beyond the floor, less our copies since; None if unknown."""
+        spare = spare_bytes(self._disk_spaces.get(bookie), floor_share=self._floor_share)
         return None if spare is None else spare - self._landed_bytes[bookie]
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
-        """A copy of ours was written there: until its bookie is asked again nobody else would
-        know."""
+        """Count a copy that was written there, until the bookie is asked again."""
         self._landed_bytes[bookie] += byte_count
 
     async def start(self) -> None:
-        """Have figures before the first choice is made; without those of whoever takes its time."""
+        """Ask all bookies before the first placement. Does not wait for slow bookies."""
         with suppress(TimeoutError):
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self.ask_due()
 
     async def run(self) -> None:
-        """Ask whoever is due, until cancelled."""
+        """Ask bookies at intervals, until cancelled."""
         while True:
             seen = self._views.change_count
             await self.ask_due()
             await self._views.wait_change(seen, timeout_s=self._wait_s())
 
     async def ask_due(self) -> None:
-        """Ask those that may receive and whose time has come; forget those that are gone."""
+        """Ask the possible targets that are due, and forget other bookies."""
         receiving, now_s = self._views.current.receiving, self._clock.now_s()
         self._forget(receiving, now_s)
         due = sorted(b for b in receiving if self._due_at_s.get(b, now_s) <= now_s)
@@ -123,22 +122,24 @@ class DiskSpaceSource:
         async with limit:
             landed_bytes = self._landed_bytes[bookie]
             try:
-                self._rooms[bookie] = await self._bookies.room(bookie)
+                self._disk_spaces[bookie] = await self._bookies.room(bookie)
                 self._landed_bytes[bookie] -= landed_bytes
                 self._told_at_s[bookie] = self._clock.now_s()
             except AuthenticationRequiredError as error:
                 self._note_required(bookie, str(error.args[0]))
-            except BookmenderError as error:  # busy, away, or too old to know: its turn comes again
-                log.debug("bookie.room_unknown", bookie=bookie, error=str(error))
+            except BookmenderError as error:  # busy, absent or too old; it is asked again later
+                log.debug("bookie.disk_space_unknown", bookie=bookie, error=str(error))
         self._due_at_s[bookie] = self._clock.now_s() + self._interval_s(bookie)
 
     def _note_required(self, bookie: BookieId, reason: str) -> None:
-        """Over V2 such a bookie just closes the connection: this question alone tells why."""
+        """Over V2 such a bookie only closes the connection; this V3 request shows the reason."""
         if self._quarantine is not None and self._quarantine.note_silence(bookie, reason):
             log.warning("bookie.quarantined", bookie=bookie, reason=reason)
 
     def _interval_s(self, bookie: BookieId) -> float:
-        is_near = is_short(self._rooms.get(bookie), floor_share=NEAR_FACTOR * self._floor_share)
+        is_near = is_short(
+            self._disk_spaces.get(bookie), floor_share=NEAR_FACTOR * self._floor_share
+        )
         interval_s = NEAR_INTERVAL_S if is_near else INTERVAL_S
         return interval_s * self._rng.uniform(1 - JITTER, 1 + JITTER)
 
@@ -148,28 +149,28 @@ class DiskSpaceSource:
                 del self._due_at_s[bookie], self._landed_bytes[bookie]
         for bookie, told_at_s in list(self._told_at_s.items()):
             if bookie not in receiving or now_s - told_at_s > STALE_S:
-                del self._told_at_s[bookie], self._rooms[bookie]
+                del self._told_at_s[bookie], self._disk_spaces[bookie]
 
     def _tell_of_changes(self) -> None:
         short = frozenset(
             bookie
-            for bookie, room in self._rooms.items()
-            if is_short(room, floor_share=self._floor_share)
+            for bookie, space in self._disk_spaces.items()
+            if is_short(space, floor_share=self._floor_share)
         )
         for bookie in sorted(short - self._short):
-            room = self._rooms[bookie]
+            space = self._disk_spaces[bookie]
             log.warning(
-                "bookie.short_of_room",
+                "bookie.disk_space_low",
                 bookie=bookie,
-                free_bytes=room.free_bytes,
-                total_bytes=room.total_bytes,
+                free_bytes=space.free_bytes,
+                total_bytes=space.total_bytes,
                 floor_share=self._floor_share,
             )
         for bookie in sorted(self._short - short):
-            log.info("bookie.has_room_again", bookie=bookie)
+            log.info("bookie.disk_space_recovered", bookie=bookie)
         self._short = short
 
     def _wait_s(self) -> float:
-        """Until somebody is due."""
+        """Return the seconds until the next bookie is due."""
         now_s = self._clock.now_s()
         return min(self._due_at_s.values(), default=now_s + INTERVAL_S) - now_s

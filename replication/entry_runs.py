@@ -1,6 +1,7 @@
-"""Entry ids, kept as runs: however many of a bookie's entries are missing, they weigh little.
+"""``EntryRuns``: ascending entry ids, stored as runs of consecutive ids.
 
-A bookie that came back empty lacks every entry of a ledger, and there may be ten million of them.
+A bookie that was reformatted lacks every entry of a ledger, and there may be ten million of them. Runs
+keep that small.
 """
 
 from array import array
@@ -12,7 +13,7 @@ from typing import overload
 
 
 class EntryRuns(Sequence[int]):
-    """Ascending entry ids. ``append`` while it is being filled; then it is but read."""
+    """Ascending entry ids. Filled by ``append`` and ``extend``; afterwards only read."""
 
     __slots__ = ("_ranks", "_starts", "_stops")
 
@@ -20,12 +21,12 @@ class EntryRuns(Sequence[int]):
         self._starts = array("q")
         self._stops = array("q")
         self._ranks = array("q", [0])
-        """How many ids lie before each run, and in all of them."""
+        """How many ids precede each run, and the total at the end."""
         for entry_id in entry_ids:
             self.append(entry_id)
 
     def append(self, entry_id: int) -> None:
-        """``entry_id`` is greater than all before it."""
+        """Add an id that is greater than all before it."""
         if self._stops and self._stops[-1] == entry_id:
             self._stops[-1] += 1
             self._ranks[-1] += 1
@@ -34,14 +35,14 @@ class EntryRuns(Sequence[int]):
         self._append_run(entry_id, entry_id + 1)
 
     def extend(self, others: "EntryRuns") -> None:
-        """All of them are greater than those before."""
+        """Add ids that are all greater than those before."""
         for run in others.runs:
             self.append(run.start)
             self._stops[-1] = run.stop
             self._ranks[-1] += len(run) - 1
 
     def between(self, first: int, last: int) -> "EntryRuns":
-        """Those from ``first`` to ``last``, both inclusive."""
+        """Return the ids from ``first`` to ``last``, both inclusive."""
         begin = bisect_right(self._stops, first)
         end = bisect_right(self._starts, last)
         found = EntryRuns()
@@ -51,11 +52,11 @@ class EntryRuns(Sequence[int]):
 
     @property
     def runs(self) -> list[range]:
-        """Each run of neighbouring ids."""
+        """The runs of consecutive ids."""
         return list(self.each_run())
 
     def each_run(self) -> Iterator[range]:
-        """Likewise, one at a time: there may be millions."""
+        """Yield the runs of consecutive ids. There may be millions."""
         return map(range, self._starts, self._stops)
 
     def __len__(self) -> int:
@@ -75,7 +76,7 @@ class EntryRuns(Sequence[int]):
     @overload
     def __getitem__(self, position: slice) -> "list[int]": ...
     def __getitem__(self, position: int | slice) -> "int | list[int]":
-        """A slice is a list: it is as long as what is asked of bookies at once."""
+        """Return an id, or a list of ids for a slice. Slices are as short as one transfer."""
         if isinstance(position, slice):
             start, stop, step = position.indices(len(self))
             if step != 1:
@@ -88,7 +89,7 @@ class EntryRuns(Sequence[int]):
         return self._starts[run] + rank - self._ranks[run]
 
     def _listed(self, start: int, stop: int) -> list[int]:
-        """By rank; the end exclusive."""
+        """Return the ids of the ranks from ``start`` to ``stop``, exclusive."""
         listed: list[int] = []
         run = bisect_right(self._ranks, start) - 1
         while (left := stop - start - len(listed)) > 0:
@@ -116,7 +117,7 @@ class EntryRuns(Sequence[int]):
 
 
 def merged(first: EntryRuns, second: EntryRuns) -> EntryRuns:
-    """The ids of both, which share none."""
+    """Return the ids of both, which must be disjoint."""
     return EntryRuns(merge(first, second)) if first and second else first or second
 
 

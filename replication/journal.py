@@ -1,10 +1,10 @@
 """A local record of every metadata write: the bytes before and after (rule S2).
 
-JSON lines, so that a command can put a ledger's metadata back as it was (``restoring``). One file a
-process, so that several daemons on a host never write into each other's lines; when it has grown to
-its bound it is set aside, and the oldest files of all processes are deleted beyond a bound for all
-of them together. A process whose file was deleted, or the whole folder, begins another one; one
-that wrote nothing leaves none behind. Folder and files are for their owner alone.
+The record lets a command restore a ledger's metadata (``restore``). It is a file of JSON lines for each
+process, so that several daemons of a host never write into each other's lines. A file that reaches its
+maximum size is renamed, and the oldest files of all processes are deleted beyond a total maximum. A
+process whose file or folder was deleted creates it again; a process that wrote nothing leaves no file.
+Only the owner may read the folder and the files.
 """
 
 import asyncio
@@ -28,10 +28,9 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecord:
-    """One write of a ledger's metadata. ``time_ms``: this host's wall clock; it tells records
-    apart.
+    """One write of a ledger's metadata. ``time_ms``: this host's wall clock; it identifies the record.
 
-    ``cluster``: its instance id; None where it has none, or an older release did not record it.
+    ``cluster``: the instance id of the cluster; None if it has none.
     """
 
     time_ms: int
@@ -42,7 +41,7 @@ class JournalRecord:
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A record as it stands in the file. JSON has no bytes: they are in base64."""
+    """A record in the file. Bytes are in base64."""
 
     version: int = 1
     time_ms: int
@@ -54,13 +53,13 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
 BYTES_MAX = 8 * FILE_BYTES_MAX
-"""Of all processes of this host. Not a number of files: a process that starts again and again has
-many."""
+"""Total size of the files of all processes. Not a number of files, because a process that restarts
+often has many."""
 CLOSE_TIMEOUT_S = 1.0
-"""How long the end waits for a write that another thread has under way."""
+"""How long ``close`` waits for another thread's write."""
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 _TRIED = b"\n" * 4096
-"""As much as a record, and no line that anybody reads, should a crash leave it there."""
+"""As long as a record. Readers skip these empty lines if a crash leaves them in the file."""
 
 
 class MetadataJournal:
@@ -78,16 +77,16 @@ class MetadataJournal:
         self._directory = directory
         self._path = directory / f"metadata-{process}.jsonl"
         self._file_bytes_max, self._bytes_max = file_bytes_max, bytes_max
-        self._lock = threading.Lock()  # guards the file, and what is known of it
+        self._lock = threading.Lock()  # guards the file and the flag below
         self._has_failed = False
-        """The last try to write was in vain."""
+        """True if the last write failed."""
         _make_private(directory)
         self._file = self._open()
         self._delete_oldest()
 
     def record(self, records: Sequence[JournalRecord]) -> None:
-        """Written to the file, all or none, before the metadata is. Raises JournalError: then no
-        metadata may be."""
+        """Write all records or none, before the metadata is written. Raises JournalError; then the
+        metadata must not be written."""
         lines = b"".join(map(_encoded, records))
         with self._lock:
             try:
@@ -101,8 +100,7 @@ class MetadataJournal:
                 ) from error
 
     def try_out(self) -> None:
-        """Whether a record could be written now, which a full disk shows no sooner: logged as a
-        write would be."""
+        """Write and remove a test record, and log if that begins or ceases to fail."""
         with self._lock:
             try:
                 self._append(_TRIED)
@@ -112,16 +110,18 @@ class MetadataJournal:
                 self._tell(error)
 
     def _append(self, lines: bytes) -> None:
-        """All of it, or none. Raises OSError."""
-        file = os.fstat(self._file.fileno())  # a single look: each lets other threads run first
+        """Write all lines or none. Raises OSError."""
+        file = os.fstat(
+            self._file.fileno()
+        )  # one system call only: each lets other threads run first
         if file.st_nlink == 0:
-            _make_private(self._directory)  # perhaps all of it was deleted
+            _make_private(self._directory)  # the whole folder may have been deleted
             self._reopen()
         elif file.st_size >= self._file_bytes_max:
             self._rotate()
         try:
             rest = lines
-            while rest:  # a disk that fills up takes a part
+            while rest:  # a disk that fills up accepts only a part
                 rest = rest[self._file.write(rest) or 0 :]
         except OSError:
             with suppress(OSError):
@@ -129,7 +129,7 @@ class MetadataJournal:
             raise
 
     def _tell(self, error: OSError | None) -> None:
-        """Once when it begins to fail, and once when it is over."""
+        """Log when writes begin to fail, and when they succeed again."""
         if self._has_failed is (error is not None):
             return
         self._has_failed = error is not None
@@ -145,7 +145,7 @@ class MetadataJournal:
             )
 
     def close(self) -> None:
-        """A disk that hangs, in another thread's write, keeps nobody from ending."""
+        """Close the file. Does not wait for long if another thread's write hangs."""
         if not self._lock.acquire(timeout=CLOSE_TIMEOUT_S):
             log.error("journal.hangs", path=str(self._path))
             return
@@ -158,7 +158,7 @@ class MetadataJournal:
             self._lock.release()
 
     def _open(self) -> io.FileIO:
-        """Unbuffered: what could not be written is not to be written later, behind our back."""
+        """Open the file unbuffered, so that a failed write is not repeated later by a buffer."""
         fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         file = io.FileIO(fd, "ab")
         try:
@@ -175,13 +175,13 @@ class MetadataJournal:
         former.close()
 
     def _rotate(self) -> None:
-        with suppress(FileNotFoundError):  # as it is when this went wrong half-way before
+        with suppress(FileNotFoundError):  # an earlier rotation may have stopped half-way
             self._path.rename(self._path.with_suffix(f".{time.time_ns()}.jsonl"))
         self._reopen()
         self._delete_oldest()
 
     def _delete_oldest(self) -> None:
-        """Those that do not fit beside the newer ones and a full file of our own."""
+        """Delete the oldest files beyond the total maximum, minus a full file of our own."""
         files = [f for f in self._directory.glob("metadata-*.jsonl") if f != self._path]
         room = self._bytes_max - self._file_bytes_max
         for file, (_, size) in sorted(
@@ -193,19 +193,19 @@ class MetadataJournal:
 
 
 class ClusterJournal:
-    """The journal of those of a process's writes that one event loop makes in one cluster.
+    """The journal for the writes of one event loop in one cluster.
 
-    What comes in the same turn of the loop is written at once: each write lets the process's other
-    threads run first.
+    Records of the same turn of the loop are written together, because each write lets the other
+    threads of the process run first.
     """
 
     def __init__(self, journal: MetadataJournal, cluster: str | None) -> None:
-        """``cluster``: its instance id."""
+        """``cluster``: the instance id of the cluster."""
         self._journal, self._cluster = journal, cluster
         self._waiting: list[tuple[JournalRecord, asyncio.Future[None]]] = []
 
     async def record(self, ledger_id: int, before: bytes, after: bytes) -> None:
-        """It is in the file when this returns. Raises as ``MetadataJournal.record``."""
+        """Write a record. Raises what ``MetadataJournal.record`` raises."""
         record = JournalRecord(
             time_ms=time.time_ns() // 1_000_000,
             ledger_id=ledger_id,
@@ -250,8 +250,8 @@ def _encoded(record: JournalRecord) -> bytes:
 
 
 def _make_private(directory: Path) -> None:
-    """For its owner alone, what it holds already included: metadata has ledgers' passwords in
-    clear."""
+    """Create the folder, and restrict it and its files to the owner: metadata contains the passwords of
+    ledgers in clear text."""
     directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     _tighten(directory, FOLDER_MODE)
     for file in directory.glob("metadata-*.jsonl"):
@@ -259,7 +259,7 @@ def _make_private(directory: Path) -> None:
 
 
 def _tighten(path: Path, mode: int) -> None:
-    """Another owner's we cannot, and another process may have deleted it."""
+    """Remove permissions, unless another owner has the file or another process deleted it."""
     with suppress(PermissionError, FileNotFoundError):
         if path.stat().st_mode & 0o777 & ~mode:
             path.chmod(mode)
@@ -268,30 +268,29 @@ def _tighten(path: Path, mode: int) -> None:
 def _modified_and_size(file: Path) -> tuple[float, int]:
     try:
         stat = file.stat()
-    except FileNotFoundError:  # another process was quicker to delete it
+    except FileNotFoundError:  # another process deleted it
         return 0.0, 0
     return stat.st_mtime, stat.st_size
 
 
 def read_journal(directory: Path, ledger_id: int) -> list[JournalRecord]:
-    """The recorded writes of a ledger by all processes of this host, in any cluster, the oldest
-    first.
+    """Return the recorded writes of a ledger by all processes of this host, oldest first.
 
-    A write may have been recorded and then not made: the record comes first. Lines that cannot be
-    read (cut short by a crash, a later release's) are passed over. Raises OSError, also where there
-    is no such directory.
+    A recorded write may not have been made, because the record is written first. Unreadable lines
+    (cut short by a crash, or of a later release) are skipped. Raises OSError, also if the directory
+    does not exist.
     """
-    os.listdir(directory)  # glob says nothing of a directory that may not be read
+    os.listdir(directory)  # glob ignores a directory that may not be read
     files = sorted(directory.glob("metadata-*.jsonl"))
     found = [record for file in files for record in _records(file, ledger_id)]
     return sorted(found, key=lambda record: record.time_ms)
 
 
 def _records(file: Path, ledger_id: int) -> Iterator[JournalRecord]:
-    wanted = re.compile(rb'"ledger_id": ?%d,' % ledger_id)  # spares decoding nearly all lines
+    wanted = re.compile(rb'"ledger_id": ?%d,' % ledger_id)  # saves decoding nearly all lines
     try:
         lines = file.open("rb")
-    except FileNotFoundError:  # another process has just deleted it, being the oldest
+    except FileNotFoundError:  # another process has just deleted the oldest file
         return
     with lines:
         for line in lines:

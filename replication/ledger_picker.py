@@ -1,31 +1,22 @@
-"""One look at the queue: what it costs is bounded, whatever its length and however many the nodes.
+"""``LedgerPicker``: which ledgers a worker leases next, and how often it polls the queue.
 
-It lists ids (a part of a long queue), and reads marks and notes only of ledgers that this node may
-take now: its own share, a window of it, and a few that others have left lying. What choice means is
-said in ``choice``; who waits until when, in ``deferrals`` and in the notes of all nodes
-(``waiting``).
+A poll lists ids (a part of a long queue). It reads the marks and notes only of ledgers that this
+worker may take now: a window of its own share, and a few that other workers have left unlocked. So
+the cost of a poll is bounded, whatever the length of the queue and the number of nodes.
 
-Which of the ledgers that wait this node takes, and in what order: pure functions.
+How many workers share the queue without talking to each other:
 
-Each worker sees to its own share (``shares``). Others' ledgers it takes when its own are out, and
-only those that their owner has left lying for a while: it may be busy, or stopped. So hardly two
-workers reach for the same ledger, and none takes all of a short queue while its neighbours are
-idle.
+1. Every worker knows the other workers (``nodes``) and computes the same ``HashRing``. Each worker
+   repairs its own share, so two workers hardly ever try to lock the same ledger, and none takes all
+   of a short queue while others are idle.
+2. A worker that joins or leaves moves only its own ledgers. A worker that has not heard of it yet
+   loses a few races for locks, which cost one request each.
+3. A worker whose own share is empty helps: it takes ledgers of others that have been unlocked for
+   so long that even an idle owner must have polled. The owner may be busy or stopped.
 
-Which worker a ledger falls to, so that many nodes do not reach for the same one.
-
-Every worker knows the others (``membership``) and comes to the same answer by itself: consistent
-hashing, each worker at many points of a circle, a ledger falling to the next point from its own.
-When a worker comes or goes only its own ledgers change hands; a node that has not heard of it yet
-loses a few races, which cost a request each. A hash for each pair of ledger and worker would say
-the same, but a look lists 20,000 ledgers, and 400 nodes are a real size.
-
-How long a worker waits between two looks at the queue: the longer, the more workers share it.
-
-A look costs ZooKeeper the same whether there is anything to do or not, so what is bounded is the
-looks of all workers together, not those of each. What is soon to be seen is not left to chance: the
-first mark in an empty tree, a bookie that comes or goes, and a worker's own last repair wake it at
-once.
+``PollBackoff`` bounds the polls of all workers together, because a poll costs ZooKeeper the same
+whether there is anything to do or not. Three events wake a worker at once: the first mark in an
+empty tree, a bookie that registers or disappears, and the end of the worker's own last repair.
 """
 
 import bisect
@@ -41,23 +32,24 @@ from ledgers.model import BookieId
 from replication.backoff import WaitingList
 from replication.ledger_record import WaitingNote
 from replication.locks import QueuedLedger
-from replication.work_queue import Look, Queue
+from replication.work_queue import Queue, QueueListing
 
 HELP_MAX = 25
-"""Ledgers of other workers that one look takes at most: what goes into one transaction."""
+"""Maximum number of other workers' ledgers that one poll picks: as many as fit into one
+transaction."""
 
 
 class DueLedger(Struct, frozen=True, kw_only=True):
-    """A marked ledger that is to be taken now, and why it waited so far, if it did.
+    """A marked ledger that may be leased now, and why it waited so far, if it did.
 
-    ``has_old_note``: there is one, of a mark that is gone. ``bad_sources``: as either kind of note
-    has it; whoever unmarked the ledger need not have mended that.
+    ``has_old_note``: its note belongs to a mark that was deleted. ``suspects``: from the note, also
+    from an old one, because deleting the mark did not prove these copies good.
     """
 
     queued: QueuedLedger
     note: WaitingNote | None
     has_old_note: bool = False
-    bad_sources: frozenset[BookieId] = frozenset()
+    suspects: frozenset[BookieId] = frozenset()
 
     @property
     def ledger_id(self) -> int:
@@ -72,8 +64,7 @@ def own_to_read(
     limit: int,
     rng: random.Random,
 ) -> list[int]:
-    """Whose marks are worth reading: the urgent ones first, then losses, then any; at most
-    ``limit``."""
+    """Choose at most ``limit`` ledgers whose marks to read: urgent ones, then losses, then others."""
     rest = set(own)
     chosen = [ledger_id for ledger_id in urgent if ledger_id in rest]
     rest.difference_update(chosen)
@@ -85,27 +76,26 @@ def own_to_read(
 
 
 def others_to_read(
-    left_lying: Collection[int],
+    left_by_owner: Collection[int],
     urgent: Sequence[int],
     *,
     losses: Collection[int] = (),
     worker_count: int,
-    room: int,
+    others_max: int,
     rng: random.Random,
 ) -> list[int]:
-    """Ledgers of other workers to help with: this worker's share of them, urgent ones first.
+    """Choose ledgers of other workers to help with: this worker's part of them, urgent ones first.
 
-    ``room``: how many may be begun now besides our own. The others are left to the other helpers.
+    ``others_max``: how many may be started now besides our own. The rest is left to other helpers.
     """
-    count = min(math.ceil(len(left_lying) / worker_count), room, HELP_MAX)
-    return own_to_read(left_lying, urgent, losses=losses, limit=max(0, count), rng=rng)
+    count = min(math.ceil(len(left_by_owner) / worker_count), others_max, HELP_MAX)
+    return own_to_read(left_by_owner, urgent, losses=losses, limit=max(0, count), rng=rng)
 
 
 def fewest_copies_first(
     found: Sequence[DueLedger], urgent: Collection[int], *, is_own: Callable[[int], bool]
 ) -> list[DueLedger]:
-    """Losses, what the leader calls urgent, most bookies missing; among equals our own, then the
-    oldest."""
+    """Sort by: losses, the leader's urgent ledgers, most bookies missing, our own share, oldest."""
     ranks = {ledger_id: rank for rank, ledger_id in enumerate(urgent)}
 
     def urgency(due: DueLedger) -> tuple[bool, bool, int, bool, int, int]:
@@ -123,11 +113,16 @@ def fewest_copies_first(
 
 
 POINTS_PER_WORKER = 64
-"""Shares differ by about an eighth then."""
+"""With 64 points the shares differ by about an eighth."""
 
 
-class Shares:
-    """The ledgers of each of ``workers`` (session ids), seen by ``own``. Immutable."""
+class HashRing:
+    """Consistent hashing: assigns each ledger to one of ``workers`` (session ids). Immutable.
+
+    Each worker has many points on a circle, and a ledger belongs to the next point after its own. A
+    hash for each pair of ledger and worker would do the same, but a poll lists 20,000 ledgers, and
+    there may be 400 nodes.
+    """
 
     def __init__(self, workers: Collection[int], *, own: int) -> None:
         self.workers = frozenset({*workers, own})
@@ -147,35 +142,34 @@ class Shares:
 
 
 WAIT_MIN_S = 0.05
-"""The first wait after something happened; each further one is twice as long, up to the longest.
-The marks come after what wakes us: the bookie that went, the first directory of the mark tree."""
+"""The first wait after an event; each further wait is twice as long, up to the longest. The marks
+appear shortly after the event: after a bookie disappeared, or the first mark directory was made."""
 BUSY_LOOKS_PER_S = 200
-"""Of all workers together, right after something happened. More than ten workers wait longer at
+"""Polls of all workers together right after an event. More than ten workers wait longer at
 first."""
 IDLE_LOOKS_PER_S = 20
-"""Of all workers together, while nothing happens. Up to forty wait no longer than is set by
-default."""
+"""Polls of all workers together while nothing happens. Up to forty workers wait no longer than
+the default setting."""
 
 EMPTY_QUEUE_FACTOR = 5
-"""So many times as long an idle worker waits while no ledger at all is marked: the first mark wakes
-it."""
+"""Factor of the longest wait while no ledger is marked, because the first mark wakes the worker."""
 
 
 def longest_wait_s(idle_wait_s: float, *, worker_count: int) -> float:
-    """``idle_wait_s`` is the setting, which few workers keep to."""
+    """Return the longest wait: the setting ``idle_wait_s``, or more if there are many workers."""
     assert worker_count >= 1, worker_count
     return max(idle_wait_s, worker_count / IDLE_LOOKS_PER_S)
 
 
-class IdleWaits:
-    """One worker's waits."""
+class PollBackoff:
+    """Computes the waits of one worker between two polls."""
 
     def __init__(self, idle_wait_s: float) -> None:
         self._idle_wait_s = idle_wait_s
         self._doubled_s = 0.0
 
-    def restart(self) -> None:
-        """Something happened, of which there may be more."""
+    def reset(self) -> None:
+        """Start with the shortest wait again, after an event."""
         self._doubled_s = 0.0
 
     def next_s(self, *, worker_count: int, is_queue_empty: bool) -> float:
@@ -189,21 +183,17 @@ class IdleWaits:
 
 
 WINDOW_LEDGERS_MAX = 1_000
-"""Marks read in one look at the queue."""
+"""Maximum number of marks that one poll reads."""
 SHARES_AGE_MAX_S = 5.0
-"""How old the list of workers may be that shares are reckoned from."""
+"""Maximum age of the list of workers behind the hash ring."""
 IDLE_SHARES_AGE_MAX_S = 60.0
-"""Likewise while no ledger is due: then it only says how seldom to look."""
+"""Maximum age while no ledger is due. Then the list only determines how often to poll."""
 OTHERS_WATCHED_MAX = 5_000
-"""Other workers' ledgers of which it is remembered since when they lie free."""
+"""Maximum number of other workers' ledgers whose unlocked time is tracked."""
 
 
 class LedgerPicker:
-    """A worker's eye on the queue.
-
-    ``idle_wait_s``: the setting. Others' ledgers are left to them until even an idle one of them
-    has surely looked.
-    """
+    """Picks the ledgers that one worker leases next. ``idle_wait_s``: the setting."""
 
     def __init__(
         self,
@@ -219,102 +209,106 @@ class LedgerPicker:
         self._clock = clock
         self._rng = rng
         self._idle_wait_s = idle_wait_s
-        self._shares = Shares((), own=queue.session_id)
-        self._shares_reckoned_s = -math.inf
+        self._ring = HashRing((), own=queue.session_id)
+        self._ring_updated_s = -math.inf
         self._free_since_s: dict[int, float] = {}
-        """Other workers' ledgers that lie free."""
+        """Since when each unlocked ledger of other workers has been due."""
         self.is_cut_short = False
-        """The last look left some of our own share unread: there is more."""
+        """True if the last poll did not read all of our own share."""
         self.is_queue_empty = False
-        """As the last look found it."""
+        """True if the last poll found no marked ledger."""
         self.took_s = 0.0
-        """How long it took."""
+        """Duration of the last poll."""
 
     @property
     def worker_count(self) -> int:
-        """As last heard; 1 when this one is alone."""
-        return len(self._shares.workers)
+        """Number of workers as last read, including this one."""
+        return len(self._ring.workers)
 
-    async def look(
-        self, *, busy: Collection[int], room: int, losses_only: bool = False
+    async def pick(
+        self, *, busy: Collection[int], others_max: int, losses_only: bool = False
     ) -> list[DueLedger]:
-        """Ledgers to take, most endangered first.
+        """Return the ledgers to lease, most endangered first.
 
-        ``busy``: those at hand. ``room``: how many may be begun now of others' ledgers, less those
-        that are found of our own; 0: none. ``losses_only``: nothing else may be begun.
+        ``busy``: ledgers that this worker has already. ``others_max``: maximum number of ledgers to
+        start if others' ledgers are among them; 0: no ledgers of others. ``losses_only``: pick only
+        ledgers that lost copies.
         """
         began_s = self._clock.now_s()
         self.is_queue_empty = False
-        look = await self._queue.look(self._rng)
-        self.is_queue_empty = look.is_queue_empty
-        if look.marked is not None:
-            self._waiting.forget_others(look.marked.union(busy))
-        own, others = await self._due(look, busy)
+        listing = await self._queue.list_ledgers(self._rng)
+        self.is_queue_empty = listing.is_queue_empty
+        if listing.marked is not None:
+            self._waiting.forget_others(listing.marked.union(busy))
+        own, others = await self._due(listing, busy)
         if losses_only:
-            losses = look.losses.union(look.urgent)
+            losses = listing.losses.union(listing.urgent)
             own, others = own & losses, others & losses
-        chosen = self._choose(look, own, others, room=room)
+        chosen = self._choose(listing, own, others, others_max=others_max)
         found = await self._read(chosen)
-        for ledger_id in set(chosen).difference(look.free, (each.ledger_id for each in found)):
+        for ledger_id in set(chosen).difference(listing.free, (each.ledger_id for each in found)):
             self._waiting.back_off_while_unmarked(ledger_id)
         if losses_only:
             found = [each for each in found if each.queued.is_loss]
         self.took_s = self._clock.now_s() - began_s
-        return fewest_copies_first(found, look.urgent, is_own=self._shares.is_own)
+        return fewest_copies_first(found, listing.urgent, is_own=self._ring.is_own)
 
-    async def _due(self, look: Look, busy: Collection[int]) -> tuple[set[int], set[int]]:
-        """Ledgers that need not wait any longer: of our own share, and of others' those left
-        lying."""
-        named = {*look.free, *filter(self._queue.may_hold, look.urgent)}
-        due = self._waiting.due(named.difference(busy), losses=look.losses)
-        await self._reckon_shares(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)
-        own = {ledger_id for ledger_id in due if self._shares.is_own(ledger_id)}
-        return own, set(self._left_lying(set(due) - own))
+    async def _due(self, listing: QueueListing, busy: Collection[int]) -> tuple[set[int], set[int]]:
+        """Return the due ledgers of our own share, and those that other workers left unlocked."""
+        named = {*listing.free, *filter(self._queue.may_hold, listing.urgent)}
+        due = self._waiting.due(named.difference(busy), losses=listing.losses)
+        await self._update_ring(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)
+        own = {ledger_id for ledger_id in due if self._ring.is_own(ledger_id)}
+        return own, set(self._left_by_owner(set(due) - own))
 
     def _choose(
-        self, look: Look, own: Collection[int], others: Collection[int], *, room: int
+        self,
+        listing: QueueListing,
+        own: Collection[int],
+        others: Collection[int],
+        *,
+        others_max: int,
     ) -> list[int]:
-        """Whose marks are worth reading: of our own a window, and of others' what there is room for
-        besides."""
+        """Choose the ledgers whose marks to read: a window of our own, and some of others."""
         ours = own_to_read(
-            own, look.urgent, losses=look.losses, limit=WINDOW_LEDGERS_MAX, rng=self._rng
+            own, listing.urgent, losses=listing.losses, limit=WINDOW_LEDGERS_MAX, rng=self._rng
         )
         self.is_cut_short = len(ours) < len(own)
         theirs = others_to_read(
             others,
-            look.urgent,
-            losses=look.losses,
+            listing.urgent,
+            losses=listing.losses,
             worker_count=self.worker_count,
-            room=room - len(ours),
+            others_max=others_max - len(ours),
             rng=self._rng,
         )
         return [*ours, *theirs]
 
-    def _left_lying(self, others: Collection[int]) -> list[int]:
-        """Those that have been free at every look since one so long ago that their owner has
-        looked, too."""
+    def _left_by_owner(self, others: Collection[int]) -> list[int]:
+        """Return the ledgers that were unlocked at every poll for so long that their owner must have
+        polled, too."""
         now_s, before = self._clock.now_s(), self._free_since_s
         watched = sorted(others)[:OTHERS_WATCHED_MAX]
         self._free_since_s = {i: before.get(i, now_s) for i in watched}
         help_after_s = longest_wait_s(self._idle_wait_s, worker_count=self.worker_count)
         return [i for i, s in self._free_since_s.items() if now_s - s >= help_after_s]
 
-    async def _reckon_shares(self, *, age_max_s: float) -> None:
+    async def _update_ring(self, *, age_max_s: float) -> None:
         now_s = self._clock.now_s()
-        if now_s < self._shares_reckoned_s + age_max_s:
+        if now_s < self._ring_updated_s + age_max_s:
             return
-        self._shares_reckoned_s = now_s
+        self._ring_updated_s = now_s
         workers = await self._queue.workers()
-        if workers != self._shares.workers:
-            self._shares = Shares(workers, own=self._queue.session_id)
+        if workers != self._ring.workers:
+            self._ring = HashRing(workers, own=self._queue.session_id)
 
     async def _read(self, ledger_ids: Sequence[int]) -> list[DueLedger]:
-        """Those that are marked, and that no note bids to wait."""
+        """Return the marked ones of these ledgers, except those whose note says to wait."""
         if not ledger_ids:
             return []
         found = await self._queue.read(ledger_ids)
-        # After the marks: who notes what the next must know renews them then
-        # (``Queue.renew_marks``).
+        # Notes are read after the marks. A worker that writes suspects into a note writes the marks
+        # again afterwards (``Queue.renew_marks``). So if we read an old note, our lock fails.
         notes = await self._waiting.notes_of(ledger_ids)
         read = [_with_note(queued, notes.get(queued.ledger_id)) for queued in found]
         return [
@@ -326,11 +320,11 @@ class LedgerPicker:
 
 
 def _with_note(queued: QueuedLedger, note: WaitingNote | None) -> DueLedger:
-    """What was noted of a mark before the ledger's own counts for nothing."""
+    """Combine a ledger with its note. A note of an earlier mark is dropped, except its suspects."""
     is_old = note is not None and note.is_older_than(queued.czxid)
     return DueLedger(
         queued=queued,
         note=None if is_old else note,
         has_old_note=is_old,
-        bad_sources=frozenset() if note is None else note.bad_sources,
+        suspects=frozenset() if note is None else note.suspects,
     )

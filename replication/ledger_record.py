@@ -53,21 +53,21 @@ from ledgers.store import ANY_VERSION, Check, Create, Delete, MetadataStore, Mul
 from ledgers.tasks import gather_in_parts
 from replication.cluster import ClusterView
 from replication.locks import guarded_multi
-from replication.nodes import ensure
 from replication.reasons import Reason
 from replication.transactions import Batcher
 from replication.znodes import (
     ACL_HINT,
     ClusterPaths,
+    children_if_allowed,
+    ensure_znode,
+    int_field,
     ledger_id_of_name,
-    names_in,
+    object_field,
     parse_record,
-    part,
     read_record,
-    text,
-    texts,
-    time_ms,
-    whole,
+    text_field,
+    texts_field,
+    time_field,
 )
 
 READ_MAX = 1_000
@@ -97,8 +97,8 @@ class UnprovenEnd:
         """Raises CorruptionError."""
         return cls(
             ledger_id=ledger_id,
-            detail=text(record, "detail"),
-            tried_ms=time_ms(record, "tried_ms"),
+            detail=text_field(record, "detail"),
+            tried_ms=time_field(record, "tried_ms"),
         )
 
 
@@ -153,7 +153,7 @@ class UnprovenEnds:
         try:
             await self._batcher.put(path, data)
         except NoNodeError:  # the first that there is
-            await ensure(self._store, self._paths.unproven_ends)
+            await ensure_znode(self._store, self._paths.unproven_ends)
             await self._batcher.put(path, data)
 
     async def tidy(self, rng: random.Random) -> None:
@@ -170,7 +170,7 @@ class UnprovenEnds:
 
 
 async def _recorded(store: MetadataStore, paths: ClusterPaths) -> list[int]:
-    names = await names_in(store, paths.unproven_ends)
+    names = await children_if_allowed(store, paths.unproven_ends)
     return sorted(i for i in map(ledger_id_of_name, names) if i is not None)
 
 
@@ -207,11 +207,11 @@ class GivenUpEntries:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
         return cls(
-            first_entry_id=whole(record, "first_entry_id"),
-            last_entry_id=whole(record, "last_entry_id"),
-            replies=text(record, "replies"),
-            by=text(record, "by"),
-            at_ms=time_ms(record, "at_ms"),
+            first_entry_id=int_field(record, "first_entry_id"),
+            last_entry_id=int_field(record, "last_entry_id"),
+            replies=text_field(record, "replies"),
+            by=text_field(record, "by"),
+            at_ms=time_field(record, "at_ms"),
         )
 
 
@@ -233,7 +233,7 @@ async def record_given_up(
     """Write the record, in place of an earlier attempt's. Raises LockLostError, UnavailableError,
     RejectedError."""
     path = paths.given_up(ledger_id)
-    await ensure(store, path.rpartition("/")[0])
+    await ensure_znode(store, path.rpartition("/")[0])
     is_there = await store.exists(path) is not None
     write = (
         SetData(path=path, data=entries.to_json(), version=ANY_VERSION)
@@ -304,9 +304,9 @@ class ClusterFingerprint:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
         return cls(
-            newest_czxid=whole(record, "newest_czxid"),
-            bookies=text(record, "bookies"),
-            orders=text(record, "orders"),
+            newest_czxid=int_field(record, "newest_czxid"),
+            bookies=text_field(record, "bookies"),
+            orders=text_field(record, "orders"),
         )
 
 
@@ -357,7 +357,7 @@ class WaitingNote:
     nobody."""
     fingerprint: ClusterFingerprint | None = None
     """As it was when that try began."""
-    bad_sources: frozenset[BookieId] = frozenset()
+    suspects: frozenset[BookieId] = frozenset()
     """Bookies whose copies were found bad when they were to be copied from: whoever tries it next
     reads them whole."""
     mzxid: int | None = field(default=None, compare=False)
@@ -380,7 +380,7 @@ class WaitingNote:
         return replace(
             self,
             reason=Reason.LEFT_TO_OTHERS,
-            detail=f"to be tried at once: {', '.join(sorted(self.bad_sources))} are to be read whole",
+            detail=f"to be tried at once: {', '.join(sorted(self.suspects))} are to be read whole",
             tries=1,
             next_try_ms=0,
             fingerprint=None,
@@ -423,7 +423,7 @@ class WaitingNote:
             "next_try_ms": self.next_try_ms,
             "grace_until_ms": self.grace_until_ms,
             "world": None if self.fingerprint is None else self.fingerprint.to_record(),
-            "bad_sources": sorted(self.bad_sources),
+            "suspects": sorted(self.suspects),
         }
         return json.dumps(record).encode()
 
@@ -432,22 +432,22 @@ class WaitingNote:
         """Raises CorruptionError on what no release of ours has written, or this one does not
         know."""
         # Version 1 had neither these nor the world, and the first of version 2 no bad sources.
-        first = {"tries": 1, "next_try_ms": 0, "grace_until_ms": 0, "bad_sources": []}
+        first = {"tries": 1, "next_try_ms": 0, "grace_until_ms": 0, "suspects": []}
         record = {**first, **record}
         has_world = record.get("world") is not None
         return cls(
             ledger_id=ledger_id,
-            reason=_reason(text(record, "reason")),
-            detail=text(record, "detail"),
-            node=text(record, "node"),
-            since_ms=time_ms(record, "since_ms"),
-            tries=whole(record, "tries"),
-            next_try_ms=time_ms(record, "next_try_ms"),
-            grace_until_ms=time_ms(record, "grace_until_ms"),
-            fingerprint=ClusterFingerprint.from_record(part(record, "world"))
+            reason=_reason(text_field(record, "reason")),
+            detail=text_field(record, "detail"),
+            node=text_field(record, "node"),
+            since_ms=time_field(record, "since_ms"),
+            tries=int_field(record, "tries"),
+            next_try_ms=time_field(record, "next_try_ms"),
+            grace_until_ms=time_field(record, "grace_until_ms"),
+            fingerprint=ClusterFingerprint.from_record(object_field(record, "world"))
             if has_world
             else None,
-            bad_sources=frozenset(map(BookieId, texts(record, "bad_sources"))),
+            suspects=frozenset(map(BookieId, texts_field(record, "suspects"))),
         )
 
 
@@ -477,7 +477,7 @@ class WaitingNotes:
 
     async def ledger_ids(self) -> set[int]:
         """Ledgers that have a note."""
-        names = await names_in(self._store, self._paths.waiting)
+        names = await children_if_allowed(self._store, self._paths.waiting)
         return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
@@ -520,7 +520,7 @@ class WaitingNotes:
                 if not isinstance(failure.cause, ConflictError | NoNodeError | NodeExistsError):
                     raise failure.cause from failure
                 if isinstance(operation, Create) and isinstance(failure.cause, NoNodeError):
-                    await ensure(self._store, self._paths.waiting)  # somebody deleted it
+                    await ensure_znode(self._store, self._paths.waiting)  # somebody deleted it
 
     async def _letting_go(
         self, path: str, ledger_id: int, beside: WaitingNote | None
@@ -536,8 +536,8 @@ class WaitingNotes:
             pass
         else:
             if left is not None:
-                left = replace(left, bad_sources=left.bad_sources | note.bad_sources)
-            elif note.bad_sources:
+                left = replace(left, suspects=left.suspects | note.suspects)
+            elif note.suspects:
                 left = note.let_go()
         if left is None:
             return Delete(path=path, version=version)
@@ -561,7 +561,7 @@ class WaitingNotesWriter(WaitingNotes):
         first, second = (change, create) if is_likely_there else (create, change)
         if not (await self._commit(first) or await self._commit(second)):
             # By others' hands, one right after the other; or somebody deleted the directory.
-            await ensure(self._store, self._paths.waiting)
+            await ensure_znode(self._store, self._paths.waiting)
             await self._commit(create)
 
     async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:

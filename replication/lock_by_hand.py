@@ -1,4 +1,4 @@
-"""The lock of a ledger that somebody works on by hand, whether it is marked or not."""
+"""The lock of a ledger during a command (close, restore), whether the ledger is marked or not."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -20,18 +20,18 @@ from replication.marks import prepare_tree, read_locks
 from replication.znodes import ClusterPaths
 
 WAIT_MAX_S, PAUSE_S = 10.0, 0.25
-"""How long whoever is at work on it is waited for: a worker asks bookies that hang for five
-seconds; and between two tries."""
+"""How long to wait for a worker that repairs the ledger, and the pause between two attempts. A worker
+waits five seconds for bookies that do not answer."""
 GRACE_WAIT_MAX_S = 60.0
-"""How long graces are waited for, in all: twice as long as one by default."""
+"""Maximum total wait for open-ledger graces: twice the default grace."""
 TELL_INTERVAL_S = 10.0
 
 Tell = Callable[[str], None]
-"""Says to a person what is waited for."""
+"""Prints what the command waits for."""
 
 
 class LockedError(UnavailableError):
-    """Somebody else has the ledger, and goes on to. The message says who, and what to do."""
+    """Another holder keeps the ledger's lock. The message says who, and what to do."""
 
 
 @asynccontextmanager
@@ -45,14 +45,12 @@ async def locked(
     clock: Clock,
     tell: Tell,
 ) -> AsyncIterator[Check]:
-    """Hold the ledger's lock, marked or not: made as the queue makes it. What is given proves that
-    it stands.
+    """Hold the ledger's lock, as a worker does. Yields the check that the lock still exists.
 
-    ``session``: proves that it is still ours (rule S3). Who has it is waited for, as only they give
-    it back: up to ``WAIT_MAX_S`` while a worker tries it, and, as ``tell`` says, until the
-    open-ledger grace is over that it leaves to the ledger's writer. Raises LockedError when
-    somebody has it still, or such a grace is too long; SettingsError when the queue has a layout
-    that we do not know.
+    ``session``: the check that this session still exists (rule S3). Waits for another holder up to
+    ``WAIT_MAX_S``. If the holder waits for an open-ledger grace, waits for its end, and says so
+    through ``tell``. Raises LockedError if the lock stays taken or the grace is too long, and
+    SettingsError if the layout of the queue is unknown.
     """
     await prepare_tree(store, paths)  # no node, ours or Java's, may ever have run
     lock = LedgerLock.of(paths.lock(ledger_id), session_id=store.session_id)
@@ -71,7 +69,7 @@ async def locked(
 
 
 class _Patience:
-    """How long whoever has a ledger is waited for."""
+    """Decides how long to wait for the holder of a lock."""
 
     def __init__(self, ledger_id: int, *, clock: Clock, tell: Tell) -> None:
         self._ledger_id, self._clock, self._tell = ledger_id, clock, tell
@@ -109,7 +107,7 @@ class _Patience:
 
 
 async def _lock(lock: LedgerLock, data: bytes, store: MetadataStore, session: Check) -> bool:
-    """False when somebody has it."""
+    """Create the lock. Returns False if it exists."""
     try:
         await store.multi([session, *lock.make(data)])
     except MultiFailed as failure:
@@ -122,8 +120,8 @@ async def _lock(lock: LedgerLock, data: bytes, store: MetadataStore, session: Ch
 async def _who_and_why(
     ledger_id: int, store: MetadataStore, paths: ClusterPaths
 ) -> tuple[str, WaitingNote | None]:
-    """Who has it, for people; and what they wait for, if it is known. What was noted under an
-    earlier lock is not told: it was another's, or of another try."""
+    """Return the holder, for people, and its waiting note if there is one. A note written before
+    the lock was created belongs to another holder or attempt, and is ignored."""
     lock = next(iter(await read_locks(store, paths, [ledger_id])), None)
     note = None
     with suppress(UnauthorizedError):
@@ -135,7 +133,7 @@ async def _who_and_why(
 
 
 async def _unlock(lock: LedgerLock, store: MetadataStore, session: Check) -> None:
-    """If it still is ours; otherwise it went with our session."""
+    """Delete the lock if it is still ours; otherwise it ended with our session."""
     try:
         await store.multi([session, lock.delete])
     except MultiFailed as failure:

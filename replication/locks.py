@@ -1,4 +1,4 @@
-"""The lock of a ledger, and the operations on it.
+"""The lock of a ledger, and a marked ledger as a worker reads and locks it.
 
 Java's locks have version 0, and ours version 1 or higher, so neither side deletes the other's. Our
 versions also differ by session and ledger, because of this interleaving:
@@ -11,8 +11,6 @@ versions also differ by session and ledger, because of this interleaving:
 
 With ``VERSION_MAX`` versions, three of four such writes fail. The others fail if B has written the
 metadata, because every write names its version.
-
-A marked ledger as a worker finds it in the queue, and takes it.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +22,7 @@ from msgspec import Struct
 from ledgers.errors import LockLostError
 from ledgers.model import BookieId
 from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, Operation, SetData
-from replication.marks import SeenMark
+from replication.marks import VersionedMark
 
 VERSION_MAX = 4
 """Each version above 1 costs one more operation when a lock is created."""
@@ -90,35 +88,35 @@ class QueuedLedger(
     """A marked ledger, and its marks as they were read: at least one, the shared one first."""
 
     ledger_id: int
-    marks: tuple[SeenMark, ...]
+    marks: tuple[VersionedMark, ...]
     is_loss: bool = True
-    """Marked in the shared tree: copies are lost. In our own alone, it is to be looked at or moved,
-    or single entries lack a copy."""
+    """True if it is marked in the shared tree: copies are lost. A ledger that is marked only in the
+    private tree must be inspected or moved, or single entries lack a copy."""
 
     def __post_init__(self) -> None:
         assert self.marks, self
 
     @cached_property
     def replicas(self) -> frozenset[BookieId]:
-        """Bookies that somebody found missing. Without any: repair the placement."""
+        """Bookies that the marks name as missing. Without any: repair the placement."""
         return frozenset(replica for seen in self.marks for replica in seen.mark.replicas)
 
     def is_loss_besides(self, bookies: frozenset[BookieId]) -> bool:
-        """Whether it is marked in both trees, and the shared mark names bookies, but none of
+        """Return True if it is marked in both trees, and the shared mark names other bookies than
         these."""
         lost = self.marks[0].mark.replicas
         return self.is_loss and len(self.marks) > 1 and bool(lost) and bookies.isdisjoint(lost)
 
     def missed_while_registered(self, czxid: Callable[[BookieId], int]) -> frozenset[BookieId]:
-        """Bookies that the shared mark names although they were registered when it was last
+        """Return bookies that the shared mark names although they were registered when it was last
         written.
 
-        Such a bookie was not lost: entries were missed that it should have, by Java's auditor, for
-        example, which reads between the ends where ``auditorLedgerVerificationPercentage`` is set.
-        Its ends prove nothing. ``czxid``: of a bookie's registration, 0 where that is not known.
+        Such a bookie was not lost. Somebody found that it lacks entries; Java's auditor does if
+        ``auditorLedgerVerificationPercentage`` is set. So its first and last entries prove nothing.
+        ``czxid``: returns the czxid of a bookie's registration, 0 if unknown.
         """
         if not self.is_loss:
-            return frozenset()  # our private queue: the finding beside the mark says who lost what
+            return frozenset()  # in the private queue the finding names the bookies
         shared = self.marks[0]
         return frozenset(b for b in shared.mark.replicas if czxid(b) < shared.mzxid)
 
@@ -129,14 +127,13 @@ class QueuedLedger(
 
     @property
     def czxid(self) -> int:
-        """Of its shared mark, if there is one: what was in the way before copies were lost is
-        another matter."""
+        """The czxid of the shared mark, or else of the private one. Older waiting notes do not count:
+        they explain what blocked a repair before copies were lost."""
         return self.marks[0].czxid
 
 
 class LedgerLease(Struct, frozen=True, kw_only=True):
-    """A ledger whose lock we hold, and the marks that it stands for, as they were before we took
-    it."""
+    """A ledger that this session has locked, with its marks as they were read before locking."""
 
     queued: QueuedLedger
     lock: LedgerLock
@@ -147,5 +144,5 @@ class LedgerLease(Struct, frozen=True, kw_only=True):
 
     @property
     def guard(self) -> Check:
-        """Holds as long as the lock is the one we made (rule S3)."""
+        """A check that fails when the lock is gone or is another's (rule S3)."""
         return self.lock.check

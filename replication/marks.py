@@ -1,23 +1,14 @@
-"""A tree of marks: the one that we share with Java's nodes, or our own, which is laid out alike.
+"""The trees of marks: listed for workers (``MarkTree``), and read completely for people and checks.
 
-Four levels of directories, one for each ledger at the bottom (``payloads``). Nobody reads it whole
-to choose work: a look lists a bounded part, that begins at random places, so that many nodes do not
-all look at the same ledgers.
+Both trees, the shared one and the private one, have four levels of directories; the lowest has one
+directory for each ledger (``ClusterPaths``). A worker lists only a bounded part, which begins at
+random places, so that many nodes do not all list the same ledgers.
 
-A mark in our private queue that is made in the same transaction as another write.
-
-Java's workers do not look there. The mark names no bookie: nodes check every copy's ends.
-
-Reading the whole queue, for people and for proofs: every mark, every lock, complete or an
-error.
-
-The znodes that must stand before anything can be queued: Java's, and ours below them.
-
-The leader's note of the most endangered ledgers: ``<ur>/bookmender/urgent``, versioned JSON.
-
-A mark says how many bookies a ledger misses, not how many copies it has left, and a worker sees but
-a part of a long queue. The leading auditor knows both, and names those that everybody should take
-first. It is a hint, not the queue: ledgers on it may be done, or marked no more.
+The functions below ``MarkTree`` mark a ledger in the private tree as part of another transaction,
+read all marks and locks, create the directories of the queue, and read and write the leader's list
+of urgent ledgers. That list exists because a mark says how many bookies a ledger misses, not how
+many copies are left, and because a worker sees only a part of a long queue. It is a hint: its
+ledgers may be repaired and unmarked already.
 """
 
 import asyncio
@@ -43,27 +34,27 @@ from ledgers.errors import (
 from ledgers.store import Check, Create, Delete, Event, MetadataStore, SetData, children_if_any
 from ledgers.tasks import gather_in_parts
 from replication import znodes
-from replication.nodes import ensure
 from replication.znodes import (
     ClusterPaths,
     Mark,
     MarkPaths,
+    ensure_znode,
+    ints_field,
     read_record,
-    wholes,
 )
 
 log = structlog.get_logger()
 
 DIRECTORIES_LISTED_MAX = 16
-"""Directories that one look lists at each level at most; the lowest hold up to 65,536 ids each."""
+"""Maximum number of directories listed at each level. The lowest hold up to 65,536 ids each."""
 DIRECTORIES_AT_ONCE = 4
 LEDGERS_ENOUGH = 20_000
-"""Once so many are listed a look is content."""
+"""A listing stops when it has found so many ledgers."""
 
 
-class SeenMark(Struct, frozen=True, kw_only=True):
-    """A mark as it was read. ``version``, ``czxid`` and ``mzxid`` are those of its znode: adding a
-    bookie to it changes the first and the last."""
+class VersionedMark(Struct, frozen=True, kw_only=True):
+    """A mark as it was read. Adding a bookie to the mark changes the znode's ``version`` and
+    ``mzxid``."""
 
     path: str
     mark: Mark
@@ -73,17 +64,17 @@ class SeenMark(Struct, frozen=True, kw_only=True):
 
     @property
     def check(self) -> Check:
-        """Holds as long as nobody has extended or deleted it."""
+        """A check that fails when the mark was extended or deleted."""
         return Check(path=self.path, version=self.version)
 
     @property
     def delete(self) -> Delete:
-        """Rule S6: at the version that was read before locking, and no other."""
+        """Deletes the mark only at the version that was read before locking (rule S6)."""
         return Delete(path=self.path, version=self.version)
 
     @property
     def directory(self) -> str:
-        """That of this ledger alone."""
+        """The directory that holds only this mark."""
         return self.path.rpartition("/")[0]
 
 
@@ -95,18 +86,17 @@ class MarkTree:
         self._paths = paths
         self._root = paths.marks
         self._listed: frozenset[int] = frozenset()
-        """What the last look found, and whether that was all."""
+        """Ledgers that the last listing found."""
         self._is_listed_whole = False
         self._leftovers: set[str] = set()
-        """Directories that the last look found without child or mark."""
+        """Directories that were found without children or mark."""
         self._shut: set[int] = set()
-        """Ledgers whose marks ACLs shut away, as was said already."""
+        """Ledgers to whose marks access is denied. Logged once each."""
         self._shut_directories: set[str] = set()
-        """Likewise, of directories that nobody of ours may list."""
+        """Directories to which access is denied. Logged once each."""
 
-    async def look(self, rng: random.Random) -> frozenset[int]:
-        """Ledgers that have a directory here, and so most likely a mark; a part of them in a large
-        tree."""
+    async def list_ledgers(self, rng: random.Random) -> frozenset[int]:
+        """Return ledgers that have a directory, and so most likely a mark; a part in a large tree."""
         self._leftovers.clear()
         self._is_listed_whole = True
         directories = await self._leaf_directories(rng)
@@ -124,62 +114,64 @@ class MarkTree:
 
     @property
     def is_listed_whole(self) -> bool:
-        """Whether what the last look found was all."""
+        """True if the last listing was complete."""
         return self._is_listed_whole
 
     @property
     def is_empty(self) -> bool:
-        """Whether the last look found no ledger, and that was all."""
+        """True if the last listing was complete and found no ledger."""
         return self._is_listed_whole and not self._listed
 
     def may_hold(self, ledger_id: int) -> bool:
-        """Whether a mark of the ledger may stand here, for all that the last look told."""
+        """Return False if the last listing proves that the ledger is not marked here."""
         return not self._is_listed_whole or ledger_id in self._listed
 
-    async def read(self, ledger_id: int) -> SeenMark | None:
-        """None also for a mark that ACLs shut away: it stays, as nobody may delete what they cannot
-        read (rule S6)."""
+    async def read(self, ledger_id: int) -> VersionedMark | None:
+        """Return the mark; None if there is none or access is denied. Such a mark stays, because a
+        mark may only be deleted at the version that was read (rule S6)."""
         path = self._paths.mark(ledger_id)
         try:
             data, stat = await self._store.get(path)
-        except NoNodeError:  # done by somebody else, or an empty directory left behind
+        except NoNodeError:  # another worker deleted it, or a crash left an empty directory
             if ledger_id in self._listed:
                 self._leftovers.add(path.rpartition("/")[0])
             return None
         except UnauthorizedError as error:
-            if ledger_id not in self._shut:  # once, not at each look
+            if ledger_id not in self._shut:  # log once, not at each poll
                 self._shut.add(ledger_id)
                 log.warning("mark.access_denied", ledger_id=ledger_id, error=str(error))
             return None
         self._shut.discard(ledger_id)
         try:
             mark = znodes.parse_mark(data)
-        except CorruptionError:  # the ledger is checked from its metadata: this is but a hint
+        except CorruptionError:  # repairs inspect the ledger itself; the mark is a hint
             mark = Mark()
-        return SeenMark(
+        return VersionedMark(
             path=path, mark=mark, version=stat.version, czxid=stat.czxid, mzxid=stat.mzxid
         )
 
     async def holds(self, ledger_id: int) -> bool:
+        """Return True if the ledger is marked here."""
         try:
             return await self._store.exists(self._paths.mark(ledger_id)) is not None
-        except UnauthorizedError:  # as ZooKeeper 3.9.5 says of what is there
+        except UnauthorizedError:  # ZooKeeper 3.9.5 denies access only if it exists
             return True
 
-    def owns(self, seen: SeenMark) -> bool:
+    def owns(self, seen: VersionedMark) -> bool:
         return seen.path.startswith(f"{self._root}/")
 
     def watch(self) -> AsyncGenerator[Event, None]:
-        """Of the root alone: the first mark in an empty tree."""
+        """Watch the root only, for the first mark in an empty tree."""
         return self._store.watch(self._root)
 
     async def tidy(self) -> None:
-        """Delete what the last look found left over, from the leaves up."""
+        """Delete the empty directories that were found, from the leaves up."""
         while self._leftovers:
             await self.delete_if_empty(self._leftovers.pop())
 
     async def delete_if_empty(self, directory: str) -> None:
-        """And the directories above it that are empty then. Needs no lock: nothing is lost."""
+        """Delete the directory and its parents as long as they are empty. Needs no lock, because
+        nothing is lost."""
         while directory != self._root:
             try:
                 await self._store.delete(directory)
@@ -188,7 +180,7 @@ class MarkTree:
             directory = directory.rpartition("/")[0]
 
     async def _leaf_directories(self, rng: random.Random) -> list[str]:
-        """Some directories of the third level, whose children stand for one ledger each."""
+        """Return some directories of the third level, whose children belong to one ledger each."""
         directories = [self._root]
         for _ in range(3):
             listings = await self._list(directories)
@@ -203,8 +195,8 @@ class MarkTree:
         return directories
 
     async def _list(self, directories: Sequence[str]) -> list[list[str]]:
-        """The children of each; those without any are left over. None of those that ACLs shut away:
-        what is below them is nobody's business of ours, and the others' all the same."""
+        """Return the children of each directory, none where access is denied, and note empty
+        directories. A denied directory must not hide the others."""
         listings = await asyncio.gather(*map(self._children, directories))
         self._leftovers.update(
             d for d, names in zip(directories, listings, strict=True) if names == []
@@ -213,7 +205,7 @@ class MarkTree:
         return [names or [] for names in listings]
 
     async def _children(self, directory: str) -> list[str] | None:
-        """None where ACLs shut it away, which is said once."""
+        """Return None if access is denied, and log that once."""
         try:
             names = await children_if_any(self._store, directory)
         except UnauthorizedError as error:
@@ -232,9 +224,9 @@ async def private_mark_operations(
     """Return the operations that mark the ledger. They fail if the mark or its directories change
     first.
 
-    A mark that stands stays: nothing deletes it while the caller holds the lock (rule S6). It is
-    written again as it is, so that a worker that read it before, with the ledger's note, does not
-    take it.
+    The caller holds the ledger's lock, so no worker deletes an existing mark (rule S6). An existing
+    mark is written again unchanged. That raises its version, so a worker that read the mark and the
+    ledger's note before cannot lock the ledger.
     """
     path = paths.private.mark(ledger_id)
     directory = path.rpartition("/")[0]
@@ -242,9 +234,9 @@ async def private_mark_operations(
         data, stat = await store.get(path)
         return [SetData(path=path, data=data, version=stat.version)]
     mark = Create(path=path, data=znodes.mark_to_bytes(Mark(ctime_ms=clock.wall_ms())))
-    if await store.exists(directory) is not None:  # a crash left it behind
+    if await store.exists(directory) is not None:  # a crash left the directory behind
         return [mark]
-    await ensure(store, directory.rpartition("/")[0])
+    await ensure_znode(store, directory.rpartition("/")[0])
     return [Create(path=directory), mark]
 
 
@@ -255,11 +247,11 @@ READS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedLedger:
-    """``mark`` is None where the znode cannot be read as one, or ACLs shut it away: it may name any
-    bookie. ``czxid``: when it was made, 0 where that is shut away, too.
+    """A marked ledger. ``mark`` is None if it is unreadable or access is denied; it may then name
+    any bookie. ``czxid``: of the mark; 0 if access is denied.
 
-    ``refusal``: what ZooKeeper says in the latter case, else empty. No worker that ACLs shut out
-    likewise takes it.
+    ``refusal``: ZooKeeper's error if access is denied, else empty. Workers to which access is denied
+    do not lease the ledger.
     """
 
     ledger_id: int
@@ -270,11 +262,10 @@ class MarkedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedLedger:
-    """A ledger that somebody holds. ``since_ms``: wall-clock time of ZooKeeper's.
+    """A locked ledger. ``since_ms``: wall-clock time by ZooKeeper.
 
-    ``holder``: as it calls itself, None where that cannot be read. ``session_id``: 0 for a lock
-    that somebody made by hand, and that goes with nobody. Of one that ACLs shut away these, and
-    ``czxid``, are 0.
+    ``holder``: the name in the lock; None if it is unreadable. ``session_id``: 0 for a lock that was
+    created by hand, which ends with no session. If access is denied, all numbers are 0.
     """
 
     ledger_id: int
@@ -285,12 +276,12 @@ class LockedLedger:
 
 
 async def marked_ledger_ids(store: MetadataStore, paths: MarkPaths) -> list[int]:
-    """Ascending. Directories without a mark (left behind by a crash) are listed too."""
+    """Return all marked ledgers, ascending, including directories that a crash left without a mark."""
     return [ledger_id async for part in marked_in_parts(store, paths) for ledger_id in part]
 
 
 async def marked_in_parts(store: MetadataStore, paths: MarkPaths) -> AsyncIterator[list[int]]:
-    """Likewise, up to 65,536 at a time."""
+    """Yield all marked ledgers, up to 65,536 at a time."""
     marks = paths.marks
     directories = [marks]
     for _ in range(3):
@@ -307,12 +298,13 @@ async def marked_in_parts(store: MetadataStore, paths: MarkPaths) -> AsyncIterat
 async def read_marks(
     store: MetadataStore, paths: MarkPaths, ledger_ids: Sequence[int]
 ) -> list[MarkedLedger]:
-    """Those of the ledgers that are marked, in order."""
+    """Return the marked ones of these ledgers, in order."""
     return await _read_each(partial(_read_mark, store, paths), ledger_ids)
 
 
 async def locked_ledger_ids(store: MetadataStore, paths: ClusterPaths) -> set[int]:
-    """Ledgers that some worker, ours or Java's, or a bookie's garbage collector holds now."""
+    """Return the locked ledgers. The holder is a worker, ours or Java's, a command, or a bookie's
+    garbage collector."""
     names = await children_if_any(store, paths.locks)
     return {i for name in names if (i := znodes.ledger_id_of_lock(name)) is not None}
 
@@ -320,14 +312,14 @@ async def locked_ledger_ids(store: MetadataStore, paths: ClusterPaths) -> set[in
 async def read_locks(
     store: MetadataStore, paths: ClusterPaths, ledger_ids: Sequence[int]
 ) -> list[LockedLedger]:
-    """Those of the ledgers that are locked, in order."""
+    """Return the locked ones of these ledgers, in order."""
     return await _read_each(partial(_read_lock, store, paths), ledger_ids)
 
 
 async def _read_each(
     read: Callable[[int], Awaitable[T | None]], ledger_ids: Sequence[int]
 ) -> list[T]:
-    """What ``read`` gives for each, in order, without the Nones; a bounded number at a time."""
+    """Read each ledger, a bounded number at a time. Returns the values that are not None, in order."""
     values = await gather_in_parts(read, ledger_ids, at_once=READS_AT_ONCE)
     return [value for value in values if value is not None]
 
@@ -369,8 +361,7 @@ async def _read_mark(store: MetadataStore, paths: MarkPaths, ledger_id: int) -> 
 
 
 async def prepare_tree(store: MetadataStore, paths: ClusterPaths) -> None:
-    """Create what is missing. Raises SettingsError when the queue has a layout that we do not
-    know."""
+    """Create missing directories. Raises SettingsError if the layout of the queue is unknown."""
     await _agree_on_layout(store, paths)
     for path in (
         paths.marks,
@@ -382,7 +373,7 @@ async def prepare_tree(store: MetadataStore, paths: ClusterPaths) -> None:
         paths.orders,
         paths.private.marks,
     ):
-        await ensure(store, path)
+        await ensure_znode(store, path)
 
 
 async def _agree_on_layout(store: MetadataStore, paths: ClusterPaths) -> None:
@@ -398,16 +389,18 @@ URGENT_MAX = 1_000
 
 
 async def read_urgent(store: MetadataStore, paths: ClusterPaths) -> tuple[int, ...]:
-    """Most endangered first; empty also when a later release wrote what we cannot read."""
+    """Return the leader's urgent ledgers, most endangered first; none if the list is unreadable."""
     try:
-        ledger_ids = await read_record(store, paths.urgent, lambda note: wholes(note, "ledger_ids"))
-    except UnauthorizedError:  # it is a hint
+        ledger_ids = await read_record(
+            store, paths.urgent, lambda note: ints_field(note, "ledger_ids")
+        )
+    except UnauthorizedError:  # the list is only a hint
         return ()
     return (ledger_ids or ())[:URGENT_MAX]
 
 
 def urgent_to_bytes(ledger_ids: Sequence[int], *, written_ms: int) -> bytes:
-    """The first ``URGENT_MAX`` of them. ``written_ms``: wall-clock time, for people."""
+    """Encode the first ``URGENT_MAX`` ledgers. ``written_ms``: wall-clock time, for people."""
     record = {
         "version": 1,
         "written_ms": written_ms,

@@ -1,20 +1,17 @@
-"""Who is here: one ephemeral znode for each session of ours, below ``<ur>/bookmender/nodes``.
+"""Sessions and their clock: one ephemeral znode for each session, below ``<ur>/bookmender/nodes``.
 
-The znode is the proof of rule S3: a write made under a lock, or as leader, is a multi that also
-checks it. kazoo may replace an expired session behind our back, but it cannot bring this znode
-back.
+``Membership`` owns this session's znode, the proof of rule S3: every write made under a lock, or as
+leader, is a multi that also checks the znode. kazoo may replace an expired session unnoticed, but it
+cannot bring this znode back.
 
-The wall-clock time that all nodes agree on: ZooKeeper's.
-
-Safety holds, maintenance windows, notes of the next try: one host writes until when they last, and
-others act on it. By its own clock, a host that is an hour ahead would take a hold for over, and
-fence. So every session takes its wall-clock time from ZooKeeper: the server stamps each write
-(``mtime``), and elapsed time is added to the stamp of a write of our own. Where the servers' clocks
-differ, the leading server's counts.
+``SharedClock`` is the wall-clock time that all nodes agree on: ZooKeeper's. One host writes until when
+safety holds, maintenance windows and retries last, and other hosts act on that. A host whose clock is
+an hour ahead would end a hold too early, and fence. So every session takes its time from the stamp
+(``mtime``) of a write of its own, and adds the elapsed time. If the servers' clocks differ, the
+leading server's counts.
 """
 
 import asyncio
-import contextlib
 import enum
 import json
 import uuid
@@ -27,7 +24,6 @@ import structlog
 from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
-    NodeExistsError,
     NoNodeError,
     SessionLostError,
     UnauthorizedError,
@@ -37,21 +33,21 @@ from ledgers.store import ANY_VERSION, Check, MetadataStore, children_if_any
 from replication.transactions import Guard
 from replication.znodes import (
     ClusterPaths,
+    int_field,
     parse_record,
-    text,
-    time_ms,
-    whole,
+    text_field,
+    time_field,
 )
 
 log = structlog.get_logger()
 
 SKEW_TOLD_S = 5.0
-"""A host's clock that is so far off is reported."""
+"""A clock that differs by this much is reported."""
 ROUND_TRIP_GOOD_S = 0.2
 TRIES_MAX = 3
-"""Writes whose replies took longer are repeated; the one with the shortest round trip counts."""
+"""Slow writes are repeated. The one with the shortest round trip counts."""
 SYNCHRONISE_INTERVAL_S = 3_600.0
-"""Between two looks at ZooKeeper's clock: monotonic clocks drift by some seconds a day."""
+"""Interval of synchronisation. Monotonic clocks drift by some seconds a day."""
 
 
 class SharedClock:
@@ -61,7 +57,7 @@ class SharedClock:
     def __init__(self, own: Clock) -> None:
         self._own = own
         self._server_ms, self._at_s = 0.0, 0.0
-        """ZooKeeper's time, and the monotonic time at which it was so."""
+        """ZooKeeper's time, and the monotonic time at which it was read."""
         self._is_synchronised = False
         self._has_told = False
 
@@ -69,7 +65,7 @@ class SharedClock:
         return self._own.now_s()
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970, by ZooKeeper."""
+        """Return the milliseconds since 1970 by ZooKeeper's clock."""
         if not self._is_synchronised:
             return self._own.wall_ms()
         return int(self._server_ms + (self.now_s() - self._at_s) * 1000)
@@ -83,7 +79,7 @@ class SharedClock:
         return (self._own.wall_ms() - self.wall_ms()) / 1000
 
     async def synchronise(self, store: MetadataStore, path: str, data: bytes) -> None:
-        """Write ``data`` to a znode of our own, and take the time from the server's stamp.
+        """Write ``data`` to our own znode, and take the time from the server's stamp.
 
         The time is off by half a round trip at most. Raises UnavailableError, NoNodeError.
         """
@@ -101,7 +97,7 @@ class SharedClock:
         self._tell_skew()
 
     async def keep_synchronised(self, store: MetadataStore, path: str, data: bytes) -> None:
-        """Look at ZooKeeper's clock now and then, until cancelled. Raises SessionLostError."""
+        """Synchronise at intervals, until cancelled. Raises SessionLostError."""
         while True:
             await self.sleep(SYNCHRONISE_INTERVAL_S)
             try:
@@ -121,7 +117,7 @@ class SharedClock:
 
 
 class Role(enum.Enum):
-    """The half of a daemon that a session belongs to, or what else it is."""
+    """The service that a session belongs to."""
 
     AUDITOR = "auditor"
     WORKER = "worker"
@@ -131,7 +127,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """What a session says of itself, for people and for the reckoning of shares (rule S10)."""
+    """What a session publishes about itself, for people and for dividing limits (rule S10)."""
 
     role: Role
     host: str
@@ -153,14 +149,13 @@ class NodeInfo:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "NodeInfo":
-        """Raises CorruptionError on what no release of ours has written, or this one does not
-        know."""
+        """Raises CorruptionError for records that this release does not know."""
         return cls(
-            role=_role(text(record, "role")),
-            host=text(record, "host"),
-            pid=whole(record, "pid"),
-            bookie_id=None if record.get("bookie_id") is None else text(record, "bookie_id"),
-            started_ms=time_ms(record, "started_ms"),
+            role=_role(text_field(record, "role")),
+            host=text_field(record, "host"),
+            pid=int_field(record, "pid"),
+            bookie_id=None if record.get("bookie_id") is None else text_field(record, "bookie_id"),
+            started_ms=time_field(record, "started_ms"),
         )
 
 
@@ -168,12 +163,12 @@ def _role(value: str) -> Role:
     try:
         return Role(value)
     except ValueError as error:
-        raise CorruptionError("half of a kind that this release does not know") from error
+        raise CorruptionError("the role is unknown to this release") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveNode:
-    """A session of ours that is registered now."""
+    """A registered session of bookmender."""
 
     info: NodeInfo
     session_id: int
@@ -181,14 +176,14 @@ class LiveNode:
 
 @dataclass(slots=True)
 class Membership:
-    """This session's znode, and its view of the others'."""
+    """This session's znode, and what it knows of other sessions."""
 
     path: str
     _store: MetadataStore
     _paths: ClusterPaths
     _info: NodeInfo
     _known: dict[str, LiveNode | None] = field(default_factory=dict)
-    """By znode name; None for one that we cannot read. A node's data never changes."""
+    """By znode name; None for an unreadable one. The data of a znode never changes."""
 
     @classmethod
     async def join(cls, store: MetadataStore, paths: ClusterPaths, info: NodeInfo) -> "Membership":
@@ -197,11 +192,11 @@ class Membership:
         return cls(path, store, paths, info)
 
     async def synchronise(self, clock: SharedClock) -> None:
-        """Set the clock by ZooKeeper's stamp on this session's znode."""
+        """Synchronise the clock by a write to this session's znode."""
         await clock.synchronise(self._store, self.path, self._info.to_json())
 
     async def keep_synchronised(self, clock: SharedClock) -> None:
-        """Do so now and then, until cancelled. Raises SessionLostError."""
+        """Synchronise at intervals, until cancelled. Raises SessionLostError."""
         await clock.keep_synchronised(self._store, self.path, self._info.to_json())
 
     @property
@@ -211,16 +206,15 @@ class Membership:
 
     @property
     def guard(self) -> Guard:
-        """Part of every write under a lock or as leader."""
+        """The guard of every write under a lock or as leader (rule S3)."""
         return Guard(check=Check(path=self.path), error=SessionLostError)
 
-    async def everybody(self) -> list[LiveNode]:
-        """Every live session of ours that can be read, this one included.
+    async def live_nodes(self) -> list[LiveNode]:
+        """Return all registered sessions, including this one.
 
-        Raises SessionLostError when this session's own znode is gone. Somebody deleted it, and
-        perhaps those of other nodes. Every write would fail by its guard (rule S3), and the nodes
-        that are left would be too few to share a bookie's reads (rule S10), so the session ends and
-        the next one joins again.
+        Raises SessionLostError if this session's own znode was deleted. Every write would fail by
+        its guard (rule S3), and the other nodes would divide the limits among too few sessions (rule
+        S10). So this session ends, and the next one registers again.
         """
         nodes = await live_nodes(self._store, self._paths, self._known)
         if self.uuid not in self._known:
@@ -228,49 +222,41 @@ class Membership:
         return nodes
 
     async def reader_count(self) -> int:
-        """Likewise, of those that read from bookies."""
+        """Return the number of processes that read from bookies (rule S10)."""
         executors = await children_if_any(self._store, self._paths.fsck_executors)
-        return reader_count(await self.everybody(), executor_count=len(executors))
+        return reader_count(await self.live_nodes(), executor_count=len(executors))
 
     async def worker_count(self) -> int:
-        """Likewise, of workers; at least 1."""
-        return max(1, sum(node.info.role is Role.WORKER for node in await self.everybody()))
+        """Return the number of workers, at least 1."""
+        return max(1, sum(node.info.role is Role.WORKER for node in await self.live_nodes()))
 
 
 def reader_count(nodes: Iterable[LiveNode], *, executor_count: int) -> int:
-    """How many share what may be asked of a bookie (rule S10): workers, repairs by hand, executors
-    of fsck, and the checks of whoever leads as one more."""
+    """Return how many processes share the limit of reads at a bookie (rule S10): workers, repairs by
+    hand, executors of fsck, and one for the checks of the leader."""
     return sum(node.info.role is not Role.AUDITOR for node in nodes) + executor_count + 1
 
 
 async def live_nodes(
     store: MetadataStore, paths: ClusterPaths, known: dict[str, LiveNode | None] | None = None
 ) -> list[LiveNode]:
-    """The sessions that are registered now. ``known`` spares reading one's data twice."""
+    """Return the registered sessions. ``known``: a cache of their data."""
     known = {} if known is None else known
     names = await children_if_any(store, paths.nodes)
     for gone in known.keys() - set(names):
         del known[gone]
     new = [name for name in names if name not in known]
-    # Side by side, so that the store can join them: N nodes that meet for the first time read N²
-    # data.
+    # Concurrently, so that the store can batch the reads: N new nodes read N² znodes.
     found = await asyncio.gather(*(_live_node(store, f"{paths.nodes}/{name}") for name in new))
     known.update(zip(new, found, strict=True))
     return [node for name in names if (node := known[name]) is not None]
 
 
 async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:
-    """None when it has gone, or is a later release's, which says nothing to us, or ACLs shut it
-    away."""
+    """Read one session. Returns None if it is gone or unreadable."""
     try:
         data, stat = await store.get(path)
         info = NodeInfo.from_record(parse_record(data))
     except (NoNodeError, CorruptionError, UnauthorizedError):
         return None
     return LiveNode(info=info, session_id=stat.ephemeral_owner)
-
-
-async def ensure(store: MetadataStore, path: str) -> None:
-    """Create a persistent znode, and its parents, unless it is there."""
-    with contextlib.suppress(NodeExistsError):
-        await store.create(path, with_parents=True)

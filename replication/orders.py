@@ -1,21 +1,17 @@
-"""What is ordered of the whole cluster: bookies to drain, maintenance windows, limits, holds,
-pauses, tries.
+"""What operators order for the whole cluster: drains, maintenance windows, limits, holds, pauses of the
+checks, retries, trusted identities; and the disable switch that Java's nodes share.
 
-Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>``, ``limits``,
-``hold``, ``checks``, ``identities`` and ``tries``, each versioned JSON. An operator gives them; the
-leader, too, orders a hold. ``order_book`` reads and writes them, and every session of ours sees
-them as part of its ``ClusterView``. An order that cannot be read (a later release's, a slip of
-somebody's hand) is reported and never stops a node: it is passed over, but for limits, which stay
-as they were, and for a hold or a pause of the checks, which stand. Drains and windows stay as they
-were where they cannot even be listed.
+Orders are versioned JSON below ``<ur>/bookmender/orders``. Commands write them, and the leader writes
+safety holds. A writer names the version that it overwrites, so of two operators who change the same
+order at once, one gets an error. Every session reads the orders through ``OrderStore`` as part of its
+``ClusterView``.
 
-Where the orders stand in ZooKeeper: read by every session of ours, written by commands.
+An unreadable order (of a later release, or edited by hand) is reported and never stops a node:
 
-Whoever writes one names the version of what it overwrites, so that of two operators who change the
-same thing at once one is told.
-
-The switch by which operators stop auto-recovery, Java's and ours: ``<ur>/disable``, there or
-not.
+- unreadable limits: the limits that were read before stay in force;
+- an unreadable hold or pause of the checks: it is in force;
+- drains or maintenance windows that cannot be listed: those that were read before stay in force;
+- any other order: it is ignored.
 """
 
 import asyncio
@@ -43,23 +39,23 @@ from ledgers.store import ANY_VERSION, Event, EventKind, MetadataStore, Stat, ch
 from ledgers.tasks import until_answered
 from replication.znodes import (
     ClusterPaths,
+    bool_field,
+    int_field,
     ledger_id_of_name,
+    object_field,
     parse_record,
-    part,
-    switch,
-    text,
-    texts,
-    time_ms,
-    whole,
+    text_field,
+    texts_field,
+    time_field,
 )
 
 VERSION = 1
-"""Of every order's record. Raised when a reader of the release before would misunderstand it;
-fields that it may leave out of account come without."""
+"""Version of every order. It is raised when older releases would misunderstand an order, and not for
+fields that they may ignore."""
 
 TRIES_TOLD_S = 600.0
-"""So long after a try was ordered a node that had lost its connection still learns of it, though
-others were since."""
+"""How long an ordered retry is kept, so that a node that had lost its connection learns of it, even if
+other retries were ordered since."""
 TRIES_TOLD_MAX = 1_000
 
 LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
@@ -68,18 +64,16 @@ LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
     "reads_in_flight_per_bookie": (1, 500),
     "requests_per_s": (0, 1_000_000),
 }
-"""The least and the most of each number in ``LimitsOrder``: what the settings of the same name
-allow."""
+"""Minimum and maximum of each number in ``LimitsOrder``, equal to those of the setting of that name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainOrder:
-    """Move all that the bookie holds elsewhere, while it serves (rule S16)."""
+    """Copy everything that the bookie stores to other bookies, while it serves (rule S16)."""
 
     since_ms: int
     may_fence: bool = False
-    """Whether open ledgers on it are to be recovered and closed, instead of left until they
-    close."""
+    """True: recover and close its open ledgers. False: wait until they are closed."""
 
     def to_json(self) -> bytes:
         return _to_json(asdict(self))
@@ -89,14 +83,14 @@ class DrainOrder:
         """Raises CorruptionError."""
         record = _record(data)
         return cls(
-            since_ms=time_ms(record, "since_ms"),
-            may_fence=_holds(record, "may_fence") and switch(record, "may_fence"),
+            since_ms=time_field(record, "since_ms"),
+            may_fence=_holds(record, "may_fence") and bool_field(record, "may_fence"),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceWindow:
-    """The bookie may be away until then: neither lost nor a target. Wall-clock milliseconds."""
+    """The bookie may be absent until ``until_ms`` (wall-clock). It is neither lost nor a target."""
 
     since_ms: int
     until_ms: int
@@ -110,15 +104,15 @@ class MaintenanceWindow:
         """Raises CorruptionError."""
         record = _record(data)
         return cls(
-            since_ms=time_ms(record, "since_ms"),
-            until_ms=time_ms(record, "until_ms"),
-            reason=text(record, "reason") if "reason" in record else "",
+            since_ms=time_field(record, "since_ms"),
+            until_ms=time_field(record, "until_ms"),
+            reason=text_field(record, "reason") if "reason" in record else "",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsOrder:
-    """What each node may cost, in place of its settings; None: as its settings say. 0: no limit."""
+    """Limits of each node instead of its settings. None: as in the settings. 0: no limit."""
 
     bytes_per_s: int | None = None
     entries_per_s: int | None = None
@@ -131,25 +125,26 @@ class LimitsOrder:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Raises CorruptionError, also for a number that no setting would be allowed (rule S10)."""
+        """Raises CorruptionError, also for a number that the settings would not allow (rule S10)."""
         record = _record(data)
         numbers = {
-            key: whole(record, key, least=least, most=most)
+            key: int_field(record, key, least=least, most=most)
             for key, (least, most) in LIMIT_RANGES.items()
             if _holds(record, key)
         }
         yields = "yields_to_writers"
         return cls(
-            **numbers, yields_to_writers=switch(record, yields) if _holds(record, yields) else None
+            **numbers,
+            yields_to_writers=bool_field(record, yields) if _holds(record, yields) else None,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldOrder:
-    """Mark nothing and fence nothing; or, released, let nothing hold on account of these bookies.
+    """A safety hold: nothing is marked or fenced. If released, these bookies cause no new hold.
 
-    ``bookies``: those that were away when it was written. ``until_ms``: wall-clock; None: until
-    somebody ends it. ``is_by_operator``: an operator's stands whatever the bookies do.
+    ``bookies``: the absent bookies when it was written. ``until_ms``: wall-clock; None: until it is
+    ended. ``is_by_operator``: stays in force whatever the bookies do.
     """
 
     since_ms: int
@@ -167,26 +162,25 @@ class HoldOrder:
         """Raises CorruptionError."""
         record = _record(data)
         return cls(
-            since_ms=time_ms(record, "since_ms"),
-            until_ms=time_ms(record, "until_ms") if _holds(record, "until_ms") else None,
-            bookies=tuple(BookieId(each) for each in texts(record, "bookies")),
-            reason=text(record, "reason") if _holds(record, "reason") else "",
-            is_by_operator=switch(record, "is_by_operator"),
-            is_released=switch(record, "is_released"),
+            since_ms=time_field(record, "since_ms"),
+            until_ms=time_field(record, "until_ms") if _holds(record, "until_ms") else None,
+            bookies=tuple(BookieId(each) for each in texts_field(record, "bookies")),
+            reason=text_field(record, "reason") if _holds(record, "reason") else "",
+            is_by_operator=bool_field(record, "is_by_operator"),
+            is_released=bool_field(record, "is_released"),
         )
 
     @classmethod
     def unreadable(cls, *, since_ms: int) -> Self:
-        """What is kept to where the order cannot be read: a hold. Perhaps one was meant, and a hold
-        for nothing costs time only, while fencing for nothing stops writers. ``since_ms``: when it
-        was written."""
-        reason = "so it is taken, as the order cannot be read"
+        """Return the hold that replaces an unreadable order. An unneeded hold only costs time, while
+        unneeded fencing stops writers. ``since_ms``: when the order was written."""
+        reason = "the order cannot be read, so a hold is assumed"
         return cls(since_ms=since_ms, reason=reason, is_by_operator=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksOrder:
-    """The periodic checks pause while it stands."""
+    """The periodic checks are paused while this order exists."""
 
     since_ms: int
 
@@ -196,13 +190,13 @@ class ChecksOrder:
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Raises CorruptionError."""
-        return cls(since_ms=time_ms(_record(data), "since_ms"))
+        return cls(since_ms=time_field(_record(data), "since_ms"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriesOrder:
-    """Marked ledgers that are to be tried now, whatever they waited for, and when that was ordered
-    (wall-clock): each counts once, for who has not seen it before."""
+    """Marked ledgers that must be retried now, and when that was ordered (wall-clock). Each node acts
+    on each order once."""
 
     ordered_ms: Mapping[int, int] = field(default_factory=dict)
 
@@ -212,12 +206,12 @@ class TriesOrder:
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Raises CorruptionError."""
-        told = part(_record(data), "ledgers")
-        ordered_ms = {ledger_id_of_name(name): time_ms(told, name) for name in told}
+        told = object_field(_record(data), "ledgers")
+        ordered_ms = {ledger_id_of_name(name): time_field(told, name) for name in told}
         return cls(ordered_ms={i: ms for i, ms in ordered_ms.items() if i is not None})
 
     def with_ledger(self, ledger_id: int, *, now_ms: int) -> Self:
-        """That one, too; what was ordered long ago, or before very many others, is forgotten."""
+        """Return an order with one more ledger, and without the old ones."""
         told = {i: ms for i, ms in self.ordered_ms.items() if now_ms - ms <= TRIES_TOLD_S * 1000}
         told.pop(ledger_id, None)  # the latest comes last
         latest = [*told.items(), (ledger_id, now_ms)][-TRIES_TOLD_MAX:]
@@ -226,14 +220,12 @@ class TriesOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentitiesOrder:
-    """These bookies have lost nothing since they were first set up, though their cookies may be
-    younger.
+    """These bookies were not reformatted, although their cookies are newer than ledgers.
 
-    A cookie that is younger than a ledger says that its bookie may have been reformatted since.
-    That is wrong for all bookies at once where ZooKeeper was imported by a tool that creates znodes
-    again, or where bookie ids were changed (``updatecookie``). ``cookies``: the czxid that each
-    bookie's cookie had when the order was given; the order says nothing of a bookie whose cookie is
-    another one by now.
+    A cookie that is newer than a ledger usually means that the bookie was reformatted. That is wrong
+    after ZooKeeper was imported by a tool that creates znodes again, or after bookie ids were changed
+    (``updatecookie``). ``cookies``: the czxid of each bookie's cookie when the order was given. The
+    order does not apply to a bookie whose cookie was replaced since.
     """
 
     since_ms: int
@@ -246,36 +238,36 @@ class IdentitiesOrder:
     def parse(cls, data: bytes) -> Self:
         """Raises CorruptionError."""
         record = _record(data)
-        cookies = part(record, "cookies")
+        cookies = object_field(record, "cookies")
         return cls(
-            since_ms=time_ms(record, "since_ms"),
-            cookies={BookieId(bookie): whole(cookies, bookie) for bookie in cookies},
+            since_ms=time_field(record, "since_ms"),
+            cookies={BookieId(bookie): int_field(cookies, bookie) for bookie in cookies},
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """All of them at one moment. In a ``ClusterView`` windows that are over are not among them."""
+    """All orders at one moment. In a ``ClusterView``, without maintenance windows that are over."""
 
     draining: Mapping[BookieId, DrainOrder] = field(default_factory=dict)
     maintenance: Mapping[BookieId, MaintenanceWindow] = field(default_factory=dict)
     limits: LimitsOrder = field(default_factory=LimitsOrder)
     hold: HoldOrder | None = None
-    """Also one that is released. ``is_held`` says whether it holds."""
+    """May be a released hold; see ``is_held``."""
     paused_checks: ChecksOrder | None = None
     tries: TriesOrder = field(default_factory=TriesOrder)
     identities: IdentitiesOrder | None = None
     unreadable: tuple[str, ...] = ()
-    """Paths of those that stand there and cannot be read."""
+    """Paths of existing orders that cannot be read."""
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing may be marked, and nothing fenced."""
+        """True if nothing may be marked or fenced."""
         return self.hold is not None and not self.hold.is_released
 
     def at(self, now_ms: int) -> "Orders":
-        """As they stand then, an end itself being outside: a hold that is over is as good as
-        released."""
+        """Return the orders in force at that time. A hold that is over becomes a released one. Ends
+        are exclusive."""
         current = {b: window for b, window in self.maintenance.items() if now_ms < window.until_ms}
         hold = self.hold
         if hold is not None and hold.until_ms is not None and hold.until_ms <= now_ms:
@@ -286,12 +278,12 @@ class Orders:
 
     @property
     def trusted_cookies(self) -> Mapping[BookieId, int]:
-        """The czxid of each cookie that counts as old, whatever it is (``IdentitiesOrder``)."""
+        """The czxid of each cookie that an ``IdentitiesOrder`` trusts."""
         return {} if self.identities is None else self.identities.cookies
 
     @property
     def next_end_ms(self) -> int | None:
-        """When the first of the windows, or the hold, ends; None where nothing does."""
+        """When the first maintenance window or the hold ends; None if nothing ends."""
         ends_ms = [window.until_ms for window in self.maintenance.values()]
         if self.hold is not None and self.hold.until_ms is not None and self.is_held:
             ends_ms.append(self.hold.until_ms)
@@ -303,7 +295,7 @@ def _to_json(fields: Mapping[str, object]) -> bytes:
 
 
 def _holds(record: Mapping[str, Any], key: str) -> bool:
-    """Null is as good as nothing, in what may be left out."""
+    """Return True if an optional field is present and not null."""
     return record.get(key) is not None
 
 
@@ -325,10 +317,10 @@ T = TypeVar("T", bound=Order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place(Generic[T]):
-    """The znode of one order, and how its bytes are read.
+class OrderZnode(Generic[T]):
+    """The znode of one order, and how to parse it.
 
-    ``in_doubt``: gives what is kept to where they cannot be read; None: nothing is.
+    ``in_doubt``: returns the order that applies if the znode is unreadable; None: none applies.
     """
 
     path: str
@@ -336,47 +328,47 @@ class Place(Generic[T]):
     in_doubt: Callable[[Stat], T] | None = None
 
 
-def drain_place(paths: ClusterPaths, bookie: BookieId) -> Place[DrainOrder]:
-    return Place(path=f"{paths.draining_orders}/{bookie}", parse=DrainOrder.parse)
+def drain_znode(paths: ClusterPaths, bookie: BookieId) -> OrderZnode[DrainOrder]:
+    return OrderZnode(path=f"{paths.draining_orders}/{bookie}", parse=DrainOrder.parse)
 
 
-def maintenance_place(paths: ClusterPaths, bookie: BookieId) -> Place[MaintenanceWindow]:
-    return Place(path=f"{paths.maintenance_orders}/{bookie}", parse=MaintenanceWindow.parse)
+def maintenance_znode(paths: ClusterPaths, bookie: BookieId) -> OrderZnode[MaintenanceWindow]:
+    return OrderZnode(path=f"{paths.maintenance_orders}/{bookie}", parse=MaintenanceWindow.parse)
 
 
-def limits_place(paths: ClusterPaths) -> Place[LimitsOrder]:
-    return Place(path=f"{paths.orders}/limits", parse=LimitsOrder.parse)
+def limits_znode(paths: ClusterPaths) -> OrderZnode[LimitsOrder]:
+    return OrderZnode(path=f"{paths.orders}/limits", parse=LimitsOrder.parse)
 
 
-def hold_place(paths: ClusterPaths) -> Place[HoldOrder]:
-    return Place(
+def hold_znode(paths: ClusterPaths) -> OrderZnode[HoldOrder]:
+    return OrderZnode(
         path=f"{paths.orders}/hold",
         parse=HoldOrder.parse,
         in_doubt=lambda stat: HoldOrder.unreadable(since_ms=stat.mtime_ms),
     )
 
 
-def checks_place(paths: ClusterPaths) -> Place[ChecksOrder]:
-    return Place(
+def checks_znode(paths: ClusterPaths) -> OrderZnode[ChecksOrder]:
+    return OrderZnode(
         path=f"{paths.orders}/checks",
         parse=ChecksOrder.parse,
         in_doubt=lambda stat: ChecksOrder(since_ms=stat.mtime_ms),
     )
 
 
-def tries_place(paths: ClusterPaths) -> Place[TriesOrder]:
-    return Place(path=f"{paths.orders}/tries", parse=TriesOrder.parse)
+def tries_znode(paths: ClusterPaths) -> OrderZnode[TriesOrder]:
+    return OrderZnode(path=f"{paths.orders}/tries", parse=TriesOrder.parse)
 
 
-def identities_place(paths: ClusterPaths) -> Place[IdentitiesOrder]:
-    return Place(path=f"{paths.orders}/identities", parse=IdentitiesOrder.parse)
+def identities_znode(paths: ClusterPaths) -> OrderZnode[IdentitiesOrder]:
+    return OrderZnode(path=f"{paths.orders}/identities", parse=IdentitiesOrder.parse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredOrder(Generic[T]):
-    """An order as it stands. ``version``: its znode's, any where ACLs shut that away.
+class VersionedOrder(Generic[T]):
+    """An order as it was read. ``version``: of its znode; ANY_VERSION if access is denied.
 
-    ``order``: where this release cannot read it, what is kept to instead; None: nothing is.
+    ``order``: if the znode is unreadable, the order that applies instead; None: none applies.
     """
 
     order: T | None
@@ -384,38 +376,37 @@ class StoredOrder(Generic[T]):
     is_readable: bool = True
 
 
-class OrderBook:
+class OrderStore:
     """One session's access to the orders."""
 
     def __init__(self, store: MetadataStore, paths: ClusterPaths) -> None:
         self._store, self._paths = store, paths
         self._reported: dict[str, int] = {}
-        """By path, the last write (mzxid) of an order that was said to be unreadable."""
+        """By path, the mzxid of the unreadable order that was logged last."""
         self._last = Orders()
-        """As ``read`` gave them."""
+        """The result of the last ``read``."""
 
     async def read(self) -> Orders:
-        """All that is kept to, ended windows included.
+        """Return all orders that apply, including maintenance windows that are over.
 
-        Limits that cannot be read are those that were in force before: a slip must not let every
-        node run at full speed. Likewise drains and windows that cannot be listed: they may well
-        stand (rule S8). A session that has seen none before keeps to its settings, and knows of no
-        drain or window.
+        If limits are unreadable, the former ones apply, because a mistake must not let every node
+        run at full speed. If drains or windows cannot be listed, the former ones apply as well
+        (rule S8). A session that has read none before uses its settings, without drains and windows.
         """
         unreadable: list[str] = []
-        identities_read = self._readable(identities_place(self._paths), unreadable)
+        identities_read = self._readable(identities_znode(self._paths), unreadable)
         (draining, maintenance, limits, hold, checks, tries), identities = await asyncio.gather(
             asyncio.gather(
-                self._each(self._paths.draining_orders, drain_place, unreadable),
-                self._each(self._paths.maintenance_orders, maintenance_place, unreadable),
-                self._readable(limits_place(self._paths), unreadable),
-                self._readable(hold_place(self._paths), unreadable),
-                self._readable(checks_place(self._paths), unreadable),
-                self._readable(tries_place(self._paths), unreadable),
+                self._each(self._paths.draining_orders, drain_znode, unreadable),
+                self._each(self._paths.maintenance_orders, maintenance_znode, unreadable),
+                self._readable(limits_znode(self._paths), unreadable),
+                self._readable(hold_znode(self._paths), unreadable),
+                self._readable(checks_znode(self._paths), unreadable),
+                self._readable(tries_znode(self._paths), unreadable),
             ),
             identities_read,
         )
-        if limits_place(self._paths).path in unreadable:
+        if limits_znode(self._paths).path in unreadable:
             limits = self._last.limits
         if self._paths.draining_orders in unreadable:
             draining = dict(self._last.draining)
@@ -434,51 +425,49 @@ class OrderBook:
         return self._last
 
     def changes(self) -> AsyncGenerator[Event, None]:
-        """Something happened to some order; the first comes at once. One watch for all of them.
-
-        What happens while nobody asks for the next one makes a single one together, or two.
-        """
+        """Yield at once, and after changes of any order. Changes in quick succession are merged."""
         return self._store.watch(self._paths.orders, is_recursive=True, events_max=1)
 
-    async def stored(self, place: Place[T]) -> StoredOrder[T] | None:
-        """None when there is no such order."""
+    async def stored(self, znode: OrderZnode[T]) -> VersionedOrder[T] | None:
+        """Read one order. Returns None if it does not exist."""
         try:
-            data, stat = await self._store.get(place.path)
+            data, stat = await self._store.get(znode.path)
         except NoNodeError:
             return None
         except UnauthorizedError as error:
-            there = await self._stat_if_allowed(place.path)
-            return None if there is None else self._unreadable(place, there, error)
+            there = await self._stat_if_allowed(znode.path)
+            return None if there is None else self._unreadable(znode, there, error)
         try:
-            return StoredOrder(order=place.parse(data), version=stat.version)
+            return VersionedOrder(order=znode.parse(data), version=stat.version)
         except CorruptionError as error:
-            return self._unreadable(place, stat, error)
+            return self._unreadable(znode, stat, error)
 
-    async def give(self, place: Place[T], order: T, *, over: StoredOrder[T] | None) -> None:
-        """Write it in the place of ``over``, what stood there when the decision was made.
+    async def give(self, znode: OrderZnode[T], order: T, *, over: VersionedOrder[T] | None) -> None:
+        """Write an order over ``over``, the one that was read before.
 
-        Raises ConflictError: somebody else was quicker.
+        Raises ConflictError if the order was changed since.
         """
         try:
             if over is None:
-                await self._store.create(place.path, order.to_json(), with_parents=True)
+                await self._store.create(znode.path, order.to_json(), with_parents=True)
             else:
-                await self._store.set(place.path, order.to_json(), version=over.version)
+                await self._store.set(znode.path, order.to_json(), version=over.version)
         except (NodeExistsError, NoNodeError, ConflictError) as error:
-            raise ConflictError("somebody else has just changed it", order=place.path) from error
+            raise ConflictError("somebody else has just changed it", order=znode.path) from error
 
-    async def withdraw(self, place: Place[T], *, over: StoredOrder[T]) -> None:
-        """Delete it; one that is gone already is success. Raises ConflictError."""
+    async def withdraw(self, znode: OrderZnode[T], *, over: VersionedOrder[T]) -> None:
+        """Delete an order, if it still exists. Raises ConflictError if it was changed."""
         with suppress(NoNodeError):
-            await self._store.delete(place.path, version=over.version)
+            await self._store.delete(znode.path, version=over.version)
 
     async def _each(
         self,
         parent: str,
-        place_of: Callable[[ClusterPaths, BookieId], Place[T]],
+        znode_of: Callable[[ClusterPaths, BookieId], OrderZnode[T]],
         unreadable: list[str],
     ) -> dict[BookieId, T]:
-        """By bookie. Where they cannot be listed ``parent`` is added to ``unreadable``."""
+        """Return the orders below ``parent`` by bookie. Adds ``parent`` to ``unreadable`` if access is
+        denied."""
         try:
             names = sorted(await children_if_any(self._store, parent))
         except UnauthorizedError as error:
@@ -487,67 +476,70 @@ class OrderBook:
             return {}
         bookies = [BookieId(name) for name in names]
         found = await asyncio.gather(
-            *(self._readable(place_of(self._paths, bookie), unreadable) for bookie in bookies)
+            *(self._readable(znode_of(self._paths, bookie), unreadable) for bookie in bookies)
         )
         return {b: order for b, order in zip(bookies, found, strict=True) if order is not None}
 
-    async def _readable(self, place: Place[T], unreadable: list[str]) -> T | None:
-        """What is kept to, if anything. One that cannot be read is added to ``unreadable``."""
-        stored = await self.stored(place)
+    async def _readable(self, znode: OrderZnode[T], unreadable: list[str]) -> T | None:
+        """Return the order that applies, or None. Adds an unreadable one to ``unreadable``."""
+        stored = await self.stored(znode)
         if stored is None:
             return None
         if not stored.is_readable:
-            unreadable.append(place.path)
+            unreadable.append(znode.path)
         return stored.order
 
     async def _stat_if_allowed(self, path: str) -> Stat | None:
-        """None when the order is gone. Newer ZooKeepers (3.9.5) forbid this, too: then only that it
-        is there is known."""
+        """Return None if the order does not exist. ZooKeeper 3.9.5 denies this, too; then only its
+        existence is known."""
         try:
             return await self._store.exists(path)
         except UnauthorizedError:
             return Stat(version=ANY_VERSION)
 
-    def _unreadable(self, place: Place[T], stat: Stat, error: BookmenderError) -> StoredOrder[T]:
-        self._report(place.path, stat.mzxid, error)
-        order = None if place.in_doubt is None else place.in_doubt(stat)
-        return StoredOrder(order=order, version=stat.version, is_readable=False)
+    def _unreadable(
+        self, znode: OrderZnode[T], stat: Stat, error: BookmenderError
+    ) -> VersionedOrder[T]:
+        self._report(znode.path, stat.mzxid, error)
+        order = None if znode.in_doubt is None else znode.in_doubt(stat)
+        return VersionedOrder(order=order, version=stat.version, is_readable=False)
 
     def _report(self, path: str, mzxid: int, error: BookmenderError) -> None:
-        if self._reported.get(path) != mzxid:  # once, not at each reading
+        if self._reported.get(path) != mzxid:  # log once, not at each reading
             self._reported[path] = mzxid
             log.warning("order.unreadable", path=path, error=str(error))
 
 
 class DisableSwitch:
-    """What one session knows of it: with many nodes it is not to be asked for at each look."""
+    """The disable switch (``<ur>/disable``) as one session last saw it. Watched, because polling by
+    many nodes would be expensive."""
 
     def __init__(self, store: MetadataStore, paths: ClusterPaths, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._path = paths.disable
         self._is_watched = False
-        self.may_take = True
-        """Whether the switch was off when it was last read, and no attempt to read it has failed
-        since. While it is False no lock is asked for, not even by a take that was begun before and
-        whose turn comes only now."""
+        self.may_lease = True
+        """True if the switch was off when it was last read, and no attempt to read it has failed
+        since. While it is False, no lock is created, not even for a lease whose transaction waits in
+        the batcher already."""
 
     async def is_on(self) -> bool:
-        """Read only while nothing tells of its changes (``watch``). Raises UnavailableError."""
+        """Return True if auto-recovery is disabled. Reads the znode only while it is not watched.
+        Raises UnavailableError."""
         if not self._is_watched:
             await self._read()
-        return not self.may_take
+        return not self.may_lease
 
     async def watch(self) -> AsyncGenerator[None, None]:
-        """Keep ``may_take`` as the switch says; tells of each time it was read. Ends with the
-        session."""
+        """Keep ``may_lease`` up to date, and yield after each reading. Ends with the session."""
         async with aclosing(self._store.watch(self._path)) as events:
             try:
                 async for event in events:
-                    if event.kind is EventKind.RESET:  # what we know may be old until it is read
+                    if event.kind is EventKind.RESET:  # our knowledge may be old until it is read
                         self._is_watched = False
-                    if event.kind is EventKind.CREATED:  # locks could be asked for while it is read
-                        self.may_take = False
+                    if event.kind is EventKind.CREATED:  # no lock while it is being read
+                        self.may_lease = False
                     await until_answered(
                         self._read, event="disable_switch.unread", clock=self._clock
                     )
@@ -557,20 +549,20 @@ class DisableSwitch:
                 self._is_watched = False
 
     async def _read(self) -> None:
-        """One that cannot be read may be on: nothing is begun before it is known to be off (rule
-        S8). One that ACLs shut away is there."""
+        """Read the switch. If it is unreadable, it counts as on (rule S8). If access is denied, it
+        exists."""
         try:
-            self.may_take = await self._store.exists(self._path) is None
+            self.may_lease = await self._store.exists(self._path) is None
         except UnauthorizedError as error:
-            self.may_take = False
+            self.may_lease = False
             log.warning("disable_switch.access_denied", path=self._path, error=str(error))
         except (UnavailableError, SessionLostError):
-            self.may_take = self._is_watched = False
+            self.may_lease = self._is_watched = False
             raise
 
 
 class IgnoredDisableSwitch(DisableSwitch):
-    """For what somebody asked for by hand: the switch is about what nobody asked for."""
+    """For repairs by hand: the switch disables only automatic repairs."""
 
     async def is_on(self) -> bool:
         return False

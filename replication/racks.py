@@ -1,15 +1,13 @@
-"""Which rack each bookie is in, kept fresh from a source: a file, a script, or Pulsar's znode.
+"""The rack of each bookie: kept up to date from a source (a file, a script, or Pulsar's znode), and
+remembered in ZooKeeper.
 
-A source that fails is reported once, with what to do; the last good racks stay in force, and
-nothing waits for it but the first choice after a start, and that not for long.
+``RackKeeper`` reads the source. A source that fails is reported once; the last good racks stay in
+force. Only the start of a worker waits for the source, and not for long.
 
-Where each bookie was when its rack was last known: kept by the leader, for all nodes that start
-later.
-
-A source may know a bookie by its host or IP address alone, and those of one that is away are not
-registered. A node that was running then remembers; one that starts meanwhile, or whose source is
-broken, reads it here: or it would take the default rack for the bookie's, and the ledger's other
-copies for well placed (G19).
+``RackMemory``, the leader's, stores the last known racks for nodes that start later. A source may know
+a bookie only by host or IP address, and an absent bookie has no registered address. A node that starts
+then, or whose source is broken, would assume the default rack for that bookie, and would consider the
+ledger's other copies well placed.
 """
 
 import asyncio
@@ -35,21 +33,21 @@ from ledgers.store import MetadataStore
 from ledgers.tasks import Changing
 from replication.cluster import ClusterView, ViewSource
 from replication.transactions import Batcher
-from replication.znodes import ClusterPaths, as_text, part, read_record
+from replication.znodes import ClusterPaths, as_text, object_field, read_record
 
 log = structlog.get_logger()
 
 RETRY_S = 10.0
-"""How long a source that failed is left alone."""
+"""Pause before a failed source is read again."""
 START_TIMEOUT_S = 15.0
-"""How long the start of a worker waits for racks at most."""
+"""Maximum time that the start of a worker waits for racks."""
 
 ResolveHost = Callable[[str], Awaitable[str | None]]
-"""A host name's IP address; None where it has none, or not in time."""
+"""Returns a host name's IP address; None if it is unknown or takes too long."""
 
 
 class RackSource(Protocol):
-    """Somebody who knows racks."""
+    """A source of racks."""
 
     @property
     def name(self) -> str:
@@ -64,12 +62,12 @@ class RackSource(Protocol):
         ...
 
     def changes(self) -> AsyncGenerator[None, None]:
-        """Whenever ``read`` may have something new to tell; the first comes at once."""
+        """Yield at once, and whenever ``read`` may return something new."""
         ...
 
 
 class ZnodeRacks:
-    """Pulsar's map of racks. One session's."""
+    """Pulsar's znode of racks, read by one session."""
 
     def __init__(self, store: MetadataStore, path: str = PULSAR_RACKS_PATH) -> None:
         self._store, self._path = store, path
@@ -96,15 +94,15 @@ class ZnodeRacks:
 
 
 async def has_unused_racks(store: MetadataStore) -> bool:
-    """Whether Pulsar keeps racks in this ZooKeeper. For a warning where nobody reads them."""
+    """Return True if Pulsar stores racks in this ZooKeeper, to warn if they are not used."""
     try:
         return await store.exists(PULSAR_RACKS_PATH) is not None
-    except UnauthorizedError:  # as ZooKeeper 3.9.5 says of what is there
+    except UnauthorizedError:  # ZooKeeper 3.9.5 denies access only if it exists
         return True
 
 
 class RackKeeper(Changing):
-    """Reads the source when it, or the list of bookies, has changed, and tells ``racks``."""
+    """Reads the source when it or the list of bookies has changed, and updates ``racks``."""
 
     def __init__(
         self,
@@ -119,10 +117,10 @@ class RackKeeper(Changing):
         self._source, self._racks, self._views = source, racks, views
         self._clock, self._resolve_host = clock, resolve_host
         self._is_broken = False
-        self._reading = asyncio.Lock()  # an older reading must not come last
+        self._reading = asyncio.Lock()  # an older reading must not overwrite a newer one
 
     async def start(self) -> None:
-        """Have racks before the first choice is made, if that can be without a long wait."""
+        """Read the racks before the first placement, if that does not take long."""
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self.refresh()
@@ -135,7 +133,7 @@ class RackKeeper(Changing):
             tasks.create_task(self._follow_bookies())
 
     async def refresh(self) -> bool:
-        """Read the source now; False when that was in vain."""
+        """Read the source now. Returns False if that failed."""
         async with self._reading:
             try:
                 await self._read()
@@ -157,7 +155,7 @@ class RackKeeper(Changing):
             return True
 
     async def _read(self) -> None:
-        view = self._views.current  # who comes meanwhile is asked for next
+        view = self._views.current  # bookies that register meanwhile are read next time
         names = await self._names(view)
         # The last name is the IP address, where there is one: what BookKeeper asks its scripts for.
         table = await self._source.read(sorted({each[-1] for each in names.values()}))
@@ -177,7 +175,7 @@ class RackKeeper(Changing):
             self._tell_change()
 
     async def _names(self, view: ClusterView) -> Mapping[BookieId, tuple[str, ...]]:
-        """Of every bookie, those that are away included."""
+        """Return the names of every bookie, including absent ones."""
         bookies = sorted(view.available | view.cookies.keys())
         addresses = {bookie: self._views.last_address(bookie) for bookie in bookies}
         names = {bookie: names_of(bookie, address) for bookie, address in addresses.items()}
@@ -206,7 +204,7 @@ class RackKeeper(Changing):
 
 
 async def remembered_racks(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, str]:
-    """Nothing where nothing is stored, or nothing that this release can read, or may."""
+    """Return the stored racks; none if the record is missing, unreadable or access is denied."""
     try:
         return await read_record(store, paths.racks, _racks) or {}
     except UnauthorizedError as error:
@@ -215,12 +213,14 @@ async def remembered_racks(store: MetadataStore, paths: ClusterPaths) -> dict[Bo
 
 
 def _racks(record: Mapping[str, Any]) -> dict[BookieId, str]:
-    told = {b: clean_rack(as_text(rack, "rack")) for b, rack in part(record, "racks").items()}
+    told = {
+        b: clean_rack(as_text(rack, "rack")) for b, rack in object_field(record, "racks").items()
+    }
     return {BookieId(bookie): rack for bookie, rack in told.items() if rack is not None}
 
 
 class RackMemory:
-    """The leader's. Written through ``batcher``, whose guards prove the leadership (rule S9)."""
+    """Stores the racks, as leader: the guards of ``batcher`` prove the leadership (rule S9)."""
 
     def __init__(
         self,
@@ -259,8 +259,7 @@ class RackMemory:
         return True
 
     async def write(self) -> None:
-        """What is known now, if that is not what stands there. A decommissioned bookie is
-        forgotten."""
+        """Store the known racks if they changed. A decommissioned bookie is forgotten."""
         view = self._views.current
         there_are = view.available | view.cookies.keys()
         racks = {b: rack for b, rack in self._racks.known.items() if b in there_are}

@@ -1,4 +1,4 @@
-"""Records of copies that were made a short while ago, and that are to be read again.
+"""Records of recent copies, which must be read again.
 
 A bookie can acknowledge a copy and lose it silently afterwards. BookKeeper's DbLedgerStorage does:
 when its garbage collector deletes a ledger, EntryLocationIndex only notes the ledger id, and the
@@ -36,9 +36,8 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import Check, Create, MetadataStore, MultiFailed
 from replication.locks import guarded_multi
-from replication.nodes import ensure
 from replication.transactions import Batcher
-from replication.znodes import ACL_HINT, ClusterPaths, part, wholes
+from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode, ints_field, object_field
 
 log = structlog.get_logger()
 
@@ -68,10 +67,10 @@ class RecentCopies:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
-        by_target = part(record, "ledgers_by_target")
+        by_target = object_field(record, "ledgers_by_target")
         targets: dict[int, set[BookieId]] = {}
         for target in by_target:
-            for ledger_id in wholes(by_target, target):
+            for ledger_id in ints_field(by_target, target):
                 targets.setdefault(ledger_id, set()).add(BookieId(target))
         if not targets:
             raise CorruptionError("a record of copies that names no ledger")
@@ -162,7 +161,7 @@ class CopyRecorder:
                 record.end(SessionLostError("stopped before the copies were recorded"))
 
     def join(self, ledger_id: int, targets: Collection[BookieId]) -> CopyRecord | None:
-        """The record that the copies are to be part of. None: recording is switched off."""
+        """Add copies to a record, and return it. None: recording is disabled."""
         if not self._is_enabled:
             return None
         if not self._waiting or self._waiting[-1].is_full:
@@ -173,12 +172,12 @@ class CopyRecorder:
         return record
 
     def ended(self, ledger_id: int, targets: Collection[BookieId], record: CopyRecord) -> None:
-        """A repair of the ledger has ended, which had these copies in the record."""
+        """Report that a repair with these copies has ended."""
         self.on_ended(CopiesToRead(ledger_id=ledger_id, targets=frozenset(targets), record=record))
 
     async def _write(self, record: CopyRecord) -> None:
-        """A record that is refused (ACLs, a quota) stops no repair: this process knows of its
-        copies."""
+        """Write a record. A rejected record (ACLs, a quota) stops no repair, because this process knows
+        its copies."""
         path = f"{self._directory}/{self._session}.{next(self._numbers)}"
         try:
             await self._create(path, record.to_json())
@@ -203,7 +202,7 @@ class CopyRecorder:
         try:
             await self._batcher.apply(create)
         except NoNodeError:  # the first record that there is, or the directory was deleted by hand
-            await ensure(self._store, self._directory)
+            await ensure_znode(self._store, self._directory)
             await self._batcher.apply(create)
 
 
@@ -216,15 +215,15 @@ async def record_by_hand(
     session: Check,
     guards: Sequence[Check],
 ) -> None:
-    """Record what a command is about to make metadata name; nodes read it again when the command
-    has ended.
+    """Record the targets that a command is about to write into metadata. Nodes read the copies again
+    after the command has ended.
 
     ``session``: the check of the command's own session znode, whose name the record carries. Raises
     LockLostError, UnavailableError, and RejectedError where ZooKeeper refuses the record.
     """
     copies = RecentCopies(targets={ledger_id: frozenset(targets)})
     path = f"{paths.recent_copies}/{session.path.rpartition('/')[2]}.{ledger_id}"
-    await ensure(store, paths.recent_copies)
+    await ensure_znode(store, paths.recent_copies)
     try:
         await guarded_multi(
             store, guards, [Create(path=path, data=copies.to_json())], ledger_id=ledger_id
@@ -258,7 +257,7 @@ class RepairCopies:
                 raise record.error
 
     def end(self) -> None:
-        """The repair has ended, whatever came of it."""
+        """Report the end of the repair, successful or not."""
         for record, targets in self._records.items():
             self._recorder.ended(self._ledger_id, targets, record)
         self._records.clear()

@@ -1,9 +1,9 @@
-"""Putting a ledger's metadata back as it was before a recorded write (rule S2).
+"""Restoring a ledger's metadata to the bytes before a recorded write (rule S2).
 
-Under the ledger's lock, by compare-and-set on the version that the decision was made from, and
-recorded itself, so that it can be undone in turn. What the metadata says is put back, not what
-bookies store: copies that it named then may be gone since. So its bookies are asked first, and in
-the same transaction the ledger is marked in our private queue: nodes check it in any case, and mend it.
+``Restorer`` works under the ledger's lock. It writes by compare-and-set on the version that it decided
+upon, and records its own write, so that this can be undone in turn. Only metadata is restored, not
+entries: copies that the old metadata names may have been deleted since. So its bookies are asked
+first, and the same transaction marks the ledger in the private queue. Nodes then inspect and repair it.
 """
 
 from collections.abc import Sequence
@@ -36,21 +36,21 @@ from replication.recent_copies import record_by_hand
 from replication.znodes import ClusterPaths
 
 MARK_TRIES_MAX = 5
-"""Each fails only when a worker tidies the mark's empty directories away at that very moment, or
-the leader adds to it."""
+"""An attempt fails only if at that moment a worker deletes the mark's empty directories, or the leader
+writes the mark."""
 _CHANGED = NodeExistsError | NoNodeError | ConflictError
 
 
 class RestoreRefusedError(RejectedError):
-    """Putting the bytes back would undo more than the recorded write. The message says what."""
+    """Restoring the bytes would undo more than the recorded write. The message says what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoring:
-    """What is to be put back in place of what: bytes of the ledger's znode, and what they say.
+    """The bytes to restore, the present bytes of the ledger's znode, and their meaning.
 
-    ``now`` is None where the present ones cannot be read as metadata. ``stat``: the znode's.
-    ``copy_doubts``: what the bookies that would be named again say against it.
+    ``now``: None if the present bytes are not readable metadata. ``copy_doubts``: missing or damaged
+    copies on bookies that the restored metadata would name again.
     """
 
     record: JournalRecord
@@ -62,19 +62,19 @@ class Restoring:
 
     @property
     def is_done(self) -> bool:
-        """The metadata is as it was already."""
+        """True if the present bytes equal those to restore."""
         return self.present == self.record.before
 
     @property
     def doubts(self) -> Sequence[str]:
-        """Why this should not be done without a person's word for it."""
+        """Reasons why the restore needs an operator's confirmation."""
         told = []
         if self.present != self.record.after:
             told.append(
                 "the metadata was written again since (or the recorded write was never made): "
                 "later changes would be undone with it"
             )
-            # The very bytes would have told: they hold a time and bookies.
+            # Equal bytes would prove the cluster, because they contain a time and bookies.
             if self.record.cluster is None:
                 told.append("the record does not say which cluster it is of")
         return [*told, *self._end_doubts(), *self.copy_doubts]
@@ -93,14 +93,14 @@ class Restoring:
 
     @property
     def named_again(self) -> frozenset[BookieId]:
-        """Bookies of the segments that would change: nobody has kept their copies since."""
+        """Bookies of the segments that would change. Nothing has protected their copies since."""
         kept = () if self.now is None else self.now.segments
         changed = [segment for segment in self.was.segments if segment not in kept]
         return frozenset(bookie for segment in changed for bookie in segment.ensemble)
 
 
 def readable(data: bytes) -> LedgerMetadata | None:
-    """None for bytes that are no metadata."""
+    """Parse metadata. Returns None if the bytes are not metadata."""
     try:
         return parse_metadata(data)
     except CorruptionError:
@@ -108,7 +108,7 @@ def readable(data: bytes) -> LedgerMetadata | None:
 
 
 class Restorer:
-    """Puts back what was recorded, or says what speaks against it. One for a command."""
+    """Restores metadata, or reports the doubts. One for each command."""
 
     def __init__(
         self,
@@ -122,15 +122,14 @@ class Restorer:
         clock: Clock,
         tell: Tell,
     ) -> None:
-        """``cluster``: its instance id. ``tell``: says what is waited for."""
+        """``cluster``: the instance id of the cluster. ``tell``: prints what the command waits for."""
         self._store, self._manager, self._inspector = store, manager, inspector
-        # A bookie that drains may be named again, if it has the copies: it is not to be passed
-        # over.
+        # A draining bookie may be named again if it has the copies, so drains are ignored.
         self._view = replace(view, orders=replace(view.orders, draining={}))
         self._paths, self._cluster, self._clock, self._tell = paths, cluster, clock, tell
 
     async def plan(self, record: JournalRecord) -> Restoring:
-        """Nothing is written, or fenced.
+        """Inspect what a restore would do, without writing or fencing.
 
         Raises RestoreRefusedError for another cluster's record, NoSuchLedgerError, and
         CorruptionError when the record cannot be read as metadata.
@@ -158,10 +157,18 @@ class Restorer:
     async def restore(
         self, record: JournalRecord, *, session: Check, holder: str, is_forced: bool = False
     ) -> Restoring:
-        """Put back what was before the recorded write, and mark the ledger; what was done.
+        """Restore the bytes before the recorded write, and mark the ledger. Returns what was done.
 
-        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts.
-        Raises RestoreRefusedError; UnavailableError when somebody else holds the ledger;
+        The steps under the ledger's lock, and what a kill -9 after each of them leaves:
+
+        1. Inspect the copies and decide. Nothing is written yet.
+        2. Write the waiting note with the suspects, or delete the note. A note without a mark has no
+           effect; with a mark it makes a worker read the suspects completely.
+        3. Record the copies to be read again. Without the metadata write, reading them is harmless.
+        4. Write metadata and mark in one multi. The lock ends with the session.
+
+        ``session``: the check that this session still exists (rule S3). ``is_forced``: ignore the
+        doubts. Raises RestoreRefusedError; UnavailableError if another holder keeps the lock;
         ConflictError, LockLostError and UnknownOutcomeError as ``LedgerManager.write``.
         """
         ledger_id = record.ledger_id
@@ -177,14 +184,14 @@ class Restorer:
                 ledger_id, record.before, present=found.present, version=found.stat.version
             )
             guards = [session, lock]
-            # What was in the way of its repair is not so any more. Before the mark: who takes that
-            # must know.
+            # The old reason for deferring does not apply any more. Written before the mark,
+            # because a worker reads the note after the mark.
             suspicion = self._suspicion(found, holder=holder)
             await WaitingNotes(self._store, self._paths).let_go(
                 ledger_id, guards=guards, beside=suspicion
             )
             if found.named_again:
-                # A bookie that is named again may have collected the ledger a moment ago (rule S6).
+                # A bookie that is named again may just have deleted its copies as garbage (rule S6).
                 await record_by_hand(
                     self._store,
                     self._paths,
@@ -197,8 +204,8 @@ class Restorer:
             return found
 
     def _suspicion(self, found: Restoring, *, holder: str) -> WaitingNote | None:
-        """Whom bookies spoke against is read whole: its ends may be there, and entries between them
-        not."""
+        """Return the note that makes workers read the doubtful copies entry by entry, if there are
+        any: the first and last entries may exist without those between them."""
         if not found.copy_doubts:
             return None
         return WaitingNote(
@@ -207,11 +214,11 @@ class Restorer:
             detail=f"its metadata was put back by hand, though {'; '.join(found.copy_doubts)}",
             node=holder,
             since_ms=self._clock.wall_ms(),
-            bad_sources=found.named_again,
+            suspects=found.named_again,
         )
 
     async def _copy_doubts(self, found: Restoring) -> list[str]:
-        """Whoever would be named again is asked for every entry."""
+        """Ask the bookies that would be named again for every entry."""
         versioned = VersionedMetadata(
             ledger_id=found.record.ledger_id,
             metadata=found.was,
@@ -219,10 +226,10 @@ class Restorer:
             data=found.record.before,
         )
         asked = found.named_again
-        surveyed = await self._inspector.inspect_metadata(versioned, self._view, distrusted=asked)
+        surveyed = await self._inspector.inspect_metadata(versioned, self._view, suspects=asked)
         if not isinstance(surveyed, RecoveryRequired):
             return copy_doubts(surveyed)
-        closed_part = await self._inspector.inspect_closed_part(surveyed, distrusted=asked)
+        closed_part = await self._inspector.inspect_closed_part(surveyed, suspects=asked)
         return copy_doubts(surveyed, closed_part)
 
     async def _write_and_mark(

@@ -1,4 +1,4 @@
-"""What an operator may set of replication. Parsed and checked in ``daemon.settings``."""
+"""The settings ``[replication]`` and ``[placement]``. ``daemon.settings`` parses them."""
 
 import re
 from dataclasses import dataclass
@@ -14,13 +14,14 @@ class ReplicationSettings:
     """The section ``[replication]``."""
 
     enabled: bool = True
-    """False: this node takes no ledgers; its auditor half may still run."""
+    """False: this node repairs no ledgers; its auditor may still run."""
     ledgers_at_once: int = 100
-    """Ledgers repaired at the same time. 1: one after the other, as Java does. One that a bookie
-    keeps waiting does not count meanwhile."""
+    """Maximum number of ledgers repaired at the same time. 1: one after the other, as Java does. A
+    ledger that waits for a slow bookie does not count."""
     open_ledger_grace_s: float = 30.0
-    """How long a ledger whose open last fragment misses a bookie is left to its writer before it
-    is fenced. 0: fenced at once, which may cut off a writer that is replacing the bookie itself."""
+    """How long an open ledger that misses a bookie in its last fragment is left to its writer before
+    it is fenced. 0: fenced at once, which may interrupt a writer that is replacing the bookie
+    itself."""
     retry_min_s: float = 10.0
     """First wait after a ledger could not be repaired; doubles up to ``retry_max_s``."""
     retry_max_s: float = 300.0
@@ -29,37 +30,37 @@ class ReplicationSettings:
     five times less often, because the first mark wakes it. All nodes together poll at most 20 times
     per second, so with more than 20 × ``idle_wait_s`` nodes each node polls less often."""
     target: str = "placement"
-    """``placement``: as the placement policy says, the least loaded bookie first, among equals this
-    host's. ``local``: this host's only; a ledger that has it already is left to other nodes."""
-    free_room_min: float = 0.1
-    """The share of a bookie's disk room that must be free for it to be a target. BookKeeper's
+    """``placement``: bookies that the placement policy allows, the least loaded first, and this host's
+    among equals. ``local``: only this host's bookie; ledgers that have it already are left to other
+    nodes."""
+    free_disk_share_min: float = 0.1
+    """The share of a bookie's disk space that must be free for it to be a target. BookKeeper's
     bookies turn read-only at 5 % free (its diskUsageThreshold). 0: no floor."""
     copies_reread_after_s: float = 120.0
-    """How long after a repair the copies that it made are read again on their bookies. Must exceed
-    the bookies' ``flushInterval`` (10 s by default, 60 s in Pulsar's configuration). 0: never,
-    which leaves copies unnoticed that DbLedgerStorage drops after it has collected the same
-    ledger."""
+    """How long after a repair its copies are read again. Must exceed the bookies' ``flushInterval`` (10
+    s by default, 60 s in Pulsar's configuration). 0: never; then copies that DbLedgerStorage loses
+    after it deleted the same ledger are not noticed."""
     checked_share: float = 0.0
-    """The share of a copy's entries that a check reads besides the first and the last. 1: all."""
+    """The share of a copy's entries that a repair reads besides the first and the last. 1: all."""
     entry_lists: bool = False
-    """Whether a check asks bookies for lists of the entries they have: cheap on most, but one of
-    4.18.0 with little index memory was seen to hang for it. Silence is followed by reads."""
+    """True: ask bookies for lists of their entries. That is cheap on most bookies, but a bookie 4.18.0
+    with little memory for its index was seen to hang. Without an answer, entries are read."""
     reads_in_flight_per_bookie: int = 500
-    """Reads that this process has under way at one bookie at most (rule S10). A bookie of 4.18.0
-    stops for good past 10,000 from all clients together: all our nodes keep to 2,000."""
+    """Maximum number of reads in flight of this process at one bookie (rule S10). A bookie 4.18.0 stops
+    for good beyond 10,000 from all clients together, so all nodes together keep to 2,000."""
     bytes_per_s: int = 0
-    """Stored bytes that this node copies in a second at most. 0: no limit."""
+    """Maximum stored bytes that this node copies per second. 0: no limit."""
     entries_per_s: int = 0
-    """Likewise entries."""
+    """Maximum entries that this node copies per second. 0: no limit."""
     yields_to_writers: bool = True
     """True: full speed at bookies without active clients. At each other bookie all nodes together
     add 5,000 entries per second (each ledger counts as 30 more), read 5,000 by batch reads or 2,500
     by single reads, and move 65 MB; fewer while the bookie replies late. False: full speed at all
     bookies."""
     default_password: str = ""
-    """For ledgers whose metadata holds none (version 1, BookKeeper before 4.2)."""
+    """Password of ledgers whose metadata contains none (version 1, BookKeeper before 4.2)."""
     default_digest_type: str = "CRC32"
-    """Likewise: CRC32, HMAC, CRC32C or DUMMY."""
+    """Digest type of these ledgers: CRC32, HMAC, CRC32C or DUMMY."""
 
     def __post_init__(self) -> None:
         _require("ledgers_at_once", self.ledgers_at_once, 1, 10_000)
@@ -67,7 +68,7 @@ class ReplicationSettings:
         _require("retry_min_s", self.retry_min_s, 0.1, 86_400)
         _require("retry_max_s", self.retry_max_s, self.retry_min_s, 86_400)
         _require("idle_wait_s", self.idle_wait_s, 0.05, 3_600)
-        _require("free_room_min", self.free_room_min, 0, 0.9)
+        _require("free_disk_share_min", self.free_disk_share_min, 0, 0.9)
         _require("copies_reread_after_s", self.copies_reread_after_s, 0, 86_400)
         _require("checked_share", self.checked_share, 0, 1)
         _require("reads_in_flight_per_bookie", self.reads_in_flight_per_bookie, 1, 500)
@@ -84,59 +85,54 @@ class ReplicationSettings:
 
     @property
     def fallback_digest(self) -> EntryDigest:
-        """For ledgers whose metadata does not say (``ledger_digest``)."""
+        """The digest of ledgers whose metadata does not contain it (``ledger_digest``)."""
         return EntryDigest(DigestType[self.default_digest_type], self.default_password.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSettings:
-    """The section ``[placement]``: where copies go. To be the same as the cluster's clients have
-    it."""
+    """The section ``[placement]``: where copies go. Use the same policy as the cluster's clients."""
 
     policy: str = "rack"
-    """Which of BookKeeper's placement policies rules: ``random``, ``rack``, ``region`` or
-    ``zone``."""
+    """BookKeeper's placement policy: ``random``, ``rack``, ``region`` or ``zone``."""
     racks_file: str = ""
     """The absolute path of a text file of racks: on each line ``bookie = /rack``. At most one of
     these three is set; without any, all bookies are in the same rack."""
     racks_script: str = ""
-    """A command that is given hosts and prints a rack for each, as
-    networkTopologyScriptFileName."""
+    """A command that receives hosts and prints a rack for each, as networkTopologyScriptFileName."""
     racks_znode: str = ""
     """The path of Pulsar's znode of racks, usually ``/bookies``."""
     min_racks: int = 2
-    """``rack``: how many racks each entry is in at least (minNumRacksPerWriteQuorum)."""
+    """``rack``: minimum number of racks of each entry (minNumRacksPerWriteQuorum)."""
     enforce_min_racks: bool = False
-    """Whether a ledger stays short of a copy rather than break that rule."""
+    """True: a ledger stays under-replicated rather than break that rule."""
     regions: str = ""
-    """``region``: the only ones where copies may be, as ``R1;R2`` (reppRegionsToWrite). Empty:
-    all."""
+    """``region``: the regions that may store copies, as ``R1;R2`` (reppRegionsToWrite). Empty: all."""
     min_regions: int = 2
-    """How many regions each acknowledged entry is in at least (reppMinimumRegionsForDurability)."""
+    """Minimum number of regions of each acknowledged entry (reppMinimumRegionsForDurability)."""
     enforce_min_regions: bool = True
-    """Whether a ledger stays short of a copy rather than break that rule, or leave these
-    regions."""
+    """True: a ledger stays under-replicated rather than break that rule or leave these regions."""
     min_zones: int = 2
-    """``zone``: how many zones each entry is in at least (minNumZonesPerWriteQuorum)."""
+    """``zone``: minimum number of zones of each entry (minNumZonesPerWriteQuorum)."""
     desired_zones: int = 3
-    """And how many if possible (desiredNumZonesPerWriteQuorum)."""
+    """Number of zones if possible (desiredNumZonesPerWriteQuorum)."""
     enforce_zones: bool = True
-    """Whether a ledger stays short of a copy rather than break that rule."""
+    """True: a ledger stays under-replicated rather than break that rule."""
     may_leave_isolation: bool = False
-    """Whether copies of a ledger that Pulsar isolates leave its groups of bookies where these have
-    nobody left."""
-    weighted_by_room: bool = False
-    """Whether bookies with more free room are chosen more often
+    """True: copies of a ledger that Pulsar isolates may leave its groups if no bookie of them is
+    left."""
+    weighted_by_free_disk: bool = False
+    """True: bookies with more free disk space are chosen more often
     (diskWeightBasedPlacementEnabled)."""
-    room_weight_max: float = 3.0
-    """So many times as often as the median bookie at most. 0: no limit."""
+    disk_weight_max: float = 3.0
+    """Maximum factor compared to the median bookie. 0: no limit."""
 
     def __post_init__(self) -> None:
         _require("min_racks", self.min_racks, 1, 100, section="placement")
         _require("min_regions", self.min_regions, 1, 100, section="placement")
         _require("min_zones", self.min_zones, 1, 100, section="placement")
         _require("desired_zones", self.desired_zones, self.min_zones, 100, section="placement")
-        _require("room_weight_max", self.room_weight_max, 0, 1_000, section="placement")
+        _require("disk_weight_max", self.disk_weight_max, 0, 1_000, section="placement")
         policies = ("random", "rack", "region", "zone")
         if self.policy not in policies:
             raise SettingsError.not_allowed("placement.policy", self.policy, ", ".join(policies))

@@ -1,10 +1,10 @@
-"""How many ledgers are at work at once, not counting those that merely wait.
+"""``Slots``: how many ledgers a worker repairs at once, not counting ledgers that only wait.
 
-A ledger that needs a bookie which hangs is at nothing until its requests time out. Were it to keep
-its place meanwhile, a few such ledgers would bring all others to a stop.
+A ledger whose bookie does not answer does nothing until its requests time out. If it kept its slot
+meanwhile, a few such ledgers would stop all others, so it lends the slot.
 
-Ledgers that lost copies must not queue behind those that did not (of draining bookies, or repaired
-by hand), which may be many, and slow where they are throttled: some places are kept for losses.
+Some slots are reserved for ledgers that lost copies. Other ledgers (of draining bookies, or repaired
+by hand) may be many, and slow if they are throttled.
 """
 
 import asyncio
@@ -12,19 +12,19 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 LATE_TIMES_MAX = 9
-"""So many times the places are lent by ledgers that take long: those of a bookie that hangs are not
-to fill them, and a node that is merely throttled is not to take the whole queue for itself."""
+"""Slow ledgers may lend this many times the number of slots. Ledgers of an unresponsive bookie must
+not fill the slots, and a throttled node must not lock the whole queue."""
 
 
 def kept_for_losses(count: int) -> int:
-    """So many of the places only ledgers that lost copies may have; none where there is but one."""
+    """Return how many of the slots are reserved for ledgers that lost copies; 0 if there is only one."""
     return max(1, count // 4) if count > 1 else 0
 
 
 class Slots:
-    """So many places. Who holds one may lend it while it waits. One loop's.
+    """A number of slots. A holder may lend its slot while it waits. Belongs to one event loop.
 
-    ``within``: places of which these are some. Who takes one of these takes one of those.
+    ``within``: the set of slots that these are part of. Taking one of these takes one of those, too.
     """
 
     def __init__(self, count: int, *, within: "Slots | None" = None) -> None:
@@ -40,16 +40,16 @@ class Slots:
 
     @property
     def is_full(self) -> bool:
-        """Whether one would have to be waited for."""
+        """True if ``acquire`` would have to wait."""
         return self._free.locked() or (self._within is not None and self._within.is_full)
 
     async def wait_free(self) -> None:
-        """Until there is a place, without taking it."""
+        """Wait until a slot is free, without taking it."""
         async with self._free:
             pass
 
     async def wait_half_free(self, timeout_s: float) -> None:
-        """Where all are taken: until half of them are free again, or it takes longer than that."""
+        """If all slots are taken, wait until half of them are free or the time is over."""
         if not self._free.locked():
             return
         with suppress(TimeoutError):
@@ -67,26 +67,26 @@ class Slots:
             self._release()
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self._release()
         if self._within is not None:
-            self._within.give_back()
+            self._within.release()
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
-        """A place of the caller's is others' until the block ends."""
+        """Lend the caller's slot to others until the block ends."""
         self._lend()
         try:
             yield
         finally:
             await self._claim()
 
-    def lent_after(self, patience_s: float) -> "LateLoan":
-        """Likewise, but only once the block has taken that long, and not without bounds."""
-        return LateLoan(self, patience_s)
+    def lent_after(self, patience_s: float) -> "DelayedLoan":
+        """Lend the caller's slot once the block has taken that long, up to a bound."""
+        return DelayedLoan(self, patience_s)
 
     def lend_late(self) -> bool:
-        """Whether one of those that take long may lend its place; then it is lent."""
+        """Lend the slot of a slow ledger. Returns False if too many are lent."""
         if not self._may_lend_late:
             return False
         self._count_late(1)
@@ -121,7 +121,7 @@ class Slots:
 
     def _lend(self) -> None:
         self._count_lent(1)
-        self.give_back()
+        self.release()
 
     async def _claim(self) -> None:
         self._count_lent(-1)
@@ -133,9 +133,9 @@ class Slots:
             self._within._count_lent(change)
 
 
-class LateLoan(AbstractAsyncContextManager[None]):
-    """``Slots.lent_after``. A class, for nearly every block ends in time, and there are two a
-    ledger."""
+class DelayedLoan(AbstractAsyncContextManager[None]):
+    """``Slots.lent_after``. A class instead of a generator, because it must be cheap: there are two for
+    each ledger, and nearly every block ends in time."""
 
     __slots__ = ("_alarm", "_is_lent", "_slots")
 

@@ -1,19 +1,16 @@
 """The queue of marked ledgers: the tree shared with Java, bookmender's private tree, and one set of
 locks for both.
 
-A worker locks a marked ledger (``lease``). It then deletes the marks, each at the version read
-before locking (``finish``, rule S6), or unlocks the ledger (``give_back``). One multi creates a
-lock at a version above 0, and it is only deleted at that version; Java's locks have version 0
-(``locks``).
+A worker locks a marked ledger (``Queue.lease``). It then deletes the marks, each at the version read
+before locking (``Queue.complete``, rule S6), or only unlocks the ledger (``Queue.release``).
 
-The private tree holds marks of ledgers that Java would find whole: ledgers of draining bookies,
-repairs made by hand, and damage where Java's workers do not look. A ledger marked in both trees has
-one lock. Znodes and payloads are those of BookKeeper's ZkLedgerUnderreplicationManager.
+The private tree holds marks of ledgers that Java would find fully replicated: ledgers of draining
+bookies, repairs made by hand, and damage where Java's workers do not look. A ledger marked in both
+trees has one lock. Znodes and payloads are those of BookKeeper's ZkLedgerUnderreplicationManager.
 
-The queue as a repair by hand sees it: the ledgers that somebody named, and no others.
-
-They are marked in our own tree, so that the nodes take them as well, under the same locks, and go
-on where the one who asked does not stay to see the end.
+``GivenLedgers`` is the queue of a repair by hand: only the named ledgers. They are marked in the
+private tree, so the nodes repair them as well, under the same locks, and finish them if the
+operator stops the command.
 """
 
 import asyncio
@@ -52,11 +49,11 @@ from ledgers.store import (
 from ledgers.tasks import until_answered
 from replication import znodes
 from replication.locks import LedgerLease, LedgerLock, QueuedLedger
-from replication.marks import MarkTree, SeenMark, locked_ledger_ids, read_urgent
-from replication.nodes import LiveNode, Role, ensure, live_nodes
+from replication.marks import MarkTree, VersionedMark, locked_ledger_ids, read_urgent
+from replication.nodes import LiveNode, Role, live_nodes
 from replication.orders import DisableSwitch, IgnoredDisableSwitch
 from replication.transactions import Batcher, WithdrawnError
-from replication.znodes import ACL_HINT, ClusterPaths, read_found_bad
+from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode, read_found_bad
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -66,8 +63,8 @@ OnApplied = Callable[[Sequence[OperationResult]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The ledger ids found by one look at the queue. Marks are read later (``Queue.read``)."""
+class QueueListing:
+    """The ledger ids of one listing of the queue. Marks are read later (``Queue.read``)."""
 
     free: frozenset[int]
     """Ledgers that are probably marked and not locked. Of a long queue only a part."""
@@ -80,7 +77,7 @@ class Look:
     """All ledgers that are probably marked, locked or not. None if the queue is too long to be
     listed."""
     is_queue_empty: bool = False
-    """True if no ledger is marked. The watches of ``Queue.first_marks`` report the next mark."""
+    """True if no ledger is marked. ``Queue.watch_first_marks`` reports the next mark."""
 
 
 class Queue:
@@ -108,12 +105,14 @@ class Queue:
         self._known_nodes: dict[str, LiveNode | None] = {}
         self.switch = DisableSwitch(store, paths, clock)
 
-    async def look(self, rng: random.Random) -> Look:
+    async def list_ledgers(self, rng: random.Random) -> QueueListing:
         """List a bounded part of both trees and, unless they are empty, the locks."""
-        shared, own = await asyncio.gather(self._shared.look(rng), self._own.look(rng))
+        shared, own = await asyncio.gather(
+            self._shared.list_ledgers(rng), self._own.list_ledgers(rng)
+        )
         if self._shared.is_empty and self._own.is_empty:
             nothing: frozenset[int] = frozenset()
-            return Look(
+            return QueueListing(
                 free=nothing, losses=nothing, urgent=(), marked=nothing, is_queue_empty=True
             )
         locked, urgent = await asyncio.gather(
@@ -121,7 +120,7 @@ class Queue:
         )
         marked = shared | own
         are_all = self._shared.is_listed_whole and self._own.is_listed_whole
-        return Look(
+        return QueueListing(
             free=marked - locked,
             losses=shared - locked,
             urgent=tuple(i for i in urgent if i not in locked),
@@ -129,7 +128,7 @@ class Queue:
         )
 
     def may_hold(self, ledger_id: int) -> bool:
-        """Return False if the last look shows that the ledger is not marked."""
+        """Return False if the last listing shows that the ledger is not marked."""
         return self._shared.may_hold(ledger_id) or self._own.may_hold(ledger_id)
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
@@ -141,8 +140,11 @@ class Queue:
         """Lock a ledger. Returns None if it is locked already, if a mark changed, or if
         auto-recovery is disabled.
 
-        After a lost reply, asks until it is known whether the lock was created: the lock would last
-        as long as the session.
+        The multi checks the marks at the versions that were read. So the mark, the note read after
+        it and the lock belong together: whoever changed the mark meanwhile makes this fail.
+
+        After a lost reply, asks until it is known whether the lock was created. The lock would last
+        as long as the session, and no other worker could repair the ledger.
         """
         path = self._paths.lock(queued.ledger_id)
         lock = LedgerLock.of(path, session_id=self._store.session_id)
@@ -151,7 +153,7 @@ class Queue:
             *lock.make(self._lock_data),
         ]
         try:
-            await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_take)
+            await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_lease)
         except WithdrawnError:
             return None
         except MultiFailed as failure:
@@ -172,7 +174,7 @@ class Queue:
         stuck lock."""
         path = self._paths.locks
         log.warning("locks.directory_missing", path=path, next_step="it is created again")
-        await ensure(self._store, path)
+        await ensure_znode(self._store, path)
 
     async def found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
         """Return the bookies named by the marks whose copies a check or fsck found bad; all of them
@@ -192,10 +194,10 @@ class Queue:
             )
             return lease.queued.replicas
         if found and not await self._are_as_read(lease.queued.marks):
-            return found  # a newer mark may come with more findings
+            return found  # a newer mark may belong to newer findings
         return lease.queued.replicas & found
 
-    async def _are_as_read(self, marks: Sequence[SeenMark]) -> bool:
+    async def _are_as_read(self, marks: Sequence[VersionedMark]) -> bool:
         """Return True if the marks are the same znodes. A deleted and recreated mark has the same
         version but another czxid."""
         stats = await asyncio.gather(*(self._store.exists(seen.path) for seen in marks))
@@ -204,7 +206,7 @@ class Queue:
             for seen, stat in zip(marks, stats, strict=True)
         )
 
-    async def finish(
+    async def complete(
         self,
         lease: LedgerLease,
         extra: Sequence[Operation] = (),
@@ -217,6 +219,17 @@ class Queue:
         If a mark changed meanwhile, only ``extra`` and the deletion of unchanged marks are applied,
         and False is returned; the changed mark and the lock stay. ``on_applied``: receives the
         results of ``extra``.
+
+        The version of the mark protects this interleaving (rule S6):
+
+        1. Worker A reads the mark (version 0) and repairs what it names.
+        2. The auditor adds a lost bookie to the mark (version 1).
+        3. A deletes the mark at version 0. That fails, the mark stays, and the ledger is repaired
+           again.
+
+        A kill -9 before the multi leaves marks and lock; the lock ends with the session. A kill
+        after it leaves nothing. With the steps of ``_complete_in_steps`` a kill may leave a ledger
+        without some of its marks and with a lock; what was unmarked was proven by ``checks``.
 
         If an operation of ``extra`` fails, raises its cause; if the lock is lost, LockLostError.
         Nothing is applied then.
@@ -236,11 +249,11 @@ class Queue:
                 failure.cause, NoNodeError | ConflictError
             ):
                 raise LockLostError("our lock is gone", path=lease.lock.path) from failure
-            return await self._finish_in_steps(lease, extra, on_applied)
+            return await self._complete_in_steps(lease, extra, on_applied)
         on_applied(results[: len(extra)])
         return True
 
-    async def _finish_in_steps(
+    async def _complete_in_steps(
         self, lease: LedgerLease, extra: Sequence[Operation], on_applied: OnApplied
     ) -> bool:
         """Apply the parts one by one, after a mark changed or its directory could not be
@@ -251,10 +264,12 @@ class Queue:
         unmarked = [await self._unmark(lease, seen, checks) for seen in lease.queued.marks]
         if not all(unmarked):
             return False
-        await self.give_back(lease)
+        await self.release(lease)
         return True
 
-    async def _unmark(self, lease: LedgerLease, seen: SeenMark, checks: Sequence[Check]) -> bool:
+    async def _unmark(
+        self, lease: LedgerLease, seen: VersionedMark, checks: Sequence[Check]
+    ) -> bool:
         """Delete one mark. Returns False if it was written meanwhile, and so stays."""
         try:
             await self._batcher.commit([lease.guard, *checks, seen.delete])
@@ -289,7 +304,7 @@ class Queue:
         for seen in lease.queued.marks:
             await self._answered(partial(self._renew, lease, seen), UnknownOutcomeError)
 
-    async def _renew(self, lease: LedgerLease, seen: SeenMark) -> None:
+    async def _renew(self, lease: LedgerLease, seen: VersionedMark) -> None:
         with suppress(NoNodeError, ConflictError):  # its version is another already
             data, _ = await self._store.get(seen.path)
             await self.write(lease, [SetData(path=seen.path, data=data, version=seen.version)])
@@ -313,7 +328,7 @@ class Queue:
         """Return the checks for writes about the ledger: session and lock (rule S3)."""
         return [*(guard.check for guard in self._batcher.guards), lease.guard]
 
-    async def give_back(self, lease: LedgerLease) -> None:
+    async def release(self, lease: LedgerLease) -> None:
         """Delete the lock if it still belongs to this session. The marks stay.
 
         Another node may hold a lock with the same version, so the owner is compared as well, and
@@ -337,8 +352,8 @@ class Queue:
         """Return True if the ledger is marked in one of the trees."""
         return await self._shared.holds(ledger_id) or await self._own.holds(ledger_id)
 
-    async def is_finished(self, lease: LedgerLease) -> bool:
-        """Return True if ``finish`` was applied although its reply was lost.
+    async def is_completed(self, lease: LedgerLease) -> bool:
+        """Return True if ``complete`` was applied although its reply was lost.
 
         Raises LockLostError if the ledger is marked and the lock is lost.
         """
@@ -349,7 +364,7 @@ class Queue:
             raise LockLostError("our lock is gone", path=lease.lock.path)
         return True
 
-    def first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
+    def watch_first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
         """Return watches for the first mark in an empty tree, and for reconnections.
 
         A watch on every mark would wake all nodes at once. Further marks are found by polling.
@@ -368,7 +383,7 @@ class Queue:
         return frozenset({self.session_id, *others})
 
     async def tidy(self) -> None:
-        """Delete empty directories that the last look found."""
+        """Delete the empty directories of the last listing."""
         await self._shared.tidy()
         await self._own.tidy()
 
@@ -407,7 +422,7 @@ class Queue:
 
 
 class GivenLedgers(Queue):
-    """A queue of these ledgers alone. All that are left are its worker's own share."""
+    """A queue of the given ledgers only. Its worker owns all of them."""
 
     def __init__(
         self,
@@ -422,13 +437,12 @@ class GivenLedgers(Queue):
         super().__init__(store, batcher, paths, holder=holder, clock=clock)
         self.switch = IgnoredDisableSwitch(store, paths, clock)
         self._left = set(ledger_ids)
-        """Those that had a mark whenever they were looked at; before we began all of them had
-        one."""
+        """Ledgers that are still marked, as far as is known. At first all of them are."""
 
-    async def look(self, rng: random.Random) -> Look:
-        """Without a list of marks, of which a look at a long queue tells but a part."""
+    async def list_ledgers(self, rng: random.Random) -> QueueListing:
+        """List the given ledgers that are not locked. A listing of a long queue would be incomplete."""
         free = frozenset(self._left - await locked_ledger_ids(self._store, self._paths))
-        return Look(free=free, losses=free, urgent=())
+        return QueueListing(free=free, losses=free, urgent=())
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
         wanted = list(ledger_ids)
@@ -437,5 +451,5 @@ class GivenLedgers(Queue):
         return found
 
     async def workers(self) -> frozenset[int]:
-        """Whoever asked by hand leaves nothing to others, though they may be quicker."""
+        """Return only this session: a repair by hand leaves no ledger to other workers."""
         return frozenset({self.session_id})

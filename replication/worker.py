@@ -1,11 +1,11 @@
-"""The ReplicationWorker: locks marked ledgers, repairs many of them concurrently, and unlocks them.
+"""The ReplicationWorker: leases marked ledgers, repairs many of them at once, and releases them.
 
-The ``picker`` selects ledgers, the most endangered first, and ``repair`` does the work. A ledger
+``LedgerPicker`` selects ledgers, the most endangered first, and ``Repairer`` does the work. A ledger
 that waits for its open-ledger grace keeps its lock but lends its slot. A ledger that cannot be
 repaired now is deferred with a reason. Any node retries it after a growing backoff, or as soon as a
 bookie registers or an order changes. Nothing is retried in a hot loop.
 
-What a worker did, as a log can bear it: one line every few seconds while it does something.
+The log gets one line every few seconds while the worker repairs anything (``Summary``).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from ledgers.model import BookieId
 from ledgers.tasks import wait_woken, wake_on
 from replication.backoff import LeasedLedger, RetryPace, WaitingList
 from replication.cluster import ViewSource
-from replication.ledger_picker import DueLedger, IdleWaits, LedgerPicker
+from replication.ledger_picker import DueLedger, LedgerPicker, PollBackoff
 from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
 from replication.locks import LedgerLease, QueuedLedger
 from replication.open_ledgers import WriterSighting, is_overtaken
@@ -52,7 +52,7 @@ class Summary:
         self.entry_bytes += outcome.entry_bytes
 
     def tell(self, *, at_work_count: int) -> None:
-        """Log, unless nothing has happened, and begin anew."""
+        """Log the counts and reset them. Logs nothing if all are 0."""
         if not self.repaired_count and not self.waiting_count:
             return
         log.info(
@@ -66,15 +66,15 @@ class Summary:
         self.repaired_count = self.waiting_count = self.entry_count = self.entry_bytes = 0
 
     def tell_if_done(self) -> None:
-        """Nothing is at hand: say so at once where anything was repaired. Tries that were in vain
-        can wait."""
+        """Log at once when the queue runs empty, if anything was repaired. Deferred ledgers can
+        wait for the next interval."""
         if self.repaired_count:
             self.tell(at_work_count=0)
 
 
-TAKES = Counter(
-    "bookmender_takes_total",
-    "Locks of ledgers that a worker asked for, by outcome: taken, or lost to another's quicker hand.",
+LEASES = Counter(
+    "bookmender_leases_total",
+    "Attempts of the worker to lock a ledger, by outcome: taken, or lost to another worker.",
     ["outcome"],
 )
 REPAIRS = Counter(
@@ -88,22 +88,22 @@ REPAIRED_ENTRIES = Counter(
 REPAIRED_BYTES = Counter(
     "bookmender_repaired_bytes_total", "Stored bytes of those entries, headers included."
 )
-_TAKEN, _TAKEN_BY_ANOTHER = TAKES.labels(outcome="taken"), TAKES.labels(outcome="lost")
+_LEASED, _RACE_LOST = LEASES.labels(outcome="taken"), LEASES.labels(outcome="lost")
 _CONCLUDED = {kind: REPAIRS.labels(outcome=kind.value) for kind in OutcomeKind}
 """Labels are looked up once, so that all outcomes are exported from the start, at 0."""
 
 WINDOW_AGE_MAX_S = 5.0
-"""How long the ledgers of one look are used before the queue is read again."""
+"""Maximum age of the picked ledgers. Then the queue is listed again."""
 GATHER_S = 0.05
 """With all slots taken, new ledgers start when half of the slots are free, or after this time.
 Ledgers that start together share ZooKeeper transactions and writes to bookies; ledgers that start
 one by one share few."""
-LOOK_PAUSE = 10
-"""Minimum pause after a look that found nothing, as a multiple of the duration of the look. With a
-long queue or a slow ZooKeeper, looks become rare."""
+POLL_PAUSE_FACTOR = 10
+"""Minimum pause after a poll that found nothing, as a multiple of the duration of the poll. With a
+long queue or a slow ZooKeeper, polls become rare."""
 TIDY_INTERVAL_S = 60.0
 """Interval between two clean-ups of leftovers, each by one of the idle workers."""
-TELL_AGAIN_S = 60.0
+REWRITE_INTERVAL_S = 60.0
 """Interval between two attempts to write a note that must exist before the ledger is unlocked."""
 GRACES_AT_ONCE_MAX = 10_000
 """Maximum number of ledgers that wait for their grace under this worker's locks. Further ones are
@@ -153,18 +153,18 @@ class ReplicationWorker:
         self._other_slots = Slots(places - kept_for_losses(places), within=self._slots)
         """Slots for ledgers that lost no copies."""
         self._is_for_losses_only = False
-        """True if the last look selected only losses, because the other slots were taken."""
+        """True if the last poll selected only losses, because the other slots were taken."""
         self._busy: set[int] = set()
         self._grace_count = 0
         self._summary = Summary()
         self._tidy_due_s = 0.0
-        self._idle_waits = IdleWaits(settings.idle_wait_s)
+        self._poll_backoff = PollBackoff(settings.idle_wait_s)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Work until cancelled. Raises SessionLostError when the session is lost."""
         async with asyncio.TaskGroup() as tasks:
-            for watch in (*self._queue.first_marks(), self._queue.switch.watch()):
+            for watch in (*self._queue.watch_first_marks(), self._queue.switch.watch()):
                 tasks.create_task(wake_on(watch, self._wake))
             # A ledger may wait for a bookie that just registered or disappeared.
             tasks.create_task(wake_on(self._views.changes(), self._wake))
@@ -173,14 +173,14 @@ class ReplicationWorker:
                 has_found = await self._try_run_once(tasks)
                 if has_found and self._picker.is_cut_short:
                     continue
-                wait_s = self._idle_waits.next_s(
+                wait_s = self._poll_backoff.next_s(
                     worker_count=self._picker.worker_count,
                     is_queue_empty=self._picker.is_queue_empty,
                 )
-                pause_s = 0.0 if has_found else LOOK_PAUSE * self._picker.took_s
+                pause_s = 0.0 if has_found else POLL_PAUSE_FACTOR * self._picker.took_s
                 is_woken = await wait_woken(self._wake, timeout_s=max(wait_s, pause_s))
                 if has_found or is_woken or self._picker.is_cut_short:
-                    self._idle_waits.restart()
+                    self._poll_backoff.reset()
 
     async def _try_run_once(self, tasks: asyncio.TaskGroup) -> bool:
         try:
@@ -190,25 +190,25 @@ class ReplicationWorker:
             return False
 
     async def run_once(self, tasks: asyncio.TaskGroup) -> bool:
-        """Look at the queue once and start repairs. Returns False if nothing was found."""
+        """Poll the queue once and start repairs. Returns False if nothing was found."""
         await self._slots.wait_free()  # first, so that the found ledgers are still current
         self._wake.clear()
         if await self._queue.switch.is_on():
             return False
         self._is_for_losses_only = self._other_slots.is_full
-        due = await self._picker.look(
+        due = await self._picker.pick(
             busy=self._busy,
-            room=self._room_for_others(),
+            others_max=self._others_max(),
             losses_only=self._is_for_losses_only,
         )
-        looked_s = self._clock.now_s()
+        picked_s = self._clock.now_s()
         for ledger in due:
             slots = self._slots if ledger.queued.is_loss else self._other_slots
-            if not await self._take_slot(slots):
+            if not await self._acquire_slot(slots):
                 break
-            is_old = self._clock.now_s() - looked_s > WINDOW_AGE_MAX_S
-            if is_old or not self._queue.switch.may_take:
-                slots.give_back()
+            is_old = self._clock.now_s() - picked_s > WINDOW_AGE_MAX_S
+            if is_old or not self._queue.switch.may_lease:
+                slots.release()
                 break
             self._busy.add(ledger.ledger_id)
             tasks.create_task(self._work(ledger, slots))
@@ -217,8 +217,8 @@ class ReplicationWorker:
             await self._tidy()
         return bool(due)
 
-    async def _take_slot(self, slots: Slots) -> bool:
-        """Take a slot. Returns False if the other slots stay taken; then the next look selects only
+    async def _acquire_slot(self, slots: Slots) -> bool:
+        """Take a slot. Returns False if the other slots stay taken; then the next poll selects only
         losses."""
         await self._slots.wait_half_free(GATHER_S)
         try:
@@ -228,7 +228,7 @@ class ReplicationWorker:
             return False
         return True
 
-    def _room_for_others(self) -> int:
+    def _others_max(self) -> int:
         """Return how many ledgers of other workers' shares this worker may take: none unless it is
         half idle."""
         room = self._settings.ledgers_at_once - (len(self._busy) - self._slots.lent_count)
@@ -238,24 +238,24 @@ class ReplicationWorker:
         """Lock, repair and unlock one ledger. Releases the slot that the caller took."""
         try:
             fingerprint = self._waiting.fingerprint
-            lease = await self._take(ledger.queued)
+            lease = await self._try_lease(ledger.queued)
             if lease is not None:
                 leased = LeasedLedger(
                     lease=lease,
                     fingerprint=fingerprint,
                     note=ledger.note,
                     has_old_note=ledger.has_old_note,
-                    bad_sources=ledger.bad_sources,
+                    suspects=ledger.suspects,
                 )
-                await self._hold(leased, slots)
+                await self._process(leased, slots)
         finally:
             self._busy.discard(ledger.ledger_id)
-            slots.give_back()
+            slots.release()
             has_room_again = self._is_for_losses_only and not self._other_slots.is_full
             if has_room_again or not self._busy:
                 self._wake.set()
 
-    async def _take(self, queued: QueuedLedger) -> LedgerLease | None:
+    async def _try_lease(self, queued: QueuedLedger) -> LedgerLease | None:
         """Lock the ledger. Returns None if that failed; then the ledger is left alone for a
         while."""
         try:
@@ -265,35 +265,35 @@ class ReplicationWorker:
             self._waiting.back_off_after_error(queued, self._waiting.fingerprint)
             return None
         if lease is None:
-            _TAKEN_BY_ANOTHER.inc()
+            _RACE_LOST.inc()
             self._waiting.back_off_after_lost_race(queued.ledger_id)
         else:
-            _TAKEN.inc()
+            _LEASED.inc()
         return lease
 
-    async def _hold(self, leased: LeasedLedger, slots: Slots) -> None:
-        if not await self._see_to_its_end(leased, slots):
+    async def _process(self, leased: LeasedLedger, slots: Slots) -> None:
+        if not await self._repair_and_conclude(leased, slots):
             self._waiting.back_off_after_error(leased.lease.queued, leased.fingerprint)
-            if found_bad := self._repairer.found_bad(leased.ledger_id) - leased.bad_sources:
-                await self._tell_of(found_bad, leased, slots)
-            await self._queue.give_back(leased.lease)
+            if found_bad := self._repairer.suspects(leased.ledger_id) - leased.suspects:
+                await self._publish_suspects(found_bad, leased, slots)
+            await self._queue.release(leased.lease)
 
-    async def _tell_of(
+    async def _publish_suspects(
         self, found_bad: frozenset[BookieId], leased: LeasedLedger, slots: Slots
     ) -> None:
-        """Publish bad copies that an interrupted repair found, before the ledger is unlocked."""
-        is_told = await self._waiting.record_bad_sources(leased, found_bad)
+        """Publish the suspects that an interrupted repair found, before the ledger is unlocked."""
+        is_written = await self._waiting.record_suspects(leased, found_bad)
         while True:
             try:
-                await self._make_known(leased, slots, is_told=is_told)
+                await self._wait_published(leased, slots, is_written=is_written)
                 return
             except LockLostError:
                 return
             except (UnavailableError, RejectedError) as error:
-                log.warning("bad_sources.untold", ledger_id=leased.ledger_id, error=str(error))
-            await self._clock.sleep(TELL_AGAIN_S)
+                log.warning("suspects.write_failed", ledger_id=leased.ledger_id, error=str(error))
+            await self._clock.sleep(REWRITE_INTERVAL_S)
 
-    async def _see_to_its_end(self, leased: LeasedLedger, slots: Slots) -> bool:
+    async def _repair_and_conclude(self, leased: LeasedLedger, slots: Slots) -> bool:
         """Repair the ledger and record the outcome. Returns False if it was interrupted and the
         lock may still be held."""
         try:
@@ -312,9 +312,7 @@ class ReplicationWorker:
         return True
 
     async def _repair(self, leased: LeasedLedger, slots: Slots) -> Outcome:
-        outcome = await self._repairer.repair(
-            leased.lease, slots=slots, bad_sources=leased.bad_sources
-        )
+        outcome = await self._repairer.repair(leased.lease, slots=slots, suspects=leased.suspects)
         while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
             self._grace_count += 1
             try:
@@ -323,12 +321,14 @@ class ReplicationWorker:
                 is_over = await self._sit_out_grace(outcome.sighting, slots)
             finally:
                 self._grace_count -= 1
-            if not self._queue.switch.may_take:  # auto-recovery was disabled: nothing may be fenced
+            if (
+                not self._queue.switch.may_lease
+            ):  # auto-recovery was disabled: nothing may be fenced
                 break
             leased.fingerprint = self._waiting.fingerprint
             sighting = outcome.sighting if is_over else None
             outcome = await self._repairer.repair(
-                leased.lease, sighting, slots=slots, bad_sources=leased.bad_sources
+                leased.lease, sighting, slots=slots, suspects=leased.suspects
             )
         return outcome
 
@@ -358,23 +358,33 @@ class ReplicationWorker:
                     entry_bytes=outcome.entry_bytes,
                 )
             case OutcomeKind.MARKED_AGAIN:
-                await self._queue.give_back(leased.lease)
+                await self._queue.release(leased.lease)
             case OutcomeKind.WAITING:
-                is_told = await self._waiting.defer(leased, outcome)
-                if outcome.bad_sources - leased.bad_sources:
-                    await self._make_known(leased, slots, is_told=is_told)
-                await self._queue.give_back(leased.lease)
+                is_written = await self._waiting.defer(leased, outcome)
+                if outcome.suspects - leased.suspects:
+                    await self._wait_published(leased, slots, is_written=is_written)
+                await self._queue.release(leased.lease)
 
-    async def _make_known(self, leased: LeasedLedger, slots: Slots, *, is_told: bool) -> None:
-        """Publish the bad copies before the lock is released (rule S6).
+    async def _wait_published(
+        self, leased: LeasedLedger, slots: Slots, *, is_written: bool
+    ) -> None:
+        """Return when every worker that locks the ledger after us must know its suspects (rule S6).
 
-        Another worker checks only the first and the last entry of each copy. Without knowing of the
-        bad copies, it would find the ledger whole and delete its mark.
+        Without this, the mark of a damaged ledger could be deleted:
+
+        1. Worker A finds that a copy lacks entries between its first and its last one.
+        2. Worker B has read the ledger's marks and its waiting note, which names no suspect.
+        3. A cannot repair the ledger now. It writes the suspect into the note and unlocks.
+        4. B locks the ledger, checks only the first and the last entry of each copy, finds no
+           fault, and deletes the mark.
+
+        So A writes the marks again before it unlocks. Their versions change, B's lock in step 4
+        fails, and B reads the marks and the note again.
         """
         async with slots.lent():
-            while not is_told:
-                await self._clock.sleep(TELL_AGAIN_S)
-                is_told = await self._waiting.rewrite_note(leased)
+            while not is_written:
+                await self._clock.sleep(REWRITE_INTERVAL_S)
+                is_written = await self._waiting.rewrite_note(leased)
             await self._queue.renew_marks(leased.lease)
 
     async def _tidy(self) -> None:

@@ -1,33 +1,21 @@
-"""The under-replication tree that we share with Java's nodes: its paths, and the bytes in it.
+"""The znodes below ``<ledgers root>/underreplication``: their paths, and the bytes in them.
 
-Names and payloads are those of BookKeeper's ZkLedgerUnderreplicationManager, ZkLedgerAuditorManager
-and their protobuf messages. Never a field of ours in them: Java refuses a whole znode for one name
-that it does not know. What is ours lies in ``own_state``.
+``ClusterPaths`` lists every path. Two kinds of znodes live there:
 
-What we keep in ZooKeeper for ourselves, below ``<ur>/bookmender``: versioned JSON.
-
-``nodes/<uuid>`` one ephemeral znode a session (``membership``); ``waiting/<ledger id>`` why a
-marked ledger is not being repaired now; ``orders/…`` what an operator wants (``orders``);
-``ledgers/…`` a tree of marks like the shared one, of ledgers that Java would find whole (rule S16),
-such as those of draining bookies; ``findings/<ledger id>`` what a check found wrong with a marked
-one; ``given_up/<ledger id>`` entries that an operator gave up (``given_up``);
-``recent_copies/<session>.<n>`` copies that are to be read again (``recent_copies``);
-``unproven/<ledger id>`` why a ledger's end cannot be proven (``unproven_ends``); ``urgent`` the
-leader's note of the most endangered (``urgent``); ``racks`` where bookies were last known to be
-(``rack_memory``); ``activity`` at which bookies clients are active (``activity``);
-``fsck/executors/<run>.<uuid>`` one ephemeral znode for each executor of fsck. What the auditor and
-fsck keep for themselves beside these, their own modules say.
-
-Java's payloads never carry a field of ours, so whatever it does not know of stands here. A reader
-skips what it cannot read (but see ``orders``): it is a later release's, or a slip of somebody's
-hand. All of it goes through ``parse_record`` and the helpers below it, so that no bytes whatever
-make a session fall.
+- Znodes shared with Java's nodes. Their names and payloads are those of BookKeeper's
+  ZkLedgerUnderreplicationManager, ZkLedgerAuditorManager and their protobuf messages. They never
+  carry a field of ours, because Java rejects a whole znode for one name that it does not know.
+- Private znodes below ``bookmender``: versioned JSON, read by ``parse_record`` and the field
+  functions below it. These accept any bytes and raise only CorruptionError, so that nothing in a
+  znode can end a session. A reader ignores a record that it cannot parse (except orders): a later
+  release may have written it, or an operator made a mistake.
 """
 
 import enum
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
@@ -43,7 +31,13 @@ from ledgers.codec.bookkeeper_metadata_pb2 import (
     UnderreplicatedLedgerFormat,
 )
 from ledgers.codec.protobuf import format_text, parse_binary, parse_text
-from ledgers.errors import CorruptionError, NoNodeError, SettingsError, UnauthorizedError
+from ledgers.errors import (
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    SettingsError,
+    UnauthorizedError,
+)
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore, children_if_any
 
@@ -107,15 +101,17 @@ class ClusterPaths(MarkPaths):
 
     @property
     def private(self) -> MarkPaths:
-        """bookmender's own directory, with the marks that Java's nodes do not see (rule S16)."""
+        """The private directory. Java's nodes do not see the marks in it (rule S16)."""
         return MarkPaths(f"{self.directory}/bookmender")
 
     @property
     def nodes(self) -> str:
+        """One ephemeral znode for each session (``nodes``)."""
         return f"{self.directory}/bookmender/nodes"
 
     @property
     def waiting(self) -> str:
+        """Why a marked ledger is not being repaired now (``ledger_record``)."""
         return f"{self.directory}/bookmender/waiting"
 
     def waiting_note(self, ledger_id: int) -> str:
@@ -123,6 +119,7 @@ class ClusterPaths(MarkPaths):
 
     @property
     def orders(self) -> str:
+        """What operators ordered (``orders``)."""
         return f"{self.directory}/bookmender/orders"
 
     @property
@@ -135,16 +132,19 @@ class ClusterPaths(MarkPaths):
 
     @property
     def findings(self) -> str:
+        """What a check or fsck found wrong with a marked ledger."""
         return f"{self.directory}/bookmender/findings"
 
     def finding(self, ledger_id: int) -> str:
         return f"{self.findings}/{ledger_id}"
 
     def given_up(self, ledger_id: int) -> str:
+        """Entries that an operator gave up when closing the ledger."""
         return f"{self.directory}/bookmender/given_up/{ledger_id}"
 
     @property
     def unproven_ends(self) -> str:
+        """Why the end of an open ledger cannot be proven."""
         return f"{self.directory}/bookmender/unproven"
 
     def unproven_end(self, ledger_id: int) -> str:
@@ -152,18 +152,22 @@ class ClusterPaths(MarkPaths):
 
     @property
     def recent_copies(self) -> str:
+        """New copies that must be read again (``recent_copies``)."""
         return f"{self.directory}/bookmender/recent_copies"
 
     @property
     def urgent(self) -> str:
+        """The leader's list of the most endangered ledgers (``marks``)."""
         return f"{self.directory}/bookmender/urgent"
 
     @property
     def racks(self) -> str:
+        """The last known rack of each bookie (``racks``)."""
         return f"{self.directory}/bookmender/racks"
 
     @property
     def activity(self) -> str:
+        """Bookies with active clients (``client_activity``)."""
         return f"{self.directory}/bookmender/activity"
 
     @property
@@ -203,6 +207,7 @@ class ClusterPaths(MarkPaths):
 
     @property
     def fsck_executors(self) -> str:
+        """One ephemeral znode for each executor of fsck, ``<run>.<uuid>``."""
         return f"{self.directory}/bookmender/fsck/executors"
 
     @property
@@ -215,7 +220,7 @@ class ClusterPaths(MarkPaths):
 
 
 def ledger_id_of_lock(name: str) -> int | None:
-    """The ledger that a child of ``locks`` stands for; None when it is no lock's name."""
+    """Return the ledger that a child of ``locks`` belongs to. None: the name is not a lock's."""
     if not _LEAF.fullmatch(name):
         return None
     ledger_id = int(name.removeprefix("urL"))
@@ -223,11 +228,10 @@ def ledger_id_of_lock(name: str) -> int | None:
 
 
 def ledger_ids_below(parent: str, names: Iterable[str]) -> list[int]:
-    """The ledgers whose private directories are the children ``names`` of a third-level directory.
+    """Return the ledgers whose directories are the children ``names`` of a third-level directory.
 
-    ``parent`` is relative to the marks' path, as in ``0000/0000/075b``. Such a directory holds one
-    mark, or none that a crash left behind. Names that Java would not have put there are passed
-    over.
+    ``parent`` is relative to the marks' path, as in ``0000/0000/075b``. Such a directory holds
+    one mark, or none if a crash left it behind. Names that Java would not create are ignored.
     """
     ledger_ids = (
         int((parent + name).replace("/", ""), 16) for name in names if _GROUP.fullmatch(name)
@@ -254,18 +258,19 @@ def _leaf(ledger_id: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What a mark says: bookies found missing, and when. Without any: repair the placement.
+    """What a mark says: bookies found missing, and when. Without bookies: repair the placement.
 
-    ``ctime_ms``: wall-clock, when it was made or last extended; None in marks of old versions.
+    ``ctime_ms``: wall-clock time at which the mark was created or last extended; None in marks of
+    old versions.
     """
 
     replicas: tuple[BookieId, ...] = ()
     ctime_ms: int | None = None
 
 
-@lru_cache(maxsize=1024)  # the marks of one loss are the same but for their milliseconds
+@lru_cache(maxsize=1024)  # the marks of one loss differ only in their milliseconds
 def parse_mark(data: bytes) -> Mark:
-    """Raises CorruptionError. Without data it is a mark without replicas."""
+    """Parse a mark; empty data is a mark without bookies. Raises CorruptionError."""
     message = parse_text(data, UnderreplicatedLedgerFormat)
     return Mark(
         replicas=tuple(map(BookieId, message.replica)),
@@ -278,7 +283,7 @@ def mark_to_bytes(mark: Mark) -> bytes:
 
 
 def parse_lock(data: bytes) -> str | None:
-    """Who holds the lock: for Java a host name, for people. Raises CorruptionError."""
+    """Return the holder of the lock, a host name for people. Raises CorruptionError."""
     return parse_text(data, LockDataFormat).bookieId or None
 
 
@@ -287,7 +292,7 @@ def lock_to_bytes(holder: str) -> bytes:
 
 
 def parse_vote(data: bytes) -> str | None:
-    """Who stands for election, or is elected; None when nobody was yet. Raises CorruptionError."""
+    """Return the candidate, or the elected auditor; None if there is none. Raises CorruptionError."""
     return parse_text(data, AuditorVoteFormat).bookieId or None
 
 
@@ -301,8 +306,7 @@ LAYOUT_DATA = format_text(LedgerRereplicationLayoutFormat(type="BASIC", version=
 
 
 def check_layout(data: bytes) -> None:
-    """Raises SettingsError when the tree is laid out in a way that we do not know, or
-    CorruptionError."""
+    """Raise SettingsError if the layout is unknown, CorruptionError if the data is unreadable."""
     layout = parse_text(data, LedgerRereplicationLayoutFormat)
     if (layout.type, layout.version) != ("BASIC", 1):
         raise SettingsError(
@@ -313,7 +317,7 @@ def check_layout(data: bytes) -> None:
 
 
 def parse_recovery_delay(data: bytes) -> int:
-    """Seconds before an absent bookie counts as lost. Raises CorruptionError."""
+    """Return the seconds after which an absent bookie is lost. Raises CorruptionError."""
     if not re.fullmatch(rb"[0-9]{1,10}", data) or int(data) >= 2**31:
         raise CorruptionError("lostBookieRecoveryDelay is no number of seconds", data=data[:80])
     return int(data)
@@ -325,7 +329,7 @@ def recovery_delay_to_bytes(delay_s: int) -> bytes:
 
 
 class Audit(enum.Enum):
-    """The audits whose last time is kept. The value is the znode's name."""
+    """The audits whose last time is stored for Java. The value is the znode's name."""
 
     ALL_LEDGERS = "checkallledgersctime"
     PLACEMENT_POLICY = "placementpolicycheckctime"
@@ -333,9 +337,9 @@ class Audit(enum.Enum):
 
 
 def parse_audit_time(data: bytes) -> int | None:
-    """Wall-clock milliseconds, None for never. Raises CorruptionError.
+    """Return the wall-clock milliseconds of the last audit, None for never. Raises CorruptionError.
 
-    Binary, not text. The messages of the three audits differ in names alone.
+    The payload is binary, not text. The messages of the three audits differ only in their names.
     """
     message = parse_binary(data, CheckAllLedgersFormat)
     is_known = message.HasField("checkAllLedgersCTime") and message.checkAllLedgersCTime >= 0
@@ -350,21 +354,24 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 
-# --- What stands in them ---------------------------------------------------------------------------
+# --- Private records ------------------------------------------------------------------------------
 
-ACL_HINT = "have ZooKeeper's ACL of it allow this node all, or delete it: it is made anew"
+ACL_HINT = (
+    "grant this node all permissions in the znode's ACL, or delete the znode; it is created again"
+)
 RECORD_BYTES_MAX = 1 << 20
-"""ZooKeeper's own bound, unless it was raised there."""
-WHOLE_MAX = 2**63 - 1
+"""ZooKeeper's default limit of a znode."""
+INT_MAX = 2**63 - 1
 TIME_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999: the last that a calendar can show."""
+"""The end of the year 9999, the last that Python's datetime can show."""
 
 
 async def read_record(
     store: MetadataStore, path: str, parse: Callable[[dict[str, Any]], T]
 ) -> T | None:
-    """What ``parse`` makes of the record in a znode of ours. None where there is none, or none that
-    it can read: a later release may have written it in another way.
+    """Read a private record. Returns None if it is missing or unreadable.
+
+    A later release may have written it in another format.
     """
     try:
         data, _ = await store.get(path)
@@ -373,11 +380,10 @@ async def read_record(
         return None
 
 
-async def read_aid(
+async def read_if_allowed(
     store: MetadataStore, path: str, parse: Callable[[dict[str, Any]], T]
 ) -> T | None:
-    """As ``read_record``, of what a leader can do without: it is as good as not there, too, where
-    ACLs shut it away."""
+    """Read an optional private record. Returns None also if access is denied, and logs that."""
     try:
         return await read_record(store, path, parse)
     except UnauthorizedError as error:
@@ -385,9 +391,8 @@ async def read_aid(
         return None
 
 
-async def names_in(store: MetadataStore, path: str) -> list[str]:
-    """Of the znodes below one of ours whose records can be done without: none where ACLs shut it
-    away, too."""
+async def children_if_allowed(store: MetadataStore, path: str) -> list[str]:
+    """Return the children of a private znode; none if it is missing or access is denied."""
     try:
         return await children_if_any(store, path)
     except UnauthorizedError as error:
@@ -395,21 +400,29 @@ async def names_in(store: MetadataStore, path: str) -> list[str]:
         return []
 
 
+async def ensure_znode(store: MetadataStore, path: str) -> None:
+    """Create a persistent znode and its parents, unless it exists."""
+    with suppress(NodeExistsError):
+        await store.create(path, with_parents=True)
+
+
 async def read_found_bad(
     store: MetadataStore, paths: ClusterPaths, ledger_id: int
 ) -> frozenset[BookieId]:
-    """Bookies of which a check or fsck found bad copies of the ledger, one day: they count while it
-    is marked for them."""
+    """Return the bookies on which a check or fsck found bad copies of the ledger.
+
+    A finding may be old. It counts only for bookies that the ledger's mark still names.
+    """
     path = paths.finding(ledger_id)
-    named = await read_record(store, path, lambda finding: texts(finding, "bookies"))
+    named = await read_record(store, path, lambda finding: texts_field(finding, "bookies"))
     return frozenset(map(BookieId, named or ()))
 
 
 def parse_record(data: bytes) -> dict[str, Any]:
-    """The only parser of what is ours: a JSON object in UTF-8, without NaN or an infinity.
+    """Parse a private record: a JSON object in UTF-8, without NaN or infinity.
 
-    Raises CorruptionError, whatever somebody's hand put there. The values are of any type:
-    ``whole``, ``text`` and ``switch`` take them out.
+    Raises CorruptionError for anything else. The values may have any type;
+    ``int_field``, ``text_field`` and the like read them.
     """
     if len(data) > RECORD_BYTES_MAX:
         raise CorruptionError("a record larger than any of ours", byte_count=len(data))
@@ -422,38 +435,38 @@ def parse_record(data: bytes) -> dict[str, Any]:
     return record
 
 
-def whole(record: Mapping[str, Any], key: str, *, least: int = 0, most: int = WHOLE_MAX) -> int:
-    """A whole number within the ends, both included. Raises CorruptionError."""
-    return as_whole(record.get(key), key, least=least, most=most)
+def int_field(record: Mapping[str, Any], key: str, *, least: int = 0, most: int = INT_MAX) -> int:
+    """Return an integer field between ``least`` and ``most``, inclusive. Raises CorruptionError."""
+    return as_int(record.get(key), key, least=least, most=most)
 
 
-def as_whole(value: object, what: str, *, least: int = 0, most: int = WHOLE_MAX) -> int:
-    """Likewise, of a value that stands in no record of its own."""
+def as_int(value: object, what: str, *, least: int = 0, most: int = INT_MAX) -> int:
+    """Return ``value`` if it is an integer between ``least`` and ``most``. Raises CorruptionError."""
     if type(value) is not int or not least <= value <= most:  # a bool is an int to isinstance
         raise CorruptionError(f"a record whose {what} is no number from {least} to {most}")
     return value
 
 
-def wholes(record: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """An array of them. Raises CorruptionError."""
+def ints_field(record: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """Return an array of integers. Raises CorruptionError."""
     values = record.get(key)
     if not isinstance(values, list):
         raise CorruptionError(f"a record whose {key} is no array")
-    return tuple(as_whole(value, f"item of {key}") for value in values)
+    return tuple(as_int(value, f"item of {key}") for value in values)
 
 
-def time_ms(record: Mapping[str, Any], key: str) -> int:
-    """Wall-clock milliseconds. Raises CorruptionError."""
-    return whole(record, key, most=TIME_MS_MAX)
+def time_field(record: Mapping[str, Any], key: str) -> int:
+    """Return a field of wall-clock milliseconds. Raises CorruptionError."""
+    return int_field(record, key, most=TIME_MS_MAX)
 
 
-def text(record: Mapping[str, Any], key: str) -> str:
-    """Raises CorruptionError."""
+def text_field(record: Mapping[str, Any], key: str) -> str:
+    """Return a text field. Raises CorruptionError."""
     return as_text(record.get(key), key)
 
 
-def texts(record: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """An array of them. Raises CorruptionError."""
+def texts_field(record: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Return an array of texts. Raises CorruptionError."""
     values = record.get(key)
     if not isinstance(values, list):
         raise CorruptionError(f"a record whose {key} is no array")
@@ -461,22 +474,23 @@ def texts(record: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def as_text(value: object, what: str) -> str:
-    """Text that can be written again: JSON may hold half a character. Raises CorruptionError."""
+    """Return ``value`` if it is valid text; JSON may hold half a surrogate pair. Raises
+    CorruptionError."""
     if not isinstance(value, str) or not _is_utf8(value):
         raise CorruptionError(f"a record whose {what} is no text")
     return value
 
 
-def switch(record: Mapping[str, Any], key: str) -> bool:
-    """Raises CorruptionError."""
+def bool_field(record: Mapping[str, Any], key: str) -> bool:
+    """Return a boolean field. Raises CorruptionError."""
     value = record.get(key)
     if not isinstance(value, bool):
         raise CorruptionError(f"a record whose {key} is neither true nor false")
     return value
 
 
-def part(record: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """An object within it. Raises CorruptionError."""
+def object_field(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return a nested object. Raises CorruptionError."""
     value = record.get(key)
     if not isinstance(value, dict):
         raise CorruptionError(f"a record whose {key} is no object")
@@ -484,11 +498,11 @@ def part(record: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def ledger_id_of_name(name: str) -> int | None:
-    """The ledger whose decimal id a znode's name is; None when it is no such name."""
+    """Return the ledger whose decimal id is the znode's name; None for other names."""
     if not _LEDGER_ID.fullmatch(name):
         return None
     ledger_id = int(name)
-    return ledger_id if ledger_id <= WHOLE_MAX else None
+    return ledger_id if ledger_id <= INT_MAX else None
 
 
 _LEDGER_ID = re.compile(r"0|[1-9][0-9]{0,18}")

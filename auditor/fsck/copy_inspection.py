@@ -109,7 +109,7 @@ class CopyInspection:
         fragments = [fragment for _, fragment in self._with_entries()]
         if self._lists is not None and fragments:
             lacking_by_list = await self._lists.lacking(fragments, self._available)
-        ends = plan_reads(fragments, available=self._available, distrusted=())
+        ends = plan_reads(fragments, available=self._available, suspects=())
         failures = (await self._reader.read_runs(ends)).failures
         for position, fragment in self._with_entries():
             known = _within(fragment, failures)

@@ -388,7 +388,7 @@ async def mark_in_session(
 
 
 async def _has_worker(membership: Membership) -> bool:
-    return any(node.info.role is Role.WORKER for node in await membership.everybody())
+    return any(node.info.role is Role.WORKER for node in await membership.live_nodes())
 
 
 # --- Errors and interruptions ---------------------------------------------------------------------

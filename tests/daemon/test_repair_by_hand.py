@@ -13,7 +13,7 @@ from daemon.cli.stuck import order_tries
 from daemon.status.records import help_text
 from replication import znodes
 from replication.ledger_record import UnprovenEnd, WaitingNote
-from replication.orders import OrderBook, TriesOrder, tries_place
+from replication.orders import OrderStore, TriesOrder, tries_znode
 from replication.reasons import Reason
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, visiting
@@ -264,7 +264,7 @@ async def test_tries_of_several_ledgers_are_ordered_at_once() -> None:
     await order_tries([7, 8], cluster.store, PATHS, cluster.clock)
     await order_tries([9], cluster.store, PATHS, cluster.clock)
 
-    standing = await OrderBook(cluster.store, PATHS).stored(tries_place(PATHS))
+    standing = await OrderStore(cluster.store, PATHS).stored(tries_znode(PATHS))
     assert standing is not None
     assert isinstance(standing.order, TriesOrder)
     assert list(standing.order.ordered_ms) == [7, 8, 9]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from ledgers.model import BookieId
-from replication.copy_checks import SILENT_REST_S, EntryLists, lacks
+from replication.copy_checks import UNANSWERED_PAUSE_S, EntryLists, lacks
 from replication.outcome import DONE, OutcomeKind
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -98,7 +98,7 @@ async def test_silence_is_followed_by_reads_and_remembered_for_a_while() -> None
     assert asked.count(B2) == 1
     assert asked.count(B1) == 3
 
-    await cluster.clock.sleep(SILENT_REST_S)
+    await cluster.clock.sleep(UNANSWERED_PAUSE_S)
     await lists.lacking([fragment()], members)
 
     assert asked.count(B2) == 2

@@ -31,7 +31,7 @@ async def copy_for_a_second(transfer: Transfer) -> None:
         await asyncio.sleep(1)
 
 
-# --- Shares ---------------------------------------------------------------------------------------
+# --- HashRing ---------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -123,7 +123,7 @@ async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
             await writer.notes.write(replace(note, ledger_id=ledger_id))
 
     costs: list[int] = []
-    look = LedgerPicker.look
+    look = LedgerPicker.pick
 
     async def counted(self: LedgerPicker, **options: int) -> object:
         before = node.store.request_count
@@ -131,7 +131,7 @@ async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
         costs.append(node.store.request_count - before)
         return found
 
-    monkeypatch.setattr(LedgerPicker, "look", counted)
+    monkeypatch.setattr(LedgerPicker, "pick", counted)
     async with cluster.node() as node:
         await settle()  # its view of the bookies has been read
         async with working(node):

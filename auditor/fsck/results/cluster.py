@@ -14,7 +14,7 @@ from auditor.fsck.results.files import replace_file
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.model import BookieId
-from replication.znodes import parse_record, text
+from replication.znodes import parse_record, text_field
 
 CLUSTER_FILE = "cluster.json"
 RACKS_FILE = "racks.json"
@@ -74,8 +74,8 @@ def read_cluster(folder: Path) -> Cluster | None:
     try:
         record = parse_record((folder / CLUSTER_FILE).read_bytes())
         return Cluster(
-            instance_id=text(record, "instance_id"),
-            metadata_service_uri=text(record, "metadata_service_uri"),
+            instance_id=text_field(record, "instance_id"),
+            metadata_service_uri=text_field(record, "metadata_service_uri"),
         )
     except FileNotFoundError:
         return None
@@ -92,6 +92,6 @@ def read_racks(folder: Path) -> dict[BookieId, str]:
     """Return the stored racks; none if they cannot be read."""
     try:
         record = parse_record((folder / RACKS_FILE).read_bytes())
-        return {BookieId(bookie): text(record, bookie) for bookie in record}
+        return {BookieId(bookie): text_field(record, bookie) for bookie in record}
     except (OSError, CorruptionError):
         return {}
