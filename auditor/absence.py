@@ -335,7 +335,7 @@ class RecoveryDelay:
         async with aclosing(self._store.watch(self._path)) as events:
             async for _ in events:
                 now = await until_answered(
-                    self._read, event="recovery_delay.unread", clock=self._clock
+                    self._read, event="recovery_delay.read_failed", clock=self._clock
                 )
                 before, self.current = self.current, now
                 if self.current != before:

@@ -192,7 +192,7 @@ class AbsenceTracker:
                 )
             except UnavailableError as error:
                 self._write_due_s = self._clock.now_s() + RETRY_S
-                log.warning("absences.unnoted", error=str(error), retry_s=RETRY_S)
+                log.warning("absences.write_failed", error=str(error), retry_s=RETRY_S)
 
     async def _wait_for_news(self) -> None:
         await wait_woken(self._was_seen, timeout_s=self._write_due_s - self._clock.now_s())

@@ -392,7 +392,7 @@ class LedgerMapUpdater(Changing):
         if self._is_told:
             self._is_told = False
             log.warning(
-                "ledger_map.untold",
+                "ledger_map.watch_unsupported",
                 error="ZooKeeper before 3.6 does not tell which ledgers change",
                 rescan_interval_s=self._rescan_interval_s,
             )
@@ -496,7 +496,7 @@ class LedgerMapUpdater(Changing):
         async for read_count, changed in scan.run():
             self._tell(changed)
             if progress.add(read_count, now_s=self._clock.now_s()):
-                log.info("ledger_map.progress", **progress.fields(self._clock.now_s()))
+                log.info("ledger_map.progressed", **progress.fields(self._clock.now_s()))
 
     def _report(self, progress: ScanProgress, strays: list[str]) -> None:
         unreadable = sorted(self.ledger_map.unreadable)
@@ -577,7 +577,7 @@ class LedgerMapUpdater(Changing):
 
         return await until_answered(
             reading,
-            event="index.read_failed",
+            event="ledger_map.read_failed",
             what=what,
             clock=self._clock,
             errors=errors,
@@ -669,7 +669,7 @@ class LedgerMapReporter:
             except (
                 UnavailableError
             ) as error:  # it is a help, no more: the next write tells all of it
-                log.warning("ledger_map.note_unwritten", error=str(error))
+                log.warning("ledger_map.record_write_failed", error=str(error))
             await self._clock.sleep(LOOK_S)
 
     async def run_once(self) -> None:

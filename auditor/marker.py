@@ -616,7 +616,7 @@ class Relisting:
             try:
                 await self._look()
             except (UnavailableError, UnauthorizedError) as error:
-                log.warning("marks.unlisted", error=str(error))
+                log.warning("marks.list_failed", error=str(error))
 
     async def _look(self) -> None:
         began_s = self._clock.now_s()
@@ -627,7 +627,7 @@ class Relisting:
         unlisted = frozenset(filter(self._updater.is_current, lacking))
         self._took_s = self._clock.now_s() - began_s
         if gone := unlisted & self._unlisted:
-            log.warning("marks.gone", ledger_count=len(gone), first=sorted(gone)[:10])
+            log.warning("marks.disappeared", ledger_count=len(gone), first=sorted(gone)[:10])
             self._marks.forget_for_once(gone)
             self._on_gone(gone)
         self._unlisted = unlisted - gone

@@ -174,7 +174,7 @@ class CopyRecheck:
                 await self._settle(copies.record)
                 return outcome
         except (UnavailableError, UnauthorizedError) as error:
-            log.warning("recent_copies.unread", ledger_id=copies.ledger_id, error=str(error))
+            log.warning("recent_copies.read_failed", ledger_id=copies.ledger_id, error=str(error))
             outcome, silent = UNANSWERED, copies.targets
         later = _Waiting(
             copies=replace(copies, targets=silent), retry_s=min(2 * waiting.retry_s, RETRY_MAX_S)
@@ -231,7 +231,7 @@ class CopyRecheck:
             try:
                 await self.adopt()
             except (UnavailableError, UnauthorizedError) as error:
-                log.warning("recent_copies.unread", error=str(error), retry_s=ADOPT_INTERVAL_S)
+                log.warning("recent_copies.read_failed", error=str(error), retry_s=ADOPT_INTERVAL_S)
             await self._clock.sleep(ADOPT_INTERVAL_S)
 
     async def adopt(self) -> None:

@@ -390,7 +390,7 @@ def _tell_of_hold(hold: HoldOrder, census: BookieCensus, *, is_new: bool) -> Non
     """Log the hold as an error, because an operator must look. Each new leader logs an existing
     hold once."""
     log.error(
-        "hold.begun" if is_new else "hold.found",
+        "hold.began" if is_new else "hold.found",
         reason=hold.reason,
         is_by_operator=hold.is_by_operator,
         away_count=len(census.absent_since_s),

@@ -129,7 +129,7 @@ class DiskSpaceSource:
             except AuthenticationRequiredError as error:
                 self._note_required(bookie, str(error.args[0]))
             except BookmenderError as error:  # busy, away, or too old to know: its turn comes again
-                log.debug("bookie.room_unknown", bookie=bookie, error=str(error))
+                log.debug("bookie.space_query_failed", bookie=bookie, error=str(error))
         self._due_at_s[bookie] = self._clock.now_s() + self._interval_s(bookie)
 
     def _note_required(self, bookie: BookieId, reason: str) -> None:
@@ -159,14 +159,14 @@ class DiskSpaceSource:
         for bookie in sorted(short - self._short):
             room = self._rooms[bookie]
             log.warning(
-                "bookie.short_of_room",
+                "bookie.space_ran_low",
                 bookie=bookie,
                 free_bytes=room.free_bytes,
                 total_bytes=room.total_bytes,
                 floor_share=self._floor_share,
             )
         for bookie in sorted(self._short - short):
-            log.info("bookie.has_room_again", bookie=bookie)
+            log.info("bookie.space_freed", bookie=bookie)
         self._short = short
 
     def _wait_s(self) -> float:

@@ -558,7 +558,7 @@ class DisableSwitch:
                     if event.kind is EventKind.CREATED:  # locks could be asked for while it is read
                         self.may_take = False
                     await until_answered(
-                        self._read, event="disable_switch.unread", clock=self._clock
+                        self._read, event="disable_switch.read_failed", clock=self._clock
                     )
                     self._is_watched = True
                     yield

@@ -186,7 +186,7 @@ class ReplicationWorker:
         try:
             return await self.run_once(tasks)
         except (UnavailableError, RejectedError) as error:  # RejectedError: access denied by an ACL
-            log.warning("queue.unreadable", error=str(error))
+            log.warning("queue.read_failed", error=str(error))
             return False
 
     async def run_once(self, tasks: asyncio.TaskGroup) -> bool:
@@ -290,7 +290,7 @@ class ReplicationWorker:
             except LockLostError:
                 return
             except (UnavailableError, RejectedError) as error:
-                log.warning("bad_sources.untold", ledger_id=leased.ledger_id, error=str(error))
+                log.warning("damaged_copies.write_failed", ledger_id=leased.ledger_id, error=str(error))
             await self._clock.sleep(TELL_AGAIN_S)
 
     async def _see_to_its_end(self, leased: LeasedLedger, slots: Slots) -> bool:

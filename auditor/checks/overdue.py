@@ -158,7 +158,7 @@ class OverdueMarks:
         """Likewise once of each ledger."""
         new = [ledger_id for ledger_id in unopened if ledger_id not in self._told_unopened]
         if new:
-            log.warning("marks.unopened", count=len(unopened), ledger_ids=new[:LOGGED_MAX])
+            log.warning("marks.read_denied", count=len(unopened), ledger_ids=new[:LOGGED_MAX])
         self._told_unopened = frozenset(unopened)
 
 

@@ -242,7 +242,7 @@ class Progress:
         try:
             await self._records.write(self._check, self.record)
         except UnavailableError as error:  # it is a help, no more: the next write tells all of it
-            log.warning("check.progress_unwritten", check=self._check, error=str(error))
+            log.warning("check.progress_write_failed", check=self._check, error=str(error))
 
     def _log(self, event: str) -> None:
         run = self.run

@@ -244,7 +244,7 @@ class LeasedPace:
                 apply(None)
                 raise
 
-        return await until_answered(looking, event="fsck_share.unknown", clock=self._clock)
+        return await until_answered(looking, event="fsck_share.read_failed", clock=self._clock)
 
     async def _takes_from_others(self) -> bool:
         count = len(await self._executors())

@@ -102,7 +102,7 @@ async def _look(
     except BookmenderError:
         raise
     except Exception as error:  # an unexpected error must not stop the check of other ledgers
-        log.exception("fsck_look.crashed", ledger_id=ledger_id)
+        log.exception("fsck_inspection.crashed", ledger_id=ledger_id)
         return _crashed(versioned, error, checked_ms=executor.clock.wall_ms())
 
 

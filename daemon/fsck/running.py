@@ -546,7 +546,7 @@ async def tell_daemon(settings: Settings, summary: Summary) -> None:
         async with admin_session(settings) as cluster:
             await write_last(cluster.store, cluster.ur, summary)
     except BookmenderError as error:
-        log.error("fsck_run.not_told", error=str(error))
+        log.error("fsck_run.write_failed", error=str(error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -589,7 +589,7 @@ async def publish(
         try:
             await note_marked(cluster.store, cluster.ur, run, marked.count)
         except BookmenderError as error:  # the marks stand
-            log.error("fsck_marks.not_noted", error=str(error))
+            log.error("fsck_marks.write_failed", error=str(error))
         return marked
 
 

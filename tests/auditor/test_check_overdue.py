@@ -156,7 +156,7 @@ async def test_a_mark_that_acls_shut_away_is_told_of_once_and_hides_no_other() -
     assert found == [[1], [1], [0, 1]]
     assert last is not None
     assert last.counts == {"overdue": 1, "unopened": 1}
-    told = [each for each in logs if each["event"] == "marks.unopened"]
+    told = [each for each in logs if each["event"] == "marks.read_denied"]
     assert [(each["count"], each["ledger_ids"]) for each in told] == [(1, [0])]
 
 

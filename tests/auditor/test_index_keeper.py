@@ -248,7 +248,7 @@ async def test_where_changes_are_not_told_all_is_read_again_from_time_to_time() 
             await asyncio.sleep(RESCAN_S)
             assert updater.completed_count == 3
 
-    assert [x["log_level"] for x in logs if x["event"] == "ledger_map.untold"] == ["warning"]
+    assert [x["log_level"] for x in logs if x["event"] == "ledger_map.watch_unsupported"] == ["warning"]
 
 
 @in_virtual_time

@@ -38,7 +38,7 @@ async def test_a_mark_that_goes_while_the_bookie_is_away_is_made_again_but_only_
             await unmark(cluster, 1)  # Java's workers may see it otherwise every time
             await asyncio.sleep(5 * RELIST_S)
             assert await cluster.marked() == [0]
-    assert [each["first"] for each in logs if each["event"] == "marks.gone"] == [[1]]
+    assert [each["first"] for each in logs if each["event"] == "marks.disappeared"] == [[1]]
 
 
 @in_virtual_time
@@ -89,7 +89,7 @@ async def test_while_nobody_is_lost_nothing_is_listed(monkeypatch: pytest.Monkey
         async with auditing(cluster):
             await asyncio.sleep(3 * RELIST_S)
 
-    assert [each for each in logs if each["event"] == "marks.unlisted"] == []
+    assert [each for each in logs if each["event"] == "marks.list_failed"] == []
 
 
 @in_virtual_time

@@ -50,10 +50,10 @@ def test_among_many_bookies_just_the_ledgers_of_the_lost_are_marked_and_a_wave_i
             print(f"{len(expected)} marks within {time.monotonic() - began_s:.1f} s")
 
             await cluster.send(map(cluster.deregistration, wave))
-            await wait_for(lambda: events(node, "hold.begun"), "hold")
+            await wait_for(lambda: events(node, "hold.began"), "hold")
             assert (await OrderBook(store, UR).read()).is_held
             assert await cluster.marks() == expected
-            assert [each["event"] for each in errors(node)] == ["hold.begun"]
+            assert [each["event"] for each in errors(node)] == ["hold.began"]
         await store.close()
 
     with running_zookeeper(tmp_path, heap_mib=1_024) as server:

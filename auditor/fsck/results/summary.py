@@ -312,7 +312,7 @@ async def meter_last(store: MetadataStore, ur: str) -> None:
                 if (summary := await read_last(store, ur)) is not None:
                     _meter(summary, await read_closer(store, ur))
             except (UnavailableError, UnauthorizedError) as error:
-                log.warning("fsck_summary.unread", error=str(error))
+                log.warning("fsck_summary.read_failed", error=str(error))
 
 
 def _meter(summary: Summary, closer: Summary | None) -> None:
