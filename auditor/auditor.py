@@ -214,7 +214,7 @@ class Auditor:
         self._done.completed_count = completed_count
         news = {bookie for bookie, *_ in missing.causes - self._done.causes}
         if lost := news & missing.lost_since_s.keys():
-            log.info("bookies.lost", bookies=sorted(lost), is_index_complete=is_complete)
+            log.info("bookies.lost", bookies=sorted(lost), is_ledger_map_complete=is_complete)
         self._again = (self._again | (news - self._inherited)) & missing.bookies
         async with task_scope() as scope:  # the first mark does not wait for this record
             noting = scope.start(self._note_causes(missing))
@@ -310,7 +310,7 @@ class Auditor:
             unreadable_count=len(ledger_map.unreadable),
             endangered_count=marked.endangered_count,
             mark_count=marked.mark_count,
-            is_index_complete=is_complete,
+            is_ledger_map_complete=is_complete,
             duration_s=round(self._clock.now_s() - started_s, 3),
         )
         if is_complete:

@@ -24,7 +24,7 @@ time: that a ledger is gone is never undone by a read that was made before.
 
 One walk over the ledgers of one tree: all are read, and those that have gone leave the index.
 
-How far the leader's index is, for people: ``<ur>/bookmender/index``, versioned JSON.
+How far the leader's index is, for people: ``<ur>/bookmender/ledger_map``, versioned JSON.
 """
 
 import asyncio
@@ -245,9 +245,9 @@ class TreeScan:
 
 
 log = structlog.get_logger()
-LEDGERS = Gauge("bookmender_index_ledgers", "Ledgers that this node's index knows.")
+LEDGERS = Gauge("bookmender_ledger_map_ledgers", "Ledgers that this node's index knows.")
 UNREADABLE = Gauge(
-    "bookmender_index_unreadable_ledgers", "Ledgers whose metadata this node cannot read."
+    "bookmender_ledger_map_unreadable_ledgers", "Ledgers whose metadata this node cannot read."
 )
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
@@ -640,7 +640,7 @@ async def read_ledger_map_record(store: MetadataStore, ur: str) -> LedgerMapReco
 
 
 def ledger_map_path(ur: str) -> str:
-    return f"{own_path(ur)}/index"
+    return f"{own_path(ur)}/ledger_map"
 
 
 class LedgerMapReporter:

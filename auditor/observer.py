@@ -78,7 +78,7 @@ class Observation:
 
     seen_ms: int
     """Wall clock."""
-    is_index_complete: bool
+    is_ledger_map_complete: bool
     ledger_count: int
     unreadable: tuple[int, ...]
     """Ledgers whose metadata cannot be read, ascending."""
@@ -183,7 +183,7 @@ class Observer:
         )
         return Observation(
             seen_ms=self._clock.wall_ms(),
-            is_index_complete=self._updater.is_complete,
+            is_ledger_map_complete=self._updater.is_complete,
             ledger_count=len(ledger_map),
             unreadable=tuple(sorted(ledger_map.unreadable)),
             writable_count=len(view.writable),

@@ -125,7 +125,7 @@ class Records:
         }
         await self._put(_audit_path(self._ur), json.dumps(record).encode())
 
-    async def write_index(self, note: LedgerMapRecord) -> None:
+    async def write_ledger_map(self, note: LedgerMapRecord) -> None:
         await self._put(ledger_map_path(self._ur), note.to_json())
 
     async def write_activity(self, activity: ClientActivity) -> None:

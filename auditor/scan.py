@@ -43,7 +43,7 @@ async def scan_ledgers(manager: LedgerManager, *, lost: Collection[BookieId]) ->
     async for ledger_ids in manager.ledger_ids():
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             part = ledger_ids[start : start + READS_AT_ONCE]
-            ledgers, unreadable = await read_indexed(manager, part)
+            ledgers, unreadable = await read_mapped_ledgers(manager, part)
             scan.ledger_count += len(ledgers) + len(unreadable)
             scan.unreadable += unreadable
             scan.underreplicated += filter(None, (underreplicated(each, lost) for each in ledgers))
@@ -87,7 +87,7 @@ async def may_be_named(
     return found
 
 
-async def read_indexed(
+async def read_mapped_ledgers(
     manager: LedgerManager, ledger_ids: Sequence[int]
 ) -> tuple[list[MappedLedger], list[int]]:
     """The ledgers, and which of them cannot be read; those that were deleted are in neither. Raises

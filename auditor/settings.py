@@ -22,7 +22,7 @@ class AuditorSettings:
     rescan_interval_s: float = 3_600.0
     """How often all metadata is read again where ZooKeeper (before 3.6) does not tell what
     changed."""
-    standbys_keep_index: bool = False
+    standbys_keep_ledger_map: bool = False
     """Whether this node knows all ledgers also while another one leads: it takes over at once, for
     about 100 bytes of memory a ledger and the reads of one scan."""
 

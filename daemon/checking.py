@@ -107,7 +107,7 @@ class LeaderChecks:
             store=self.session.store,
             ur=self.session.ur,
             ledger_map=self.updater.ledger_map,
-            is_index_ready=lambda: self.updater.completed_count > 0,
+            is_ledger_map_ready=lambda: self.updater.completed_count > 0,
             views=self.session.views,
             records=records,
             is_audit_pending=self.is_audit_pending,

@@ -319,7 +319,7 @@ async def run_auditor_session(
             rescan_interval_s=settings.auditor.rescan_interval_s,
             recent_writes=recent_writes,
         )
-        if settings.auditor.standbys_keep_index:
+        if settings.auditor.standbys_keep_ledger_map:
             tasks.create_task(updater.run())
         # Prepared before the election, so that a new leader can act at once.
         placing = await placing_of(session, settings.placement)
@@ -333,7 +333,7 @@ async def run_auditor_session(
         )
         leadership = await election.win()
         tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
-        if not settings.auditor.standbys_keep_index:
+        if not settings.auditor.standbys_keep_ledger_map:
             tasks.create_task(updater.run())
         await _lead(settings, session, leadership, updater, placing, outages)
 
@@ -362,7 +362,7 @@ async def _lead(
     )
     drainer = _drainer(session, batcher, updater, records)
     teller = LedgerMapReporter(
-        updater, records.write_index, session_id=session.store.session_id, clock=session.clock
+        updater, records.write_ledger_map, session_id=session.store.session_id, clock=session.clock
     )
     async with asyncio.TaskGroup() as tasks:
         for work in (

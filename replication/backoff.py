@@ -340,7 +340,9 @@ class WaitingList:
         )
         if reason is Reason.JOURNAL:
             self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
-        log.debug("ledger.retry_scheduled", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries)
+        log.debug(
+            "ledger.retry_scheduled", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries
+        )
         return is_told
 
     async def rewrite_note(self, leased: LeasedLedger) -> bool:

@@ -127,7 +127,9 @@ class RackKeeper(Changing):
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self.refresh()
         except TimeoutError:
-            log.warning("racks.source_timed_out", source=self._source.name, timeout_s=START_TIMEOUT_S)
+            log.warning(
+                "racks.source_timed_out", source=self._source.name, timeout_s=START_TIMEOUT_S
+            )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -318,7 +318,12 @@ class Queue:
         try:
             await self._answered(lambda: self._unlock(lease.lock))
         except RejectedError as error:
-            log.error("lock.release_denied", ledger_id=lease.ledger_id, error=str(error), next_step=ACL_HINT)
+            log.error(
+                "lock.release_denied",
+                ledger_id=lease.ledger_id,
+                error=str(error),
+                next_step=ACL_HINT,
+            )
 
     async def _unlock(self, lock: LedgerLock) -> None:
         """Delete the lock. May be called repeatedly."""

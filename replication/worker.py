@@ -290,7 +290,9 @@ class ReplicationWorker:
             except LockLostError:
                 return
             except (UnavailableError, RejectedError) as error:
-                log.warning("damaged_copies.write_failed", ledger_id=leased.ledger_id, error=str(error))
+                log.warning(
+                    "damaged_copies.write_failed", ledger_id=leased.ledger_id, error=str(error)
+                )
             await self._clock.sleep(TELL_AGAIN_S)
 
     async def _see_to_its_end(self, leased: LeasedLedger, slots: Slots) -> bool:

@@ -72,7 +72,9 @@ async def look_at_each(
         try:
             return await look(ledger_id)
         except (CorruptionError, UnauthorizedError) as error:
-            log.warning("check.ledger_unreadable", check=kind.name, ledger_id=ledger_id, error=str(error))
+            log.warning(
+                "check.ledger_unreadable", check=kind.name, ledger_id=ledger_id, error=str(error)
+            )
             return Counter(unopened=1)
 
     counts: Counter[str] = Counter()

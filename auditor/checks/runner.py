@@ -295,7 +295,7 @@ class CheckRunner:
         store: MetadataStore,
         ur: str,
         ledger_map: LedgerMap,
-        is_index_ready: Callable[[], bool],
+        is_ledger_map_ready: Callable[[], bool],
         views: ViewSource,
         records: CheckRecords,
         is_audit_pending: Callable[[], bool],
@@ -304,14 +304,14 @@ class CheckRunner:
     ) -> None:
         """``checks``: of those that are due alike, the first runs first.
 
-        ``is_index_ready``: whether every ledger is known. ``is_audit_pending``: whether a bookie is
+        ``is_ledger_map_ready``: whether every ledger is known. ``is_audit_pending``: whether a bookie is
         away whose recovery delay is not over.
         """
         self._checks = {check.kind.name: check for check in checks}
         self._store = store
         self._ur = ur
         self._ledger_map = ledger_map
-        self._is_index_ready = is_index_ready
+        self._is_index_ready = is_ledger_map_ready
         self._views = views
         self._records = records
         self._is_audit_pending = is_audit_pending

@@ -50,7 +50,7 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
     An absent bookie is lost after the recovery delay. The delay counts from the start of this
     command, unless a leader of ours recorded when the bookie disappeared.
 
-    JSON output (with --watch one object a line): index; bookies, with those missing (state: lost;
+    JSON output (with --watch one object a line): ledger_map; bookies, with those missing (state: lost;
     waiting, lost in left_s; reformatted, reformatted); hold and is_disabled, which keep ledgers from
     being marked; endangered: the ledgers that miss copies, most endangered first; would_mark: how
     many of them would be marked now; marks: total; standing, those in the queue shared with Java;
@@ -128,4 +128,4 @@ def exit_code(sight: Sight) -> int:
     is_named = any(row.ledger_count for row in seen.missing)
     if seen.underreplicated or seen.marked_count or seen.own.damaged or is_named:
         return EXIT_FAILED
-    return EXIT_UNKNOWN if seen.unreadable or not seen.is_index_complete else 0
+    return EXIT_UNKNOWN if seen.unreadable or not seen.is_ledger_map_complete else 0

@@ -136,7 +136,7 @@ def _mark_fields(seen: Observation) -> dict[str, Any]:
         "lost_bytes": seen.lost_bytes,
         "is_held": seen.hold is not None,
         "is_disabled": seen.is_disabled,
-        "is_index_complete": seen.is_index_complete,
+        "is_ledger_map_complete": seen.is_ledger_map_complete,
     }
 
 

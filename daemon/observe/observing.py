@@ -95,7 +95,7 @@ class Observing:
 async def open_observing(
     settings: Settings, outages: Outages | None = None
 ) -> AsyncIterator[Observing]:
-    """Open a session that cannot write, and build the ledger index in it. The end of the session
+    """Open a session that cannot write, and build the ledger map in it. The end of the session
     ends the body.
 
     Raises UnavailableError (also if there is no such cluster), SettingsError (another layout),

@@ -22,8 +22,8 @@ def to_record(sight: Sight) -> dict[str, Any]:
     return {
         "version": 1,
         "seen_ms": seen.seen_ms,
-        "index": {
-            "is_complete": seen.is_index_complete,
+        "ledger_map": {
+            "is_complete": seen.is_ledger_map_complete,
             "ledgers": seen.ledger_count,
             **_first("unreadable", seen.unreadable),
         },
@@ -84,7 +84,7 @@ def to_text(sight: Sight) -> str:
         ("marks", _marks(seen)),
         ("would copy", _plan(sight.plan)),
         ("bookies", _bookies(seen)),
-        ("ledgers", _index(seen)),
+        ("ledgers", _ledger_map(seen)),
     ]
     return "\n".join(
         f"{'' if number else label:<12}{line}"
@@ -181,8 +181,8 @@ def _bookies(seen: Observation) -> list[str]:
     ]
 
 
-def _index(seen: Observation) -> list[str]:
-    text = f"{seen.ledger_count:,} known" + ("" if seen.is_index_complete else " so far")
+def _ledger_map(seen: Observation) -> list[str]:
+    text = f"{seen.ledger_count:,} known" + ("" if seen.is_ledger_map_complete else " so far")
     if seen.unreadable:
         text += f", metadata of {len(seen.unreadable)} unreadable: {_ids(seen.unreadable)}"
     return [text]

@@ -105,7 +105,7 @@ class CountingCheck(Check):
 
 @dataclass(slots=True, kw_only=True)
 class Checker:
-    """An elected node's checks. ``is_audit_pending``, ``is_index_ready``: as the test likes."""
+    """An elected node's checks. ``is_audit_pending``, ``is_ledger_map_ready``: as the test likes."""
 
     store: MemoryStore
     views: ViewSource
@@ -115,7 +115,7 @@ class Checker:
     replicas: ReplicasCheck
     findings: Findings
     is_audit_pending: bool = False
-    is_index_ready: bool = True
+    is_ledger_map_ready: bool = True
     tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
 
 
@@ -158,7 +158,7 @@ async def checker(
         made = Checker(
             store=store,
             views=views,
-            ledger_map=await indexed(manager),
+            ledger_map=await filled_ledger_map(manager),
             runner=None,  # type: ignore[arg-type]  # it asks the Checker
             all_ledgers=AllLedgersCheck(reader, reports, share=settings.all_ledgers_share),
             replicas=ReplicasCheck(reader, reports, MarkTree(store, UR)),
@@ -169,7 +169,7 @@ async def checker(
             store=store,
             ur=UR,
             ledger_map=made.ledger_map,
-            is_index_ready=lambda: made.is_index_ready,
+            is_ledger_map_ready=lambda: made.is_ledger_map_ready,
             views=views,
             records=CheckRecords(store, batcher, UR),
             is_audit_pending=lambda: made.is_audit_pending,
@@ -197,8 +197,8 @@ async def running(made: Checker) -> AsyncIterator[None]:
         raise error
 
 
-async def indexed(manager: LedgerManager) -> LedgerMap:
-    """As the leader's index is once it is built."""
+async def filled_ledger_map(manager: LedgerManager) -> LedgerMap:
+    """As the leader's ledger map is once it is built."""
     ledger_map = LedgerMap()
     async for ledger_ids in manager.ledger_ids():
         for ledger_id in ledger_ids:

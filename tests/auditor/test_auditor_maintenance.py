@@ -167,10 +167,10 @@ async def test_how_many_ledgers_have_all_copies_on_who_is_away_is_noted_soon() -
 
 
 @in_virtual_time
-async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_index_is_complete() -> (
+async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_ledger_map_is_complete() -> (
     None
 ):
-    """Its first note is of an index that is still empty."""
+    """Its first note is of a ledger map that is still empty."""
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
     async with auditing(cluster):
@@ -182,7 +182,7 @@ async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_index_
 
 
 @in_virtual_time
-async def test_a_new_leader_notes_no_count_of_an_index_that_was_empty_as_one_of_all_ledgers() -> (
+async def test_a_new_leader_notes_no_count_of_a_ledger_map_that_was_empty_as_one_of_all_ledgers() -> (
     None
 ):
     cluster = await with_ledgers((B1, B2), (B2, B3))

@@ -24,7 +24,7 @@ from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.orders import OrderBook
 from replication.transactions import Batcher
-from tests.auditor.checking import indexed
+from tests.auditor.checking import filled_ledger_map
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT, UR
@@ -71,7 +71,7 @@ async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
     )
     await views.refresh()
     yield IdleOpenCheck(
-        ledger_map=await indexed(cluster.manager),
+        ledger_map=await filled_ledger_map(cluster.manager),
         manager=cluster.manager,
         bookies=cluster.bookies,
         views=views,

@@ -23,7 +23,7 @@ from replication.marks import marked_ledger_ids, read_marks
 from replication.orders import OrderBook
 from replication.transactions import Batcher
 from replication.znodes import own_path
-from tests.auditor.checking import indexed
+from tests.auditor.checking import filled_ledger_map
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import ROOT, UR
@@ -56,7 +56,7 @@ async def check(
         Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
     )
     await views.refresh()
-    ledger_map = await indexed(cluster.manager)
+    ledger_map = await filled_ledger_map(cluster.manager)
     async with reports(cluster) as made:
         checking = PlacementCheck(
             ledger_map=ledger_map,

@@ -16,7 +16,7 @@ from auditor.underreplication import (
 )
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Stat
-from tests.auditor.indexing import SOON_S, closed, keeping, with_ledgers
+from tests.auditor.ledger_map_scenes import SOON_S, closed, keeping, with_ledgers
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 
@@ -95,12 +95,12 @@ def ledger(
 def test_a_ledger_is_so_if_all_of_a_write_set_that_has_entries_is_away(
     metadata: LedgerMetadata, away: Collection[BookieId], is_so: bool
 ) -> None:
-    index, stat = LedgerMap(), Stat(version=0, czxid=1, mzxid=1)
-    index.put(7, metadata, stat)
-    indexed = index.get(7)
+    ledger_map, stat = LedgerMap(), Stat(version=0, czxid=1, mzxid=1)
+    ledger_map.put(7, metadata, stat)
+    mapped = ledger_map.get(7)
 
-    assert indexed == MappedLedger.of(7, metadata, stat)
-    assert has_unavailable_entry(indexed, frozenset(away)) is is_so
+    assert mapped == MappedLedger.of(7, metadata, stat)
+    assert has_unavailable_entry(mapped, frozenset(away)) is is_so
 
 
 @in_virtual_time
@@ -204,19 +204,21 @@ async def test_of_very_many_the_first_are_named() -> None:
 
 
 def test_whoever_names_several_is_found_a_block_at_a_time() -> None:
-    index = LedgerMap()
+    ledger_map = LedgerMap()
     for ledger_id in range(5_000):
         bookies = (A, B) if ledger_id % 3 == 0 else (A, C) if ledger_id % 3 == 1 else (C, D)
-        index.put(ledger_id, closed(*bookies), Stat(version=0, czxid=1, mzxid=1))
+        ledger_map.put(ledger_id, closed(*bookies), Stat(version=0, czxid=1, mzxid=1))
 
     found: list[int] = []
     first: int | None = 0
     parts = 0
     while first is not None:
-        part, first = index.naming_several([A, B, BookieId("nobody")], count_least=2, first=first)
+        part, first = ledger_map.naming_several(
+            [A, B, BookieId("nobody")], count_least=2, first=first
+        )
         found += part
         parts += 1
 
     assert found == list(range(0, 5_000, 3))
     assert parts > 4
-    assert index.naming_several([A, BookieId("nobody")], count_least=2) == ([], None)
+    assert ledger_map.naming_several([A, BookieId("nobody")], count_least=2) == ([], None)

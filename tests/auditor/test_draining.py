@@ -203,7 +203,7 @@ async def test_a_drain_that_does_not_get_on_costs_a_request_every_few_seconds() 
 
 
 @in_virtual_time
-async def test_rule_s8_while_the_index_is_incomplete_nothing_is_said_to_be_drained(
+async def test_rule_s8_while_the_ledger_map_is_incomplete_nothing_is_said_to_be_drained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B1, B2))

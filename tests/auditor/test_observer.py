@@ -46,7 +46,7 @@ async def observing(
     hold: HoldSettings | None = None,
     outages: Outages | None = None,
 ) -> AsyncIterator[Observer]:
-    """An observer in a session that refuses every write, with a complete index."""
+    """An observer in a session that refuses every write, with a complete ledger map."""
     store, settings = ReadOnlyStore(MemoryStore(cluster.tree)), settings or AuditorSettings()
     views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
     await views.refresh()

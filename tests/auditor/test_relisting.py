@@ -94,7 +94,7 @@ async def test_while_nobody_is_lost_nothing_is_listed(monkeypatch: pytest.Monkey
 
 @in_virtual_time
 async def test_where_nobody_tells_what_changed_a_repaired_ledger_may_lack_its_mark() -> None:
-    """ZooKeeper before 3.6: the index may be an hour old."""
+    """ZooKeeper before 3.6: the ledger map may be an hour old."""
     cluster = await with_ledgers((B1, B2))
     cluster.tree.has_recursive_watches = False
     await cluster.kill(B1)

@@ -133,7 +133,7 @@ def told(folder: Path, **fields: object) -> dict[str, Any] | None:
     if not path.exists():
         return None
     record: dict[str, Any] = json.loads(path.read_text())
-    is_built = record["index"]["is_complete"]
+    is_built = record["ledger_map"]["is_complete"]
     return record if is_built and fields.items() <= record.items() else None
 
 

@@ -119,7 +119,7 @@ async def test_what_a_leader_before_left_is_not_told_as_this_ones() -> None:
     absences = StoredAbsences(since_ms={B1: cluster.clock.wall_ms()}, seen_ms=0)
     async with auditing(cluster, settings=AuditorSettings()) as leader:
         await leader.records.write_absences(absences)
-        await leader.records.write_index(BUILT)
+        await leader.records.write_ledger_map(BUILT)
         await asyncio.sleep(SOON_S)
         assert (await gathered(cluster, BUILT.session_id)).index == BUILT
 
@@ -204,7 +204,7 @@ async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
         await asyncio.sleep(SOON_S)
         session_id = leader.store.session_id
         building = await gathered(cluster, session_id, B1, B2)
-        await leader.records.write_index(replace(BUILT, session_id=session_id))
+        await leader.records.write_ledger_map(replace(BUILT, session_id=session_id))
         built = await gathered(cluster, session_id, B1)
 
     assert (building.naming, building.are_all_named) == ({B1: 2}, False)
@@ -402,7 +402,7 @@ async def test_what_was_counted_for_others_than_those_that_are_away_now_says_not
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with auditing(cluster, settings=delayed(100)) as leader:
         session_id = leader.store.session_id
-        await leader.records.write_index(replace(BUILT, session_id=session_id))
+        await leader.records.write_ledger_map(replace(BUILT, session_id=session_id))
         await cluster.kill(B1, B2)
         await asyncio.sleep(SOON_S)
 

@@ -54,7 +54,7 @@ LOST = MissingBookie(bookie=B1, absence=Absence.LOST, left_s=0.0, ledger_count=2
 NOTHING = Sight(
     observation=Observation(
         seen_ms=1_700_000_000_000,
-        is_index_complete=True,
+        is_ledger_map_complete=True,
         ledger_count=1_200,
         unreadable=(),
         writable_count=3,
@@ -204,9 +204,9 @@ async def test_ledgers_in_our_own_queue_are_planned_last() -> None:
 async def test_looks_follow_index_completion_changes_and_an_interval() -> None:
     cluster = await with_ledgers((B1, B2))
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
-        assert not (await anext(looks)).observation.is_index_complete
+        assert not (await anext(looks)).observation.is_ledger_map_complete
         began_s = cluster.clock.now_s()
-        assert (await anext(looks)).observation.is_index_complete
+        assert (await anext(looks)).observation.is_ledger_map_complete
         assert cluster.clock.now_s() - began_s == pytest.approx(LOOK_INTERVAL_MIN_S, abs=1)
 
         await anext(looks)
@@ -263,7 +263,7 @@ async def test_a_ledger_whose_metadata_is_denied_is_reported_as_unreadable() -> 
             await built(looking.updater)
         sight = await looking.look(planned_max=2)
 
-    assert (sight.observation.unreadable, sight.observation.is_index_complete) == ((1,), True)
+    assert (sight.observation.unreadable, sight.observation.is_ledger_map_complete) == ((1,), True)
     assert exit_code(sight) == 3
 
 
@@ -349,7 +349,7 @@ WAITING = replace(LOST, absence=Absence.WAITING, left_s=30.0)
         ),
         pytest.param(seeing(own=PrivateQueue(others=(4,))), 0, id="only what an operator ordered"),
         pytest.param(seeing(unreadable=(7,)), 3, id="an unreadable ledger may miss anything"),
-        pytest.param(seeing(is_index_complete=False), 3, id="not all ledgers are known"),
+        pytest.param(seeing(is_ledger_map_complete=False), 3, id="not all ledgers are known"),
         pytest.param(
             seeing(unreadable=(7,), underreplicated=underreplicated(5)),
             1,

@@ -79,7 +79,7 @@ async def test_marks_for_a_lost_bookie_that_wait_for_another_ones_maintenance_ar
         await cluster.kill(bookie)
 
     async with auditing(cluster) as leader, cluster.node("node-2") as worker, working(worker):
-        await leader.records.write_index(replace(BUILT, session_id=leader.store.session_id))
+        await leader.records.write_ledger_map(replace(BUILT, session_id=leader.store.session_id))
         await asyncio.sleep(SOON_S)
         await end_window(here, B1)
         await asyncio.sleep(60)

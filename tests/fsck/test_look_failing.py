@@ -42,7 +42,9 @@ async def test_it_is_unknown_with_the_reason(monkeypatch: pytest.MonkeyPatch) ->
     assert told(found[LEDGER]) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
     assert "ZeroDivisionError('what?')" in found[LEDGER].evidence[0].detail
     assert {found[1].grade, found[2].grade} == {Grade.WHOLE}
-    assert [(each["event"], each["ledger_id"]) for each in logs] == [("fsck_inspection.crashed", LEDGER)]
+    assert [(each["event"], each["ledger_id"]) for each in logs] == [
+        ("fsck_inspection.crashed", LEDGER)
+    ]
 
 
 @in_virtual_time

@@ -62,13 +62,13 @@ async def test_what_a_leader_leaves_for_the_next_may_be_shut_away(
 
 
 @in_virtual_time
-async def test_how_far_the_index_is_may_be_shut_away() -> None:
+async def test_how_far_the_ledger_map_is_may_be_shut_away() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
         refuse_writes(leader.store, ledger_map_path(UR))
 
         with capture_logs() as logs:
-            await leader.records.write_index(NOTE)
+            await leader.records.write_ledger_map(NOTE)
 
     assert [line["path"] for line in logs] == [ledger_map_path(UR)]
 
