@@ -62,7 +62,7 @@ GO_ON_S = 60.0
 marked soon after."""
 
 
-class GrowthOfLedgers:
+class LedgerGrowth:
     """Derives client activity from the last entries of open ledgers. No I/O. Times are monotonic
     seconds.
 
@@ -214,7 +214,7 @@ class ActivityWatch:
         return now_s - self._last_reason_s < GO_ON_S
 
     async def _watch(self) -> None:
-        growth = GrowthOfLedgers()
+        growth = LedgerGrowth()
         self._opened_count = None
         said: ClientActivity | None = None
         said_s = counted_s = self._clock.now_s()
@@ -236,7 +236,7 @@ class ActivityWatch:
                 said, said_s = found, now_s
             await self._clock.sleep(max(0.0, LOOK_INTERVAL_S - (self._clock.now_s() - began_s)))
 
-    async def _look(self, growth: GrowthOfLedgers) -> None:
+    async def _look(self, growth: LedgerGrowth) -> None:
         ledger_map, open_ids = self._updater.ledger_map, self._updater.ledger_map.open_ids
         now_s = self._clock.now_s()
         count_max = max(1, min(READS_PER_LOOK, BYTES_PER_LOOK // self._entry_bytes))

@@ -19,7 +19,7 @@ from prometheus_client import Gauge
 
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.marker import MARKS, Marker
-from auditor.records import DrainProgress, DrainRecord, Records, last_drains
+from auditor.records import DrainProgress, DrainRecord, Records, read_drains
 from auditor.scan import may_be_named
 from auditor.underreplication import UnderreplicatedLedger, fewest_copies_first, underreplicated
 from ledgers.clock import Clock
@@ -210,7 +210,7 @@ class Drainer:
 
     async def _told(self) -> dict[BookieId, DrainProgress]:
         if self._progress is None:
-            record = await last_drains(self._store, self._ur)
+            record = await read_drains(self._store, self._ur)
             self._progress = {} if record is None else dict(record.bookies)
         return self._progress
 

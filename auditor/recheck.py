@@ -25,7 +25,7 @@ import structlog
 from prometheus_client import Counter as Metric
 from prometheus_client import Gauge
 
-from auditor.checks.base import Reports
+from auditor.checks.base import FindingReporter
 from auditor.checks.copies import CopyReader
 from auditor.checks.records import RECENT_COPIES
 from ledgers.clock import Clock
@@ -81,7 +81,7 @@ ADOPTED_MAX = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """Copies to be read; ``retry_s``: how much later once more, should they remain unanswered."""
+    """CopyReport to be read; ``retry_s``: how much later once more, should they remain unanswered."""
 
     copies: CopiesToRead
     retry_s: float = RETRY_MIN_S
@@ -102,7 +102,7 @@ class CopyRecheck:
         queue: Queue,
         views: ViewSource,
         reader: CopyReader,
-        reports: Reports,
+        reports: FindingReporter,
         after_s: float,
         clock: Clock,
     ) -> None:
@@ -166,7 +166,7 @@ class CopyRecheck:
         log.debug("recent_copies.read", **counts)
 
     async def _read(self, waiting: _Waiting) -> str:
-        """Read one repair's copies and return the outcome. Copies without an answer are put off."""
+        """Read one repair's copies and return the outcome. CopyReport without an answer are put off."""
         copies = waiting.copies
         try:
             outcome, silent = await self._outcome(copies)
@@ -197,13 +197,13 @@ class CopyRecheck:
         if versioned is None or not named:
             return MOOT, frozenset()
         there = named & self._views.current.available
-        found = await self._reader.of(versioned, there, sample_entries=SAMPLE_ENTRIES)
+        found = await self._reader.read_bookies(versioned, there, sample_entries=SAMPLE_ENTRIES)
         if found is None or found.is_key_suspect:
             return MOOT, frozenset()
         silent = (named - there) | found.unknown
-        if found.bad:
+        if found.damaged:
             detail = f"a repair made these copies, and they are gone again: {found.detail}"
-            await self._reports.report(RECENT_COPIES, ledger_id, found.sight, detail)
+            await self._reports.report(RECENT_COPIES, ledger_id, found.visibility, detail)
             return BAD, silent
         return (UNANSWERED if silent else GOOD), silent
 

@@ -1,10 +1,11 @@
-"""What the leader records in our znodes for the next leader, and for people.
+"""The znodes in which the leader records its state for the next leader and for people.
 
-``identities``: by bookie, the cookie with which its ledgers were last inspected. A reformatted
-bookie is thus noticed, and only once. ``absences``: since when each bookie is absent, so that the
-recovery delay continues. ``audit``: result of the last audit. ``drains``: progress of each drain.
-For ``causes``, ``urgent``, ``index`` (in ``index.note``) and ``activity`` (in
-``replication.client_activity``) see there.
+``identities``: by bookie, the cookie with which its ledgers were last inspected. So a reformatted
+bookie is noticed, and only once. ``absences``: since when each bookie is absent, so that the recovery
+delay continues. ``audit``: result of the last audit. ``drains``: progress of each drain.
+
+The formats of ``losses`` (``mark_reasons``), ``ledger_map`` (``ledger_map_updater``), ``urgent``
+(``replication.marks``) and ``activity`` (``replication.client_activity``) are defined there.
 """
 
 import json
@@ -14,9 +15,10 @@ from typing import Any
 
 import structlog
 
-from auditor.absence import StoredAbsences, UnavailableLedgers
-from auditor.findings import Cause, causes_path, causes_to_bytes
+from auditor.absence import StoredAbsences
 from auditor.ledger_map_updater import LedgerMapRecord, ledger_map_path
+from auditor.mark_reasons import LossRecord, losses_path, losses_to_bytes
+from auditor.unavailable_ledgers import UnavailableLedgers
 from ledgers.errors import UnauthorizedError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
@@ -104,15 +106,15 @@ class Records:
             "version": 1,
             "seen_ms": absences.seen_ms,
             "bookies": dict(sorted(absences.since_ms.items())),
-            "naming": dict(sorted(absences.naming.items())),
-            "are_all_named": absences.are_all_named,
+            "ledger_counts": dict(sorted(absences.ledger_counts.items())),
+            "are_counts_complete": absences.are_counts_complete,
             "excused": dict(sorted(absences.excused_ms.items())),
-            **_unavailable_record(absences.unavailable),
+            "unavailable": absences.unavailable and asdict(absences.unavailable),
         }
         await self._put(_absences_path(self._ur), json.dumps(record).encode())
 
-    async def write_causes(self, causes: Mapping[BookieId, Cause]) -> None:
-        await self._put(causes_path(self._ur), causes_to_bytes(causes))
+    async def write_losses(self, losses: Mapping[BookieId, LossRecord]) -> None:
+        await self._put(losses_path(self._ur), losses_to_bytes(losses))
 
     async def write_audit(self, audit: AuditRecord) -> None:
         record = {
@@ -125,8 +127,8 @@ class Records:
         }
         await self._put(_audit_path(self._ur), json.dumps(record).encode())
 
-    async def write_ledger_map(self, note: LedgerMapRecord) -> None:
-        await self._put(ledger_map_path(self._ur), note.to_json())
+    async def write_ledger_map(self, record: LedgerMapRecord) -> None:
+        await self._put(ledger_map_path(self._ur), record.to_json())
 
     async def write_activity(self, activity: ClientActivity) -> None:
         await self._put(activity_path(self._ur), activity.to_json())
@@ -145,12 +147,8 @@ class Records:
 
 async def read_identities(store: MetadataStore, ur: str) -> dict[BookieId, int]:
     """Return, by bookie, the czxid of the cookie that was handled; empty if nothing is stored."""
-    return await read_aid(store, _identities_path(ur), _cookies) or {}
-
-
-def _cookies(record: Mapping[str, Any]) -> dict[BookieId, int]:
-    cookies = part(record, "cookies")
-    return {BookieId(as_text(b, "bookie")): whole(cookies, b) for b in cookies}
+    path = _identities_path(ur)
+    return await read_aid(store, path, lambda record: _counts(part(record, "cookies"))) or {}
 
 
 async def read_absences(store: MetadataStore, ur: str) -> StoredAbsences:
@@ -159,62 +157,31 @@ async def read_absences(store: MetadataStore, ur: str) -> StoredAbsences:
 
 
 def _absences(record: Mapping[str, Any]) -> StoredAbsences:
-    away = part(record, "bookies")
+    since, excused = part(record, "bookies"), part(record, "excused")
+    has_unavailable = record.get("unavailable") is not None
     return StoredAbsences(
-        since_ms={BookieId(as_text(b, "bookie")): time_ms(away, b) for b in away},
+        since_ms={BookieId(as_text(b, "bookie")): time_ms(since, b) for b in since},
         seen_ms=time_ms(record, "seen_ms"),
-        excused_ms=_excused(record),
-        **_naming(record),
+        ledger_counts=_counts(part(record, "ledger_counts")),
+        are_counts_complete=switch(record, "are_counts_complete"),
+        unavailable=_unavailable(part(record, "unavailable")) if has_unavailable else None,
+        excused_ms={BookieId(as_text(b, "bookie")): time_ms(excused, b) for b in excused},
     )
 
 
-def _excused(record: Mapping[str, Any]) -> dict[BookieId, int]:
-    """Return no bookie if an earlier release wrote the record."""
-    if "excused" not in record:
-        return {}
-    excused = part(record, "excused")
-    return {BookieId(as_text(b, "bookie")): time_ms(excused, b) for b in excused}
-
-
-def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nothing, or only a part, if an earlier release wrote the record."""
-    if "naming" not in record:
-        return {}
-    naming = part(record, "naming")
-    return {
-        "unavailable": _unavailable(record),
-        "naming": {BookieId(as_text(b, "bookie")): whole(naming, b) for b in naming},
-        "are_all_named": switch(record, "are_all_named"),
-    }
-
-
-def _unavailable_record(unavailable: UnavailableLedgers | None) -> dict[str, Any]:
-    """``unavailable`` is the count, as in records of earlier releases."""
-    if unavailable is None:
-        return {"unavailable": None}
-    return {
-        "unavailable": unavailable.count,
-        "copyless_first": list(unavailable.first),
-        "copyless_enough_for": dict(sorted(unavailable.enough_for.items())),
-    }
-
-
-def _unavailable(record: Mapping[str, Any]) -> UnavailableLedgers | None:
-    """Return only the count if an earlier release wrote the record."""
-    if record.get("unavailable") is None:
-        return None
-    count = whole(record, "unavailable")
-    if "copyless_first" not in record:
-        return UnavailableLedgers(count=count)
-    enough_for = part(record, "copyless_enough_for")
+def _unavailable(record: Mapping[str, Any]) -> UnavailableLedgers:
     return UnavailableLedgers(
-        count=count,
-        first=wholes(record, "copyless_first"),
-        enough_for={BookieId(as_text(b, "bookie")): whole(enough_for, b) for b in enough_for},
+        count=whole(record, "count"),
+        first=wholes(record, "first"),
+        restored_by=_counts(part(record, "restored_by")),
     )
 
 
-async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:
+def _counts(record: Mapping[str, Any]) -> dict[BookieId, int]:
+    return {BookieId(as_text(b, "bookie")): whole(record, b) for b in record}
+
+
+async def read_audit(store: MetadataStore, ur: str) -> AuditRecord | None:
     """Return None if there was no audit, or a later release wrote the record in a format that we
     cannot read."""
     return await read_record(store, _audit_path(ur), _audit)
@@ -230,7 +197,7 @@ def _audit(record: Mapping[str, Any]) -> AuditRecord:
     )
 
 
-async def last_drains(store: MetadataStore, ur: str) -> DrainRecord | None:
+async def read_drains(store: MetadataStore, ur: str) -> DrainRecord | None:
     """Return None if nothing was drained yet, or a later release wrote the record in a format that
     we cannot read."""
     return await read_record(store, _drains_path(ur), _drains)

@@ -87,30 +87,30 @@ class BookieCensus:
 
 def wanted_hold(
     census: BookieCensus,
-    standing: HoldOrder | None,
+    current: HoldOrder | None,
     *,
     settings: HoldSettings,
     now_s: float,
     now_ms: int,
     is_calm: bool,
 ) -> HoldOrder | None:
-    """The order that should stand now, in place of ``standing``; None: there should be none.
+    """The order that should stand now, in place of ``current``; None: there should be none.
 
-    ``is_calm``: the standing hold has not been warranted for long enough.
+    ``is_calm``: the current hold has not been warranted for long enough.
     """
-    standing = Orders(hold=standing).at(now_ms).hold
+    current = Orders(hold=current).at(now_ms).hold
     recent = {
         bookie: since_s
         for bookie, since_s in census.absent_since_s.items()
         if bookie not in census.settled or now_s - since_s <= settings.window_s
     }
-    if standing is None or standing.is_released:
-        return _after_release(census, recent, standing, settings, now_ms=now_ms)
-    if standing.is_by_operator:
-        return standing
+    if current is None or current.is_released:
+        return _after_release(census, recent, current, settings, now_ms=now_ms)
+    if current.is_by_operator:
+        return current
     if is_calm or not settings.enabled:
         return None
-    return replace(standing, bookies=_in_order(recent.keys() | set(standing.bookies)))
+    return replace(current, bookies=_in_order(recent.keys() | set(current.bookies)))
 
 
 def is_warranted(hold: HoldOrder, census: BookieCensus, settings: HoldSettings) -> bool:
@@ -129,7 +129,7 @@ def _after_release(
 ) -> HoldOrder | None:
     named = set() if released is None else set(released.bookies)
     wave = {bookie: since_s for bookie, since_s in recent.items() if bookie not in named}
-    if settings.enabled and (gone := _gone_at_once(wave, census, settings)):
+    if settings.enabled and (gone := _wave_of(wave, census, settings)):
         return HoldOrder(
             since_ms=now_ms,
             until_ms=now_ms + int(settings.lasts_s * 1000) if settings.lasts_s else None,
@@ -140,7 +140,7 @@ def _after_release(
     return replace(released, bookies=_in_order(bound)) if released is not None and bound else None
 
 
-def _gone_at_once(
+def _wave_of(
     wave: Mapping[BookieId, float], census: BookieCensus, settings: HoldSettings
 ) -> frozenset[BookieId]:
     """Those that went within the window of each other, if they are enough for a hold; else none.
@@ -219,7 +219,7 @@ class SafetyHoldPolicy:
         *,
         lost_since_s: Mapping[BookieId, float],
     ) -> BookieCensus:
-        """Arguments as for ``Holds.keep``."""
+        """Arguments as for ``SafetyHolds.update``."""
         return BookieCensus.of(
             view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of
         )
@@ -245,7 +245,7 @@ class SafetyHoldPolicy:
             return math.inf
         return max(0.0, self._calm_since_s + CALM_S - self._clock.now_s())
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget the last hold, because none is in force any more."""
         self._calm_since_s = None
 
@@ -259,7 +259,7 @@ class SafetyHoldPolicy:
         return self.wait_s <= 0
 
 
-class Holds:
+class SafetyHolds:
     """The holds of a leader. Writes through ``batcher``, whose guards prove the leadership (rule
     S9)."""
 
@@ -276,11 +276,11 @@ class Holds:
         self._store, self._ur = store, ur
         self._batcher = batcher
         self._book, self._place = OrderBook(store, ur), hold_place(ur)
-        self._judge = SafetyHoldPolicy(settings, clock, rack_of=rack_of)
-        self._told: HoldOrder | None = None
+        self._policy = SafetyHoldPolicy(settings, clock, rack_of=rack_of)
+        self._logged: HoldOrder | None = None
         """The hold in force that was logged last."""
 
-    async def keep(
+    async def update(
         self,
         view: ClusterView,
         absent_since_s: Mapping[BookieId, float],
@@ -294,24 +294,24 @@ class Holds:
         ledgers are marked, and since when each is absent. Raises UnavailableError if the hold in
         force is unknown; then nothing may be marked.
         """
-        census = self._judge.census(view, absent_since_s, lost_since_s=lost_since_s)
+        census = self._policy.census(view, absent_since_s, lost_since_s=lost_since_s)
         seen = view.orders.hold
         is_held = seen is not None and not seen.is_released
         # The usual case: the order need not be read.
-        if not is_held and self._judge.wanted(seen, census) == seen:
-            return self._tell(seen, seen, census)
+        if not is_held and self._policy.wanted(seen, census) == seen:
+            return self._log_change(seen, seen, census)
         for _ in range(TRIES_MAX):
-            standing = await self._book.stored(self._place)
-            order = None if standing is None else standing.order
-            wanted = self._judge.wanted(order, census)
-            if wanted == order or await self._write(wanted, over=standing):
-                return self._tell(order, wanted, census)
+            current = await self._book.stored(self._place)
+            order = None if current is None else current.order
+            wanted = self._policy.wanted(order, census)
+            if wanted == order or await self._write(wanted, over=current):
+                return self._log_change(order, wanted, census)
         raise UnavailableError("other clients keep changing the hold", path=self._place.path)
 
     @property
     def wait_s(self) -> float:
-        """Seconds until ``keep`` must be called again even without any event."""
-        return self._judge.wait_s
+        """Seconds until ``update`` must be called again even without any event."""
+        return self._policy.wait_s
 
     async def _write(
         self, wanted: HoldOrder | None, *, over: StoredOrder[HoldOrder] | None
@@ -338,43 +338,43 @@ class Holds:
             return Delete(path=path, version=over.version)
         return SetData(path=path, data=wanted.to_json(), version=over.version)
 
-    def _tell(
+    def _log_change(
         self, before: HoldOrder | None, now: HoldOrder | None, census: BookieCensus
     ) -> HoldOrder | None:
         """Log what changed. Return ``now`` if it is in force."""
         held = _in_force(now)
-        if held is not None and not _is_same(held, self._told):
-            _tell_of_hold(held, census, is_new=not _is_same(held, before))
-        if held is None and self._told is not None:
-            log.warning("hold.ended", away=_told_bookies(census.absent_since_s))
-            self._judge.begin_anew()
-        self._told = held
+        if held is not None and not _is_same(held, self._logged):
+            _log_hold(held, census, is_new=not _is_same(held, before))
+        if held is None and self._logged is not None:
+            log.warning("hold.ended", absent=_first_bookies(census.absent_since_s))
+            self._policy.reset()
+        self._logged = held
         return held
 
 
-class ForeseenHolds:
+class SimulatedHolds:
     """The holds that a leader would keep, for observe mode. Writes nothing."""
 
-    def __init__(self, judge: SafetyHoldPolicy) -> None:
-        self._judge = judge
+    def __init__(self, policy: SafetyHoldPolicy) -> None:
+        self._policy = policy
         self._order: HoldOrder | None = None
         """The order that a leader would have written."""
 
-    async def keep(
+    async def update(
         self,
         view: ClusterView,
         absent_since_s: Mapping[BookieId, float],
         *,
         lost_since_s: Mapping[BookieId, float],
     ) -> HoldOrder | None:
-        """As ``Holds.keep``. An existing order has priority over ours."""
-        census = self._judge.census(view, absent_since_s, lost_since_s=lost_since_s)
-        self._order = self._judge.wanted(view.orders.hold or self._order, census)
+        """As ``SafetyHolds.update``. An existing order has priority over ours."""
+        census = self._policy.census(view, absent_since_s, lost_since_s=lost_since_s)
+        self._order = self._policy.wanted(view.orders.hold or self._order, census)
         return _in_force(self._order)
 
     @property
     def wait_s(self) -> float:
-        return self._judge.wait_s
+        return self._policy.wait_s
 
 
 def _in_force(order: HoldOrder | None) -> HoldOrder | None:
@@ -386,20 +386,20 @@ def _is_same(hold: HoldOrder, other: HoldOrder | None) -> bool:
     return other is not None and hold.since_ms == other.since_ms
 
 
-def _tell_of_hold(hold: HoldOrder, census: BookieCensus, *, is_new: bool) -> None:
+def _log_hold(hold: HoldOrder, census: BookieCensus, *, is_new: bool) -> None:
     """Log the hold as an error, because an operator must look. Each new leader logs an existing
     hold once."""
     log.error(
         "hold.began" if is_new else "hold.found",
         reason=hold.reason,
         is_by_operator=hold.is_by_operator,
-        away_count=len(census.absent_since_s),
+        absent_count=len(census.absent_since_s),
         bookie_count=len(census.present) + len(census.absent_since_s),
-        away=_told_bookies(census.absent_since_s),
+        absent=_first_bookies(census.absent_since_s),
         until_ms=hold.until_ms,
         next_step="nothing more is marked, and nothing fenced, until they are back; bookmender hold end says they are lost",
     )
 
 
-def _told_bookies(bookies: Collection[BookieId]) -> list[BookieId]:
+def _first_bookies(bookies: Collection[BookieId]) -> list[BookieId]:
     return sorted(bookies)[:BOOKIES_LOGGED_MAX]

@@ -18,18 +18,19 @@ from typing import Any
 from auditor.absence import Outages
 from auditor.activity import ActivityWatch
 from auditor.auditor import Auditor
-from auditor.checks.base import Reports
+from auditor.checks.base import FindingReporter
 from auditor.checks.copies import CopyReader
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
-from auditor.findings import Findings
+from auditor.finding_marker import FindingMarker
 from auditor.fsck.results.summary import meter_last
 from auditor.ledger_map_updater import LedgerMapReporter, LedgerMapUpdater, RecentWrites
 from auditor.loss_tracker import LossTracker
-from auditor.marker import BothQueues, Marker
+from auditor.mark_reasons import Findings
+from auditor.marker import Marker
 from auditor.recheck import CopyRecheck
 from auditor.records import Records
-from auditor.safety_hold import Holds
+from auditor.safety_hold import SafetyHolds
 from daemon.checking import LeaderChecks
 from daemon.limits import keep_to_our_share, keep_to_pace, yield_to_clients
 from daemon.placement import Placing, placing_of
@@ -194,8 +195,8 @@ class _Parts:
                 rng=session.rng,
                 fallback_digest=self.settings.replication.fallback_digest,
             ),
-            reports=Reports(
-                BothQueues(session.store, batcher, session.ur, session.clock),
+            reports=FindingReporter(
+                FindingMarker(session.store, batcher, session.ur, session.clock),
                 Findings(session.store, batcher, session.ur, session.clock),
             ),
             after_s=after_s,
@@ -388,7 +389,7 @@ def _auditor(
     records: Records,
     outages: Outages,
 ) -> Auditor:
-    holds = Holds(
+    holds = SafetyHolds(
         store=session.store,
         batcher=batcher,
         ur=session.ur,

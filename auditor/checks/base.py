@@ -19,9 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from auditor.checks.records import CheckKind, CheckRun
-from auditor.findings import Findings
-from auditor.marker import BothQueues
-from auditor.underreplication import Sight
+from auditor.finding_marker import FindingMarker, JavaVisibility
+from auditor.mark_reasons import Findings
 from ledgers.errors import (
     CorruptionError,
     LeadershipLostError,
@@ -38,9 +37,9 @@ class Check(ABC):
     kind: CheckKind
     part_size: int = 500
     """Ledgers that are looked at together: after each part its progress is noted. What is asked for
-    at a time ``look_at`` sees to itself."""
-    look_size: int | None = None
-    """Of a part, how many one call of ``look_at`` is given. The calls are made side by side, and
+    at a time ``check_ledgers`` sees to itself."""
+    call_size: int | None = None
+    """Of a part, how many one call of ``check_ledgers`` is given. The calls are made side by side, and
     those that are through are not made again after a pause. None: the whole part, which is worth it
     where a ledger is cheap."""
 
@@ -48,7 +47,7 @@ class Check(ABC):
         """A run begins, or goes on where an earlier leader left it (``run.cursor`` is beyond 0)."""
 
     @abstractmethod
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
         """Look at these ledgers, ascending; what came of it, counted by kind.
 
         They were there when the index was last told; one may be gone or unreadable. It may be
@@ -63,7 +62,7 @@ class Check(ABC):
 log = structlog.get_logger()
 
 
-async def look_at_each(
+async def check_each(
     kind: CheckKind, ledger_ids: Sequence[int], look: Callable[[int], Awaitable[Counter[str]]]
 ) -> Counter[str]:
     """All at once. One whose metadata cannot be read, or may not, counts as ``unopened``."""
@@ -84,12 +83,12 @@ async def look_at_each(
     return counts
 
 
-class Looks:
+class PartRun:
     """Of one part. ``counts``: what came of those that are through."""
 
     def __init__(self, check: Check, part: Sequence[int]) -> None:
         self._check = check
-        size = check.look_size or len(part)
+        size = check.call_size or len(part)
         self._left = [part[start : start + size] for start in range(0, len(part), size)]
         self.counts: Counter[str] = Counter()
 
@@ -116,7 +115,7 @@ async def _look_at_all(check: Check, part: Sequence[int]) -> Counter[str]:
     """A defect of ours that one ledger brings to light costs that ledger, neither the rest nor the
     leader."""
     try:
-        return await check.look_at(part)
+        return await check.check_ledgers(part)
     except (UnavailableError, SessionLostError, LeadershipLostError):
         raise
     except Exception as error:
@@ -135,23 +134,23 @@ LOGGED_MAX = 20
 queue names all of them."""
 
 
-class Reports:
+class FindingReporter:
     """The leader's: findings are marked, not only counted."""
 
-    def __init__(self, queues: BothQueues, findings: Findings) -> None:
+    def __init__(self, queues: FindingMarker, findings: Findings) -> None:
         self._queues, self._findings = queues, findings
         self._logged: Counter[str] = Counter()
 
     async def report(
-        self, kind: CheckKind, ledger_id: int, sight: Sight, detail: str
+        self, kind: CheckKind, ledger_id: int, visibility: JavaVisibility, detail: str
     ) -> Counter[str]:
         """``sight``: of those whose copies are at fault; of none where copies are merely in the
         wrong place.
 
         Counts what was ``found``, and ``marked``: marks that are new, or name more bookies now.
         """
-        await self._findings.write(ledger_id, kind.name, sight.bookies, detail)
-        is_news = await self._queues.mark(ledger_id, sight)
+        await self._findings.write(ledger_id, kind.name, visibility.bookies, detail)
+        is_news = await self._queues.mark(ledger_id, visibility)
         if is_news and self._logged[kind.name] < LOGGED_MAX:
             self._logged[kind.name] += 1
             log.warning("check.found", check=kind.name, ledger_id=ledger_id, what=detail)

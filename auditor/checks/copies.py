@@ -28,9 +28,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from heapq import merge
 
-from auditor.checks.base import Check, Reports, look_at_each
+from auditor.checks.base import Check, FindingReporter, check_each
 from auditor.checks.records import ALL_LEDGERS, REPLICAS
-from auditor.underreplication import Damage, Sight, java_visibility
+from auditor.finding_marker import (
+    Damage,
+    JavaVisibility,
+    java_visibility,
+)
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.digest import EntryDigest
@@ -55,7 +59,7 @@ LARGE_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bad:
+class DamagedCopy:
     """What a bookie does not have of a ledger, or has damaged, or cannot read; not all three are
     empty."""
 
@@ -69,10 +73,10 @@ class Bad:
 
     @property
     def damage(self) -> Damage:
-        return Damage(bad=self.entries, refused=merged(self.absent, self.unreadable))
+        return Damage(entries=self.entries, not_returned=merged(self.absent, self.unreadable))
 
     @classmethod
-    def of(cls, refused: ReadFailures) -> "Bad | None":
+    def of(cls, refused: ReadFailures) -> "DamagedCopy | None":
         """None where it refused nothing for good."""
         bad = cls(
             absent=refused.absent,
@@ -83,22 +87,22 @@ class Bad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class CopyReport:
     """What is known of the copies in a ledger's closed fragments. ``bad``: only what was said
     twice."""
 
     metadata: LedgerMetadata
     fragments: tuple[Fragment, ...]
-    bad: Mapping[BookieId, Bad] = field(default_factory=dict)
+    damaged: Mapping[BookieId, DamagedCopy] = field(default_factory=dict)
     unknown: frozenset[BookieId] = frozenset()
     """Bookies that were asked and left something unanswered."""
     is_key_suspect: bool = False
     """No entry fits the configured key, and the metadata holds none (rule S7): nothing is known."""
 
     @property
-    def sight(self) -> Sight:
+    def visibility(self) -> JavaVisibility:
         """Only bookies that are registered were asked."""
-        damage = {bookie: bad.damage for bookie, bad in self.bad.items()}
+        damage = {bookie: bad.damage for bookie, bad in self.damaged.items()}
         return java_visibility(self.fragments, damage, registered=damage)
 
     @property
@@ -106,7 +110,7 @@ class Copies:
         """A sentence for an operator."""
         return "; ".join(
             _told(bookie, verb, entries)
-            for bookie, bad in sorted(self.bad.items())
+            for bookie, bad in sorted(self.damaged.items())
             for verb, entries in (
                 ("lacks", bad.absent),
                 ("holds damaged", bad.mismatched),
@@ -123,7 +127,7 @@ def _told(bookie: BookieId, verb: str, entries: EntryRuns) -> str:
 
 
 class CopyReader:
-    """Looks at many ledgers at once. One for all checks of a leader."""
+    """PartRun at many ledgers at once. One for all checks of a leader."""
 
     def __init__(
         self,
@@ -153,20 +157,20 @@ class CopyReader:
         except NoSuchLedgerError:
             return None
 
-    async def sample(self, versioned: VersionedMetadata, share: float) -> Copies | None:
+    async def read_sample(self, versioned: VersionedMetadata, share: float) -> CopyReport | None:
         """The ends of each copy, and ``share`` of the entries between them. None: the ledger is
         gone."""
         return await self._look(versioned, share=share)
 
-    async def all(self, versioned: VersionedMetadata) -> Copies | None:
+    async def read_all(self, versioned: VersionedMetadata) -> CopyReport | None:
         """Every entry of each copy; with entry lists, the ends alone of one whose list says it is
         whole."""
         return await self._look(versioned, share=0.0 if self._lists else 1.0, lists=self._lists)
 
-    async def of(
+    async def read_bookies(
         self, versioned: VersionedMetadata, bookies: Collection[BookieId], *, sample_entries: int
-    ) -> Copies | None:
-        """As ``sample``, of these bookies alone, with about ``sample_entries`` entries between the
+    ) -> CopyReport | None:
+        """As ``read_sample``, of these bookies alone, with about ``sample_entries`` entries between the
         ends in the whole ledger, at least one of each copy."""
         metadata = versioned.metadata
         # Of an open ledger only what lies before its last segment is read.
@@ -181,18 +185,18 @@ class CopyReader:
         share: float,
         lists: EntryLists | None = None,
         among: frozenset[BookieId] | None = None,
-    ) -> Copies | None:
+    ) -> CopyReport | None:
         """``among``: the bookies to ask; None: all that are registered."""
         for _ in range(LOOKS_MAX):
             copies = await self._look_twice(versioned, share, lists, among)
-            if not copies.bad:
+            if not copies.damaged:
                 return copies
             await self._manager.sync(versioned.ledger_id)
             current = await self.metadata(versioned.ledger_id)
             if current is None or current.stat.mzxid == versioned.stat.mzxid:
                 return copies if current else None
             versioned = current  # a worker, or a writer, changed it: what was asked is out of date
-        return replace(copies, bad={}, unknown=copies.unknown.union(copies.bad))
+        return replace(copies, damaged={}, unknown=copies.unknown.union(copies.damaged))
 
     async def _look_twice(
         self,
@@ -200,9 +204,9 @@ class CopyReader:
         share: float,
         lists: EntryLists | None,
         among: frozenset[BookieId] | None,
-    ) -> Copies:
+    ) -> CopyReport:
         found = closed_fragments(versioned)
-        copies = Copies(metadata=versioned.metadata, fragments=found)
+        copies = CopyReport(metadata=versioned.metadata, fragments=found)
         asked = await self._questions(found, share, lists, among)
         first = await self._ask(versioned, found, asked)
         copies = replace(copies, unknown=_unanswered(first))
@@ -214,7 +218,7 @@ class CopyReader:
         await self._clock.sleep(SECOND_LOOK_S)
         again = {bookie: (bad.entries,) for bookie, bad in suspects.items()}
         second = await self._ask(versioned, found, again)
-        return replace(copies, bad=_bad(second), unknown=copies.unknown | _unanswered(second))
+        return replace(copies, damaged=_bad(second), unknown=copies.unknown | _unanswered(second))
 
     async def _questions(
         self,
@@ -253,9 +257,9 @@ class CopyReader:
             )
 
 
-def _bad(refusals: Mapping[BookieId, ReadFailures]) -> dict[BookieId, Bad]:
+def _bad(refusals: Mapping[BookieId, ReadFailures]) -> dict[BookieId, DamagedCopy]:
     """Of those bookies that refused something for good."""
-    return {bookie: bad for bookie, refused in refusals.items() if (bad := Bad.of(refused))}
+    return {bookie: bad for bookie, refused in refusals.items() if (bad := DamagedCopy.of(refused))}
 
 
 def _unanswered(refusals: Mapping[BookieId, ReadFailures]) -> frozenset[BookieId]:
@@ -271,12 +275,12 @@ def closed_fragments(versioned: VersionedMetadata) -> tuple[Fragment, ...]:
     return tuple(fragment for fragment in found if fragment.is_closed)
 
 
-def most_bad(copies: Copies) -> int:
+def max_damaged_count(copies: CopyReport) -> int:
     """Of how many bookies the worst entry is bad."""
-    return max((_most_bad(fragment, copies.bad) for fragment in copies.fragments), default=0)
+    return max((_most_bad(fragment, copies.damaged) for fragment in copies.fragments), default=0)
 
 
-def _most_bad(fragment: Fragment, bad: Mapping[BookieId, Bad]) -> int:
+def _most_bad(fragment: Fragment, bad: Mapping[BookieId, DamagedCopy]) -> int:
     """Sweeps over the runs: a bookie that came back empty may lack millions of entries."""
     assert fragment.last_entry_id is not None, fragment
     first, last = fragment.first_entry_id, fragment.last_entry_id
@@ -321,25 +325,25 @@ class ReplicasCheck(Check):
     kind = REPLICAS
     part_size = 20
     """Every entry is read: a part of as many ledgers as for a sample would take for ever."""
-    look_size = 1
+    call_size = 1
 
-    def __init__(self, reader: CopyReader, reports: Reports, marks: MarkTree) -> None:
+    def __init__(self, reader: CopyReader, reports: FindingReporter, marks: MarkTree) -> None:
         self._reader = reader
         self._reports = reports
         self._marks = marks
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
         """Counts ledgers by ``worst_entry``; ``found``, ``marked``, ``unknown`` and ``unopened`` as
         ``AllLedgersCheck`` does; ``skipped``: open or empty ones, and those that are marked."""
-        return await look_at_each(self.kind, ledger_ids, self._look_at_one)
+        return await check_each(self.kind, ledger_ids, self._check_one)
 
-    async def _look_at_one(self, ledger_id: int) -> Counter[str]:
+    async def _check_one(self, ledger_id: int) -> Counter[str]:
         versioned = await self._reader.metadata(ledger_id)
         if versioned is None:
             return Counter(gone=1)
         if not _has_entries_for_good(versioned.metadata) or await self._marks.holds(ledger_id):
             return Counter(skipped=1)
-        copies = await self._reader.all(versioned)
+        copies = await self._reader.read_all(versioned)
         if copies is None:
             return Counter(gone=1)
         if copies.is_key_suspect:
@@ -348,17 +352,17 @@ class ReplicasCheck(Check):
         if (worst := worst_entry(copies)) is not None:
             counts[worst] += 1
             detail = f"{_TOLD[worst]}: {copies.detail}"
-            counts += await self._reports.report(self.kind, ledger_id, copies.sight, detail)
+            counts += await self._reports.report(self.kind, ledger_id, copies.visibility, detail)
         return counts
 
 
-def worst_entry(copies: Copies) -> str | None:
+def worst_entry(copies: CopyReport) -> str | None:
     """What the entry with the fewest copies has; None where none lacks any.
 
-    Copies that nobody knows of count as there: a bookie that cannot be reached has lost nothing
+    CopyReport that nobody knows of count as there: a bookie that cannot be reached has lost nothing
     yet.
     """
-    lacking = most_bad(copies)
+    lacking = max_damaged_count(copies)
     left = copies.metadata.write_quorum - lacking
     if lacking == 0:
         return None
@@ -377,26 +381,30 @@ class AllLedgersCheck(Check):
     kind = ALL_LEDGERS
     part_size = 100
     """At a pace of 1,000 reads a second, and with two reads of a copy, half a second."""
-    look_size = 1
+    call_size = 1
 
-    def __init__(self, reader: CopyReader, reports: Reports, *, share: float) -> None:
+    def __init__(self, reader: CopyReader, reports: FindingReporter, *, share: float) -> None:
         self._reader = reader
         self._reports = reports
         self._share = share
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
         """Counts ledgers: ``found`` and ``marked``; ``unknown``, of which some copy was not told;
         ``unopened``, of which none was."""
-        return await look_at_each(self.kind, ledger_ids, self._look_at_one)
+        return await check_each(self.kind, ledger_ids, self._check_one)
 
-    async def _look_at_one(self, ledger_id: int) -> Counter[str]:
+    async def _check_one(self, ledger_id: int) -> Counter[str]:
         versioned = await self._reader.metadata(ledger_id)
-        copies = None if versioned is None else await self._reader.sample(versioned, self._share)
+        copies = (
+            None if versioned is None else await self._reader.read_sample(versioned, self._share)
+        )
         if copies is None:
             return Counter(gone=1)
         if copies.is_key_suspect:
             return Counter(unopened=1)
         counts = Counter(unknown=int(bool(copies.unknown)))
-        if copies.bad:
-            counts += await self._reports.report(self.kind, ledger_id, copies.sight, copies.detail)
+        if copies.damaged:
+            counts += await self._reports.report(
+                self.kind, ledger_id, copies.visibility, copies.detail
+            )
         return counts

@@ -1,4 +1,4 @@
-"""Looks for open ledgers that nobody writes any more, though all their bookies are there (gap G35).
+"""PartRun for open ledgers that nobody writes any more, though all their bookies are there (gap G35).
 
 The bookies of the last ensemble are asked for their last entry, without fencing; one that stays the
 same from one run to the next, while the metadata is not written either, means that the ledger is
@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from auditor.checks.base import Check, look_at_each
+from auditor.checks.base import Check, check_each
 from auditor.checks.records import IDLE_OPEN, CheckRun
 from auditor.ledger_map import LedgerMap
 from ledgers.bookies import Bookies
@@ -32,12 +32,12 @@ from replication.cluster import ViewSource
 from replication.transactions import Batcher
 from replication.znodes import TIME_MS_MAX, WHOLE_MAX, as_whole, own_path, read_record
 
-SIGHTINGS_MAX = 10_000
+KEPT_MAX = 10_000
 """Kept: those of the longest standing. About 300 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class LastChange:
     """An open ledger has got no entry since ``since_ms`` (wall clock), nor was its metadata
     written.
 
@@ -52,9 +52,9 @@ class Sighting:
         return max(0, now_ms - self.since_ms) / 1000
 
 
-def seen_again(
-    before: Sighting | None, *, last_entry_id: int | None, written_ms: int, now_ms: int
-) -> Sighting | None:
+def updated_change(
+    before: LastChange | None, *, last_entry_id: int | None, written_ms: int, now_ms: int
+) -> LastChange | None:
     """What is known of a ledger now. None: nothing, for no bookie said anything.
 
     ``written_ms``: when its metadata was last written. A last entry before the one known comes of
@@ -69,37 +69,37 @@ def seen_again(
         return before
     if last_entry_id is None:
         return None
-    return Sighting(last_entry_id=last_entry_id, since_ms=now_ms)
+    return LastChange(last_entry_id=last_entry_id, since_ms=now_ms)
 
 
 def idle_path(ur: str) -> str:
     return f"{own_path(ur)}/idle"
 
 
-def longest_standing(sightings: Mapping[int, Sighting]) -> dict[int, Sighting]:
+def longest_idle(changes: Mapping[int, LastChange]) -> dict[int, LastChange]:
     """Those that are kept, the longest idle first."""
-    order = sorted(sightings, key=lambda ledger_id: (sightings[ledger_id].since_ms, ledger_id))
-    return {ledger_id: sightings[ledger_id] for ledger_id in order[:SIGHTINGS_MAX]}
+    order = sorted(changes, key=lambda ledger_id: (changes[ledger_id].since_ms, ledger_id))
+    return {ledger_id: changes[ledger_id] for ledger_id in order[:KEPT_MAX]}
 
 
-def sightings_to_json(sightings: Mapping[int, Sighting]) -> bytes:
+def last_changes_to_json(changes: Mapping[int, LastChange]) -> bytes:
     """By columns: with a name to each value it would be three times as large."""
     record = {
         "version": 1,
-        "ledger_ids": list(sightings),
-        "last_entry_ids": [each.last_entry_id for each in sightings.values()],
-        "since_ms": [each.since_ms for each in sightings.values()],
+        "ledger_ids": list(changes),
+        "last_entry_ids": [each.last_entry_id for each in changes.values()],
+        "since_ms": [each.since_ms for each in changes.values()],
     }
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-async def read_sightings(store: MetadataStore, ur: str) -> dict[int, Sighting]:
+async def read_last_changes(store: MetadataStore, ur: str) -> dict[int, LastChange]:
     """By ledger, the longest idle first; none where nothing is stored, or nothing that can be
     read."""
-    return await read_record(store, idle_path(ur), _sightings) or {}
+    return await read_record(store, idle_path(ur), _changes) or {}
 
 
-def _sightings(record: Mapping[str, Any]) -> dict[int, Sighting]:
+def _changes(record: Mapping[str, Any]) -> dict[int, LastChange]:
     if record.get("version") != 1:
         return {}
     columns = [record.get(key) for key in ("ledger_ids", "last_entry_ids", "since_ms")]
@@ -113,24 +113,24 @@ def _rows(columns: list[object]) -> list[tuple[object, ...]]:
     return list(zip(*lists, strict=True))
 
 
-def _row(ledger_id: object, last_entry_id: object, since_ms: object) -> tuple[int, Sighting]:
-    return as_whole(ledger_id, "ledger"), Sighting(
+def _row(ledger_id: object, last_entry_id: object, since_ms: object) -> tuple[int, LastChange]:
+    return as_whole(ledger_id, "ledger"), LastChange(
         last_entry_id=as_whole(last_entry_id, "last entry", least=NO_ENTRY, most=WHOLE_MAX),
         since_ms=as_whole(since_ms, "time", most=TIME_MS_MAX),
     )
 
 
-class Sightings:
+class IdleRecords:
     """The leader's: written through ``batcher``, whose guards prove the leadership (rule S9)."""
 
     def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
         self._store, self._batcher, self._ur = store, batcher, ur
 
-    async def read(self) -> dict[int, Sighting]:
-        return await read_sightings(self._store, self._ur)
+    async def read(self) -> dict[int, LastChange]:
+        return await read_last_changes(self._store, self._ur)
 
-    async def write(self, sightings: Mapping[int, Sighting]) -> None:
-        data = sightings_to_json(longest_standing(sightings))
+    async def write(self, changes: Mapping[int, LastChange]) -> None:
+        data = last_changes_to_json(longest_idle(changes))
         await self._batcher.put(idle_path(self._ur), data)
 
 
@@ -153,7 +153,7 @@ class IdleOpenCheck(Check):
         manager: LedgerManager,
         bookies: Bookies,
         views: ViewSource,
-        sightings: Sightings,
+        idle_records: IdleRecords,
         after_s: float,
         reads_per_s: int,
         clock: Clock,
@@ -163,11 +163,11 @@ class IdleOpenCheck(Check):
         self._manager = manager
         self._bookies = bookies
         self._views = views
-        self._sightings = sightings
+        self._idle_records = idle_records
         self._after_s = after_s
         self._read_s = 1 / reads_per_s if reads_per_s else 0.0
         self._clock = clock
-        self._known: dict[int, Sighting] = {}
+        self._known: dict[int, LastChange] = {}
         self._started_ms: int | None = None
         """Of the run that ``_known`` is of."""
         self._next_read_s = 0.0
@@ -178,21 +178,21 @@ class IdleOpenCheck(Check):
         """What an earlier leader saw in this run is lost: those ledgers are as the run before saw
         them."""
         if self._started_ms != run.started_ms:
-            self._known = await self._sightings.read()
+            self._known = await self._idle_records.read()
             self._started_ms = run.started_ms
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
         counts: Counter[str] = Counter()
         open_ids = [ledger_id for ledger_id in ledger_ids if self._is_open(ledger_id)]
         for start in range(0, len(open_ids), LEDGERS_AT_ONCE):
             part = open_ids[start : start + LEDGERS_AT_ONCE]
-            counts += await look_at_each(self.kind, part, self._look_at_one)
+            counts += await check_each(self.kind, part, self._check_one)
         return counts
 
     async def finish(self, run: CheckRun) -> None:
         """Those that were closed or deleted meanwhile are forgotten."""
         self._known = {i: each for i, each in self._known.items() if self._is_open(i)}
-        await self._sightings.write(self._known)
+        await self._idle_records.write(self._known)
         now_ms = self._clock.wall_ms()
         ages_s = {i: each.idle_s(now_ms) for i, each in self._known.items()}
         self._tell({i: age_s for i, age_s in ages_s.items() if age_s >= self._after_s})
@@ -217,7 +217,7 @@ class IdleOpenCheck(Check):
         ledger = self._ledger_map.get(ledger_id)
         return ledger is not None and ledger.state is not LedgerState.CLOSED
 
-    async def _look_at_one(self, ledger_id: int) -> Counter[str]:
+    async def _check_one(self, ledger_id: int) -> Counter[str]:
         try:
             versioned = await self._manager.read(ledger_id)
         except NoSuchLedgerError:
@@ -229,7 +229,7 @@ class IdleOpenCheck(Check):
         await self._wait_turn(len(members))
         last, silent = await highest_entry_id(self._bookies, members, ledger_id)
         last_entry_id = None if silent.issuperset(members) else last
-        found = seen_again(
+        found = updated_change(
             self._known.get(ledger_id),
             last_entry_id=last_entry_id,
             written_ms=versioned.stat.mtime_ms,
@@ -237,7 +237,7 @@ class IdleOpenCheck(Check):
         )
         return Counter(open=1) + self._note(ledger_id, found, is_unknown=last_entry_id is None)
 
-    def _note(self, ledger_id: int, found: Sighting | None, *, is_unknown: bool) -> Counter[str]:
+    def _note(self, ledger_id: int, found: LastChange | None, *, is_unknown: bool) -> Counter[str]:
         if found is None:
             self._known.pop(ledger_id, None)
         else:

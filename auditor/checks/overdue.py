@@ -14,7 +14,7 @@ from prometheus_client import Gauge
 
 from auditor.checks import runner
 from auditor.checks.records import OVERDUE, CheckRecord, CheckRecords, CheckRun
-from auditor.marker import read_private_queue
+from auditor.finding_marker import read_private_queue
 from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,

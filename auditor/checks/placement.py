@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 import structlog
 
-from auditor.checks.base import Check, Reports
+from auditor.checks.base import Check, FindingReporter
 from auditor.checks.records import PLACEMENT, CheckRun
+from auditor.finding_marker import JavaVisibility
 from auditor.ledger_map import LedgerMap, MappedLedger
-from auditor.underreplication import Sight
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.model import BookieId, LedgerState
 from ledgers.placement import Adherence, Candidate, Locate, PlacementPolicy
@@ -107,7 +107,7 @@ class PlacementCheck(Check):
         policy: PlacementPolicy,
         rack_of: Locate,
         has_rack_source: bool,
-        reports: Reports | None,
+        reports: FindingReporter | None,
     ) -> None:
         """``reports``: what is found is marked. None: ledgers are only counted."""
         self._ledger_map = ledger_map
@@ -121,7 +121,7 @@ class PlacementCheck(Check):
     async def begin(self, run: CheckRun) -> None:
         self._marks_left = max(0, MARKS_MAX - run.counts.get("marked", 0))
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
         counts: Counter[str] = Counter()
         misplaced: list[MappedLedger] = []
         for position, ledger_id in enumerate(ledger_ids):
@@ -187,5 +187,8 @@ class PlacementCheck(Check):
         ensemble = next(_failing(ledger, self._policy))
         where = ", ".join(f"{bookie} in {self._rack_of(bookie)}" for bookie in ensemble)
         return await self._reports.report(
-            self.kind, ledger.ledger_id, Sight(), f"misplaced by the placement policy: {where}"
+            self.kind,
+            ledger.ledger_id,
+            JavaVisibility(),
+            f"misplaced by the placement policy: {where}",
         )

@@ -28,7 +28,7 @@ from typing import TypeVar
 import structlog
 from prometheus_client import Counter, Gauge
 
-from auditor.checks.base import Check, Looks
+from auditor.checks.base import Check, PartRun
 from auditor.checks.records import CheckRecord, CheckRecords, CheckRun, check_path
 from auditor.ledger_map import LedgerMap
 from auditor.settings import ChecksSettings
@@ -429,7 +429,7 @@ class CheckRunner:
 
     async def _look_at(self, check: Check, part: Sequence[int], progress: Progress) -> None:
         """It goes on where it was cut short, be it by ZooKeeper or by what makes a check wait."""
-        looks, took_s = Looks(check, part), 0.0
+        looks, took_s = PartRun(check, part), 0.0
         while not looks.are_through:
             await self._wait_allowed(progress)
             began_s = self._clock.now_s()
@@ -438,7 +438,7 @@ class CheckRunner:
         left = max(0, len(self._ledger_map) - progress.run.ledger_count - len(part))
         await progress.advance(part, looks.counts, ledgers_left=left, took_s=took_s)
 
-    async def _unless_paused(self, looks: Looks) -> None:
+    async def _unless_paused(self, looks: PartRun) -> None:
         """Until they are through, or a pause begins."""
         async with task_scope() as scope:
             making = scope.start(looks.make())

@@ -14,11 +14,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import islice
 
-from auditor.findings import Findings
+from auditor.finding_marker import (
+    Damage,
+    FindingMarker,
+    JavaVisibility,
+    java_visibility,
+)
 from auditor.fsck.results.advice import entries_text
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
-from auditor.marker import BothQueues
-from auditor.underreplication import Damage, Sight, java_visibility
+from auditor.mark_reasons import Findings
 from ledgers.errors import CorruptionError, UnauthorizedError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, known_fragments
@@ -60,7 +64,9 @@ class Fault:
         """The bookies with bad copies, ascending."""
         return tuple(sorted(self.damage))
 
-    def sight(self, versioned: VersionedMetadata, registered: Collection[BookieId]) -> Sight:
+    def sight(
+        self, versioned: VersionedMetadata, registered: Collection[BookieId]
+    ) -> JavaVisibility:
         """Return which damage Java's workers can detect. ``versioned``: the metadata that the
         verdict is based on."""
         found = known_fragments(self.ledger_id, versioned.metadata, lac=self.last_entry_id)
@@ -135,7 +141,9 @@ def _damage(seen: Sequence[Evidence]) -> dict[BookieId, Damage]:
         if each.finding in REFUSALS:
             refused[each.bookie] |= ends
     return {
-        bookie: Damage(bad=EntryRuns(sorted(ends)), refused=EntryRuns(sorted(refused[bookie])))
+        bookie: Damage(
+            entries=EntryRuns(sorted(ends)), not_returned=EntryRuns(sorted(refused[bookie]))
+        )
         for bookie, ends in bad.items()
     }
 
@@ -150,7 +158,9 @@ def _clause(each: Evidence) -> str:
     return f"{each.bookie}: {each.finding.value.replace('_', ' ')}, {entries_text(each)}"
 
 
-async def sight_now(fault: Fault, manager: LedgerManager, view: ClusterView) -> Sight | None:
+async def sight_now(
+    fault: Fault, manager: LedgerManager, view: ClusterView
+) -> JavaVisibility | None:
     """Return how to mark the ledger; None if it must not be marked, because it is deleted or
     unreadable, or its metadata was written since the verdict."""
     try:
@@ -177,7 +187,7 @@ async def foresee(
         source_health += [
             fault for fault, sight in zip(part, sights, strict=True) if sight is not None
         ]
-        own += sum(sight is not None and sight.needs_own_mark for sight in sights)
+        own += sum(sight is not None and sight.needs_private_mark for sight in sights)
         left -= len(part)
         show(left)
     return Foreseen(faults=tuple(source_health), changed=len(faults) - len(source_health), own=own)
@@ -191,7 +201,7 @@ class Publisher:
     """
 
     def __init__(
-        self, queues: BothQueues, findings: Findings, manager: LedgerManager, views: ViewSource
+        self, queues: FindingMarker, findings: Findings, manager: LedgerManager, views: ViewSource
     ) -> None:
         self._queues, self._findings = queues, findings
         self._manager, self._views = manager, views
@@ -214,7 +224,9 @@ class Publisher:
             return Published(changed=1)
         await self._findings.write(fault.ledger_id, CHECK_NAME, fault.bookies, fault.detail)
         is_news = await self._queues.mark(fault.ledger_id, sight)
-        return Published(new=int(is_news), known=int(not is_news), own=int(sight.needs_own_mark))
+        return Published(
+            new=int(is_news), known=int(not is_news), own=int(sight.needs_private_mark)
+        )
 
 
 def _parts(faults: Sequence[Fault], size: int) -> Iterator[list[Fault]]:

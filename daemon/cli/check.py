@@ -32,7 +32,7 @@ from auditor.checks.records import (
 )
 from auditor.checks.runner import FORCED_MS, due_in_s
 from auditor.election import current_leader
-from auditor.records import last_audit
+from auditor.records import read_audit
 from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
 from daemon.cli.progress import (
@@ -217,7 +217,7 @@ async def _row(cluster: AdminSession, kind: CheckKind, now_ms: int) -> CheckRow:
 
 
 async def _bookies_row(cluster: AdminSession, now_ms: int) -> CheckRow:
-    audit = await last_audit(cluster.store, cluster.ur)
+    audit = await read_audit(cluster.store, cluster.ur)
     interval_s = cluster.settings.auditor.bookie_check_interval_s
     last = None
     if audit is not None:

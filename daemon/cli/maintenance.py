@@ -18,7 +18,7 @@ import click
 from auditor.absence import read_delay
 from auditor.records import read_absences
 from auditor.scan import read_mapped_ledgers
-from auditor.underreplication import has_unavailable_entry
+from auditor.unavailable_ledgers import has_unavailable_entry
 from daemon.admin_session import AdminSession, run_in_session, shared_clock
 from daemon.cli.bookies import (
     BookieArgument,

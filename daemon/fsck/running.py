@@ -44,13 +44,13 @@ from typing import Any
 import click
 import structlog
 
-from auditor.findings import Findings
+from auditor.finding_marker import FindingMarker
 from auditor.fsck.levels import FsckJob, FsckOptions, OnProgress
 from auditor.fsck.publishing import Fault, Foreseen, Published, Publisher, Show, foresee
 from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster
 from auditor.fsck.results.files import replace_file
 from auditor.fsck.results.summary import Summary, note_marked, write_last
-from auditor.marker import BothQueues
+from auditor.mark_reasons import Findings
 from daemon.admin_session import AdminSession, admin_session, by_hand
 from daemon.cli.main import EXIT_UNKNOWN
 from daemon.cli.progress import printable, tell
@@ -607,7 +607,7 @@ async def publish_here(cluster: AdminSession, faults: Sequence[Fault], show: Sho
     async with task_scope() as scope:
         scope.start(batcher.run())
         publisher = Publisher(
-            BothQueues(store, batcher, ur, clock),
+            FindingMarker(store, batcher, ur, clock),
             Findings(store, batcher, ur, clock),
             cluster.manager,
             views,

@@ -125,7 +125,7 @@ def _print(sight: Sight, output: str, *, is_one: bool) -> None:
 def exit_code(sight: Sight) -> int:
     """Return the exit code that ``--help`` describes."""
     seen = sight.observation
-    is_named = any(row.ledger_count for row in seen.missing)
+    is_named = any(row.ledger_count for row in seen.affected)
     if seen.underreplicated or seen.marked_count or seen.own.damaged or is_named:
         return EXIT_FAILED
     return EXIT_UNKNOWN if seen.unreadable or not seen.is_ledger_map_complete else 0

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from auditor.observer import Absence, MissingBookie, Observation
+from auditor.observer import AffectedBookie, BookieCondition, Observation
 from daemon.cli.hold import hold_record, hold_text
 from daemon.cli.plan import to_json as plan_record
 from daemon.cli.progress import counted, duration_text, printable
@@ -30,7 +30,7 @@ def to_record(sight: Sight) -> dict[str, Any]:
         "bookies": {
             "writable": seen.writable_count,
             "read_only": seen.read_only_count,
-            "missing": [_missing_record(row) for row in seen.missing],
+            "affected": [_affected_record(row) for row in seen.affected],
         },
         "recovery_delay_s": seen.recovery_delay_s,
         "is_disabled": seen.is_disabled,
@@ -61,10 +61,10 @@ def _first(name: str, ledger_ids: Sequence[int]) -> dict[str, Any]:
     return {name: len(ledger_ids), f"{name}_ledgers": list(ledger_ids[:SHOWN_MAX])}
 
 
-def _missing_record(row: MissingBookie) -> dict[str, Any]:
+def _affected_record(row: AffectedBookie) -> dict[str, Any]:
     return {
         "bookie": row.bookie,
-        "state": row.absence.value,
+        "state": row.condition.value,
         "left_s": round(row.left_s),
         "ledgers": row.ledger_count,
     }
@@ -102,24 +102,24 @@ def _hold(seen: Observation) -> list[str]:
 
 
 def _missing(seen: Observation) -> list[str]:
-    if not seen.missing:
+    if not seen.affected:
         return ["no bookie"]
-    width = max(len(row.bookie) for row in seen.missing[:SHOWN_MAX])
+    width = max(len(row.bookie) for row in seen.affected[:SHOWN_MAX])
     lines = [
         f"{row.bookie:<{width}}  {_state(row, seen)}, {counted(row.ledger_count, 'ledger')}"
-        for row in seen.missing[:SHOWN_MAX]
+        for row in seen.affected[:SHOWN_MAX]
     ]
-    more = len(seen.missing) - SHOWN_MAX
+    more = len(seen.affected) - SHOWN_MAX
     return [*lines, f"and {more} more"] if more > 0 else lines
 
 
-def _state(row: MissingBookie, seen: Observation) -> str:
-    match row.absence:
-        case Absence.LOST:
+def _state(row: AffectedBookie, seen: Observation) -> str:
+    match row.condition:
+        case BookieCondition.LOST:
             return "held" if seen.hold is not None else "lost"
-        case Absence.WAITING:
+        case BookieCondition.ABSENT:
             return f"absent, lost in {duration_text(row.left_s)}"
-        case Absence.REBORN:
+        case BookieCondition.REFORMATTED:
             return "reformatted, may lack its earlier copies"
 
 

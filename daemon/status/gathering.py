@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from auditor.election import current_leader
+from auditor.finding_marker import read_private_queue
 from auditor.fsck.results.summary import read_closer, read_last
-from auditor.marker import read_private_queue
-from auditor.records import AuditRecord, last_audit
+from auditor.records import AuditRecord, read_audit
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import BookieState, bookie_rows, missed, registered_bookies, with_losses
 from daemon.cli.hold import current_hold
@@ -138,7 +138,7 @@ async def _audit_as_it_is_now(cluster: AdminSession) -> AuditRecord | None:
 
     Of very many only the ids that it tells of, a hundred at most, are looked at again.
     """
-    audit = await last_audit(cluster.store, cluster.ur)
+    audit = await read_audit(cluster.store, cluster.ur)
     if audit is None or not audit.unreadable:
         return audit
     are_unreadable = await asyncio.gather(*(_is_unreadable(cluster, i) for i in audit.unreadable))

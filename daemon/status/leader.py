@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from auditor.absence import StoredAbsences, UnavailableLedgers, read_delay
+from auditor.absence import StoredAbsences, read_delay
 from auditor.election import current_leader
-from auditor.findings import MarkReasons
 from auditor.ledger_map_updater import LedgerMapRecord, read_ledger_map_record
+from auditor.mark_reasons import MarkExplainer
 from auditor.records import read_absences
+from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import loss_due_text
 from daemon.cli.check import CheckRow, read_checks, run_record, run_text
@@ -112,7 +113,7 @@ class LeaderState:
             },
             "copyless_ledgers": None if self.unavailable is None else self.unavailable.count,
             "copyless_first": list(self.unavailable.first) if self.unavailable else [],
-            "copyless_enough_for": dict(self.unavailable.enough_for) if self.unavailable else {},
+            "copyless_enough_for": dict(self.unavailable.restored_by) if self.unavailable else {},
         }
 
 
@@ -234,12 +235,12 @@ async def gather_leader(
     is_fresh = absences.is_fresh(now_ms=now_ms)
     are_all_named = (
         is_fresh
-        and absences.are_all_named
+        and absences.are_counts_complete
         and index is not None
         and is_its_own
         and index.is_complete
     )
-    is_counted = is_fresh and absences.naming.keys() == {*away, *on_purpose}
+    is_counted = is_fresh and absences.ledger_counts.keys() == {*away, *on_purpose}
     unavailable = absences.unavailable
     # None so far says nothing.
     is_told = unavailable is not None and (unavailable.count > 0 or are_all_named)
@@ -251,7 +252,11 @@ async def gather_leader(
         uncounted=_untold(absences, away, delay_s=delay.delay_s),
         by_cause=by_cause,
         checks=tuple(row for row in checks.rows if row.running is not None),
-        naming={b: absences.naming[b] for b in (*away, *on_purpose) if b in absences.naming}
+        naming={
+            b: absences.ledger_counts[b]
+            for b in (*away, *on_purpose)
+            if b in absences.ledger_counts
+        }
         if is_fresh
         else {},
         counted_age_s=max(0, now_ms - absences.seen_ms) / 1000 if is_fresh else 0.0,
@@ -335,11 +340,11 @@ async def _cause_counts(cluster: AdminSession, marked: Sequence[MarkedLedger]) -
     ledger_ids = [ledger.ledger_id for ledger in marked]
     if not ledger_ids:
         return Counter()
-    reasons = await MarkReasons.read(cluster.store, cluster.ur, ledger_ids)
+    reasons = await MarkExplainer.read(cluster.store, cluster.ur, ledger_ids)
     return Counter(
         cause
         for ledger in marked
         for cause in {
-            reason.cause for reason in reasons.of(ledger.ledger_id, ledger.mark, is_own=False)
+            reason.cause for reason in reasons.explain(ledger.ledger_id, ledger.mark, is_own=False)
         }
     )

@@ -3,9 +3,9 @@ Pure."""
 
 from collections.abc import Sequence
 
-from auditor.absence import UnavailableLedgers
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
+from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.cli.progress import counted, duration_text
 from daemon.status.state import VERDICTS, Status
 from replication.nodes import Role
@@ -96,7 +96,7 @@ def _which(unavailable: UnavailableLedgers) -> str:
 def _whom_to_start(unavailable: UnavailableLedgers) -> str:
     """The bookies that are enough for most of them first; of bookies each of which is enough for
     all, any."""
-    ordered = sorted(unavailable.enough_for.items(), key=lambda each: (-each[1], each[0]))
+    ordered = sorted(unavailable.restored_by.items(), key=lambda each: (-each[1], each[0]))
     enough = [bookie for bookie, count in ordered if count == unavailable.count]
     some = [f"{bookie} (enough for {count:,})" for bookie, count in ordered if count]
     if enough:

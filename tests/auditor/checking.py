@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from auditor.checks.base import Check, Reports
+from auditor.checks.base import Check, FindingReporter
 from auditor.checks.copies import AllLedgersCheck, CopyReader, ReplicasCheck
 from auditor.checks.records import (
     ALL_LEDGERS,
@@ -22,9 +22,9 @@ from auditor.checks.records import (
 )
 from auditor.checks.runner import CheckRunner
 from auditor.election import Election
-from auditor.findings import Findings
+from auditor.finding_marker import FindingMarker
 from auditor.ledger_map import LedgerMap
-from auditor.marker import BothQueues
+from auditor.mark_reasons import Findings
 from auditor.settings import ChecksSettings
 from ledgers.bookies import Bookies
 from ledgers.codec.layout import Layout
@@ -75,12 +75,12 @@ class CountingCheck(Check):
         kind: CheckKind = HOURLY,
         *,
         part_size: int = 2,
-        look_size: int | None = None,
+        call_size: int | None = None,
         part_s: float = 1.0,
     ) -> None:
         self.kind = kind
         self.part_size = part_size
-        self.look_size = look_size
+        self.call_size = call_size
         self.part_s = part_s
         self.looked_at: list[int] = []
         self.started_at: list[int] = []
@@ -92,7 +92,7 @@ class CountingCheck(Check):
     async def begin(self, run: CheckRun) -> None:
         self.started_at.append(run.cursor)
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
         if self.before is not None:
             await self.before(ledger_ids)
         await asyncio.sleep(self.part_s)
@@ -154,7 +154,7 @@ async def checker(
             entry_lists=entry_lists,
         )
         findings = Findings(store, batcher, UR, cluster.clock)
-        reports = Reports(BothQueues(store, batcher, UR, cluster.clock), findings)
+        reports = FindingReporter(FindingMarker(store, batcher, UR, cluster.clock), findings)
         made = Checker(
             store=store,
             views=views,
@@ -243,7 +243,7 @@ async def look(
 ) -> Counter[str]:
     """The check of all ledgers, at these, or at all five."""
     async with checker(cluster, settings=settings) as made:
-        return await made.all_ledgers.look_at(ledger_ids or range(LEDGERS))
+        return await made.all_ledgers.check_ledgers(ledger_ids or range(LEDGERS))
 
 
 def asked_of(cluster: Cluster, bookie: BookieId) -> Counter[tuple[int, int]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from auditor.activity import ACTIVE_FOR_S, READS_PER_LOOK, GrowthOfLedgers
+from auditor.activity import ACTIVE_FOR_S, READS_PER_LOOK, LedgerGrowth
 from ledgers.bulk.flow_control import Activity
 from ledgers.model import BookieId
 
@@ -20,7 +20,7 @@ class Ledgers:
     def __init__(self, ensembles: dict[int, Sequence[BookieId]]) -> None:
         self.ensembles = ensembles
         self.last: dict[int, int | None] = dict.fromkeys(ensembles, 10)
-        self.growth = GrowthOfLedgers()
+        self.growth = LedgerGrowth()
         self.known: set[int] | None = None
         self.now_s = 100.0
         self.read: list[int] = []

@@ -18,7 +18,7 @@ from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import UR
 
 NOTE = LedgerMapRecord(session_id=1, written_ms=1, is_complete=True, ledger_count=1)
-AIDS = [f"{own_path(UR)}/{name}" for name in ("identities", "absences", "causes")]
+AIDS = [f"{own_path(UR)}/{name}" for name in ("identities", "absences", "losses")]
 
 
 def refuse_writes(store: MetadataStore, path: str) -> None:

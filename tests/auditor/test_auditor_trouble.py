@@ -137,7 +137,7 @@ async def test_rule_s8_a_delay_that_cannot_be_read_stays_in_force_and_counts_onc
 
 @pytest.mark.parametrize(
     "path",
-    [DELAY, *(f"{own_path(UR)}/{name}" for name in ("identities", "absences", "causes"))],
+    [DELAY, *(f"{own_path(UR)}/{name}" for name in ("identities", "absences", "losses"))],
     ids=lambda path: path.rpartition("/")[2],
 )
 @in_virtual_time

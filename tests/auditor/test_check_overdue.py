@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from auditor.checks.overdue import OverdueMarks, look_interval_s
 from auditor.checks.records import CheckRecords, read_check
-from auditor.findings import Finding
+from auditor.mark_reasons import Finding
 from ledgers.model import LedgerState
 from replication import znodes
 from replication.transactions import Batcher

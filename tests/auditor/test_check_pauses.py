@@ -153,7 +153,7 @@ async def test_a_run_that_is_paused_goes_on_where_it_was_and_is_complete_only_th
 @in_virtual_time
 async def test_of_a_part_that_is_cut_short_what_was_looked_at_is_not_looked_at_again() -> None:
     cluster = await ten_ledgers()
-    check = CountingCheck(part_size=10, look_size=1)
+    check = CountingCheck(part_size=10, call_size=1)
     trouble = [UnavailableError("no answer")]
 
     async def take_longer_each(ledger_ids: Sequence[int]) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import pytest
 
 from auditor.checks import placement
-from auditor.checks.base import Reports
+from auditor.checks.base import FindingReporter
 from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRun
-from auditor.findings import Findings, read_findings
-from auditor.marker import BothQueues
+from auditor.finding_marker import FindingMarker
+from auditor.mark_reasons import Findings, read_findings
 from ledgers.model import BookieId, LedgerState
 from ledgers.placement import DEFAULT_RACK, NoRule, RackRule, Rule, RuledPlacement, ZoneRule
 from ledgers.registration import Registration
@@ -68,7 +68,7 @@ async def check(
         )
         run = CheckRun(started_ms=0)
         await checking.begin(run)
-        counts = await checking.look_at(ledger_map.ledger_ids(count_max=1_000))
+        counts = await checking.check_ledgers(ledger_map.ledger_ids(count_max=1_000))
         await checking.finish(CheckRun(started_ms=0, counts=dict(counts)))
     assert await cluster.marked() == [], "Java's workers would find them whole"
     marked = await read_marks(cluster.store, OWN, await marked_ledger_ids(cluster.store, OWN))
@@ -78,11 +78,11 @@ async def check(
 
 
 @asynccontextmanager
-async def reports(cluster: Cluster) -> AsyncIterator[Reports]:
+async def reports(cluster: Cluster) -> AsyncIterator[FindingReporter]:
     batcher = Batcher(cluster.store, [])
     sender = asyncio.create_task(batcher.run())
-    yield Reports(
-        BothQueues(cluster.store, batcher, UR, cluster.clock),
+    yield FindingReporter(
+        FindingMarker(cluster.store, batcher, UR, cluster.clock),
         Findings(cluster.store, batcher, UR, cluster.clock),
     )
     sender.cancel()

@@ -182,7 +182,7 @@ async def test_ledgers_that_change_while_they_are_scanned_are_right_in_the_end(
             await ledgers.write(ledger_id, B2, B4)
             await ledgers.delete(ledger_id + 1)
             await ledgers.write(ledger_id + 100, B3, B4)
-        await asyncio.sleep(SOON_S)
+        await asyncio.sleep(5 * SOON_S)  # three ledgers at a time
 
         assert contents(updater) == await read_all(ledgers.manager)
         assert updater.is_complete

@@ -64,7 +64,7 @@ def test_rule_s9_neither_command_nor_node_leaves_a_trace_in_zookeeper_or_fences(
                 assert whole_tree(on) == before
                 assert said.exit_code == 1, said
                 for record in (said.record, report):
-                    [missing] = record["bookies"]["missing"]
+                    [missing] = record["bookies"]["affected"]
                     assert (missing["bookie"], missing["ledgers"]) == (victim, LEDGERS)
                     assert record["marks"]["unmarked"] == LEDGERS
                     assert len(record["would_repair"]["ledgers"]) == LEDGERS

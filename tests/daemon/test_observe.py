@@ -13,8 +13,8 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from auditor.absence import Outages
-from auditor.marker import PrivateQueue
-from auditor.observer import Absence, Difference, MissingBookie, Observation
+from auditor.finding_marker import PrivateQueue
+from auditor.observer import AffectedBookie, BookieCondition, Difference, Observation
 from auditor.underreplication import UnderreplicatedLedger
 from daemon.admin_session import AdminSession
 from daemon.observe.command import built, exit_code
@@ -50,7 +50,7 @@ from tests.replication.test_preview import touching_nothing
 
 COPY = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 WAIT = Blocked(reason=Reason.NO_TARGET, detail="no bookie can take over")
-LOST = MissingBookie(bookie=B1, absence=Absence.LOST, left_s=0.0, ledger_count=2)
+LOST = AffectedBookie(bookie=B1, condition=BookieCondition.LOST, left_s=0.0, ledger_count=2)
 NOTHING = Sight(
     observation=Observation(
         seen_ms=1_700_000_000_000,
@@ -60,7 +60,7 @@ NOTHING = Sight(
         writable_count=3,
         read_only_count=1,
         recovery_delay_s=90,
-        missing=(),
+        affected=(),
         underreplicated=(),
         lost_bytes=0,
         marked_count=0,
@@ -94,7 +94,7 @@ LOSS = seeing(
         ),
         more=1,
     ),
-    missing=(LOST,),
+    affected=(LOST,),
     underreplicated=(*underreplicated(5), *underreplicated(2, 3, copies_left=2)),
     lost_bytes=5_000,
     marked_count=3,
@@ -225,14 +225,14 @@ async def test_a_failed_look_is_logged_and_repeated(
 ) -> None:
     cluster = await with_ledgers((B1, B2))
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
-        look, failures = looking.observer.look, [error("something cannot be read")]
+        look, failures = looking.observer.observe, [error("something cannot be read")]
 
         async def failing_once() -> Observation:
             if failures:
                 raise failures.pop()
             return await look()
 
-        monkeypatch.setattr(looking.observer, "look", failing_once)
+        monkeypatch.setattr(looking.observer, "observe", failing_once)
         with capture_logs() as logs:
             sight = await anext(looks)
 
@@ -307,7 +307,7 @@ def test_marks_in_our_own_queue_are_part_of_the_total_and_listed_apart() -> None
 
 def test_what_prevents_marking_comes_first() -> None:
     hold = HoldOrder(since_ms=1_700_000_000_000, reason="3 of 4 bookies went\x1b[2J")
-    held = seeing(missing=(LOST,), underreplicated=underreplicated(5), hold=hold, is_disabled=True)
+    held = seeing(affected=(LOST,), underreplicated=underreplicated(5), hold=hold, is_disabled=True)
 
     lines = to_text(held).splitlines()
 
@@ -319,17 +319,17 @@ def test_what_prevents_marking_comes_first() -> None:
 
 
 def test_json_has_counts_and_the_first_ids() -> None:
-    record = to_record(seeing(underreplicated=underreplicated(*range(1_000)), missing=(LOST,)))
+    record = to_record(seeing(underreplicated=underreplicated(*range(1_000)), affected=(LOST,)))
 
     assert json.loads(json.dumps(record))["endangered"]["by_copies_left"] == {"1": 1_000}
     assert record["would_mark"] == 1_000
     assert record["endangered"]["first_ledgers"] == list(range(20))
-    assert record["bookies"]["missing"] == [
+    assert record["bookies"]["affected"] == [
         {"bookie": B1, "state": "lost", "left_s": 0, "ledgers": 2}
     ]
 
 
-WAITING = replace(LOST, absence=Absence.WAITING, left_s=30.0)
+ABSENT = replace(LOST, condition=BookieCondition.ABSENT, left_s=30.0)
 
 
 @pytest.mark.parametrize(
@@ -337,9 +337,9 @@ WAITING = replace(LOST, absence=Absence.WAITING, left_s=30.0)
     [
         pytest.param(NOTHING, 0, id="nothing to do"),
         pytest.param(LOSS, 1, id="something to do"),
-        pytest.param(seeing(missing=(WAITING,)), 1, id="soon, unless the bookie returns"),
+        pytest.param(seeing(affected=(ABSENT,)), 1, id="soon, unless the bookie returns"),
         pytest.param(
-            seeing(missing=(replace(LOST, ledger_count=0),)), 0, id="a bookie that held nothing"
+            seeing(affected=(replace(LOST, ledger_count=0),)), 0, id="a bookie that held nothing"
         ),
         pytest.param(seeing(marked_count=1), 1, id="another auditor marked a ledger"),
         pytest.param(

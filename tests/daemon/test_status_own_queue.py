@@ -3,7 +3,7 @@ see it."""
 
 import pytest
 
-from auditor.findings import Finding
+from auditor.mark_reasons import Finding
 from daemon.cli.queue import line_of, queue_rows
 from daemon.status.command import render
 from daemon.status.gathering import gather_status

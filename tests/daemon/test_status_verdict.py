@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.absence import UnavailableLedgers
 from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import DrainProgress
+from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.cli.bookies import BookieRow, BookieState
 from daemon.status.command import render
 from daemon.status.leader import LeaderState
@@ -137,24 +137,24 @@ def test_of_two_bookies_under_maintenance_it_is_told_whether_all_can_be_read(
     ("unavailable", "text"),
     [
         pytest.param(
-            UnavailableLedgers(count=1, first=(7,), enough_for={B1: 1, B2: 1}),
+            UnavailableLedgers(count=1, first=(7,), restored_by={B1: 1, B2: 1}),
             f"ledger 7; start one of {B1}, {B2}",
             id="each of two is enough",
         ),
         pytest.param(
             UnavailableLedgers(
-                count=9, first=(1, 2, 3, 4, 5, 6, 7, 8, 9), enough_for={B1: 4, B2: 9}
+                count=9, first=(1, 2, 3, 4, 5, 6, 7, 8, 9), restored_by={B1: 4, B2: 9}
             ),
             f"ledger 1, 2, 3, 4, 5 and 4 more; start {B2}",
             id="one is enough for all",
         ),
         pytest.param(
-            UnavailableLedgers(count=3, first=(1, 2, 3), enough_for={B1: 1, B2: 2, B3: 0}),
+            UnavailableLedgers(count=3, first=(1, 2, 3), restored_by={B1: 1, B2: 2, B3: 0}),
             f"ledger 1, 2, 3; start {B2} (enough for 2), {B1} (enough for 1)",
             id="each is enough for some",
         ),
         pytest.param(
-            UnavailableLedgers(count=1, first=(1,), enough_for={B1: 0, B2: 0}),
+            UnavailableLedgers(count=1, first=(1,), restored_by={B1: 0, B2: 0}),
             f"ledger 1; start {B1}, {B2}",
             id="more than one is wanted",
         ),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from auditor.absence import StoredAbsences
-from auditor.findings import Finding, causes_path, read_causes, read_findings
-from auditor.records import last_audit, last_drains, read_absences, read_identities
+from auditor.mark_reasons import Finding, losses_path, read_findings, read_losses
+from auditor.records import read_absences, read_audit, read_drains, read_identities
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
 from replication.client_activity import ClientActivity, activity_path, read_activity
@@ -100,8 +100,9 @@ ABSENCES = {
     "version": 1,
     "seen_ms": 7,
     "bookies": {B1: 5},
-    "naming": {B1: 3},
-    "are_all_named": True,
+    "ledger_counts": {B1: 3},
+    "are_counts_complete": True,
+    "excused": {},
 }
 DRAINS = {
     "version": 1,
@@ -120,9 +121,9 @@ DRAINS = {
     },
 }
 
-CAUSES = {
+LOSSES = {
     "version": 1,
-    "bookies": {B1: {"cause": "lost", "since_ms": 5, "ended_ms": 7}},
+    "bookies": {B1: {"kind": "lost", "since_ms": 5, "ended_ms": 7}},
 }
 
 ACTIVITY = ClientActivity(active=frozenset({B1}), quiet=frozenset({B2}), copying_node_count=3)
@@ -185,13 +186,13 @@ READERS = {
     "an audit": Reader(
         path=f"{own_path(UR)}/audit",
         good=json.dumps(AUDIT).encode(),
-        read=partial(last_audit, ur=UR),
+        read=partial(read_audit, ur=UR),
         nothing=None,
     ),
     "the drains": Reader(
         path=f"{own_path(UR)}/drains",
         good=json.dumps(DRAINS).encode(),
-        read=partial(last_drains, ur=UR),
+        read=partial(read_drains, ur=UR),
         nothing=None,
     ),
     "the identities": Reader(
@@ -206,10 +207,10 @@ READERS = {
         read=partial(read_absences, ur=UR),
         nothing=StoredAbsences(),
     ),
-    "the causes": Reader(
-        path=causes_path(UR),
-        good=json.dumps(CAUSES).encode(),
-        read=partial(read_causes, ur=UR),
+    "the losses": Reader(
+        path=losses_path(UR),
+        good=json.dumps(LOSSES).encode(),
+        read=partial(read_losses, ur=UR),
         nothing={},
     ),
     "a finding": Reader(

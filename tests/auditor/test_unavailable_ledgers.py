@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from auditor.absence import UnavailableLedgers
 from auditor.ledger_map import LedgerMap, MappedLedger
-from auditor.underreplication import (
+from auditor.unavailable_ledgers import (
     IDS_KEPT_MAX,
     PAUSE_S,
     UnavailableLedgerCounter,
+    UnavailableLedgers,
     has_unavailable_entry,
 )
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
@@ -112,14 +112,14 @@ async def test_they_are_counted_at_once_when_another_bookie_goes() -> None:
 
     async with keeping(ledgers) as updater:
         counter = UnavailableLedgerCounter(
-            updater, ledgers.clock, on_count=lambda: told.append(count_of(counter, counter.away))
+            updater, ledgers.clock, on_count=lambda: told.append(count_of(counter, counter.absent))
         )
         counting = asyncio.create_task(counter.run())
         for away in ([A], [A, B], [A, B, C], [D, C], []):
-            counter.see(frozenset(away))
-            assert counter.of(frozenset(away)) is None, "not counted yet"
+            counter.update(frozenset(away))
+            assert counter.found_for(frozenset(away)) is None, "not counted yet"
             await asyncio.sleep(SOON_S)
-        assert counter.of(frozenset([A])) is None, "of others than these"
+        assert counter.found_for(frozenset([A])) is None, "of others than these"
         counting.cancel()
 
     assert told == [0, 2, 3, 1, 0]
@@ -133,7 +133,7 @@ async def test_ledgers_that_change_are_counted_after_a_while() -> None:
     async with keeping(ledgers) as updater:
         counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
         counting = asyncio.create_task(counter.run())
-        counter.see(away)
+        counter.update(away)
         await asyncio.sleep(SOON_S)
         assert count_of(counter, away) == 0
         await ledgers.write(1, A, B)
@@ -150,10 +150,10 @@ async def test_a_bookie_that_goes_while_they_are_counted_is_counted_with() -> No
 
     async with keeping(ledgers) as updater:
         counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
-        counter.see(frozenset([A]))
+        counter.update(frozenset([A]))
         counting = asyncio.create_task(counter.run_once())
         await asyncio.sleep(0)
-        counter.see(frozenset([A, B]))
+        counter.update(frozenset([A, B]))
         await counting
         await counter.run_once()
 
@@ -161,7 +161,7 @@ async def test_a_bookie_that_goes_while_they_are_counted_is_counted_with() -> No
 
 
 def count_of(counter: UnavailableLedgerCounter, away: Collection[BookieId]) -> int | None:
-    found = counter.of(away)
+    found = counter.found_for(away)
     return None if found is None else found.count
 
 
@@ -177,13 +177,13 @@ async def test_some_of_them_are_named_and_whose_return_is_enough_for_how_many() 
         counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
         found: list[UnavailableLedgers | None] = []
         for away in (frozenset([A, B, C]), frozenset([A, B, C, D])):
-            counter.see(away)
+            counter.update(away)
             await counter.run_once()
-            found.append(counter.of(away))
+            found.append(counter.found_for(away))
 
     assert found == [
-        UnavailableLedgers(count=3, first=(1, 2, 3), enough_for={A: 3, B: 2, C: 1}),
-        UnavailableLedgers(count=4, first=(1, 2, 3, 4), enough_for={A: 3, B: 1, C: 1, D: 1}),
+        UnavailableLedgers(count=3, first=(1, 2, 3), restored_by={A: 3, B: 2, C: 1}),
+        UnavailableLedgers(count=4, first=(1, 2, 3, 4), restored_by={A: 3, B: 1, C: 1, D: 1}),
     ]
 
 
@@ -195,10 +195,10 @@ async def test_of_very_many_the_first_are_named() -> None:
 
     async with keeping(ledgers) as updater:
         counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
-        counter.see(frozenset([A, B]))
+        counter.update(frozenset([A, B]))
         await counter.run_once()
 
-    found = counter.of(frozenset([A, B]))
+    found = counter.found_for(frozenset([A, B]))
     assert found is not None
     assert (found.count, found.first) == (IDS_KEPT_MAX + 5, tuple(range(IDS_KEPT_MAX)))
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.marker import RELIST_S, LossMarks
+from auditor.marker import LIST_S, LossMarks
 from ledgers.errors import UnavailableError
 from replication import znodes
 from tests.auditor.auditing import auditing
@@ -32,11 +32,11 @@ async def test_a_mark_that_goes_while_the_bookie_is_away_is_made_again_but_only_
         assert await marked_soon(cluster) == [0, 1]
         await unmark(cluster, 1)
         with capture_logs() as logs:
-            await asyncio.sleep(2 * RELIST_S)
+            await asyncio.sleep(2 * LIST_S)
             assert await cluster.marked() == [0, 1]
 
             await unmark(cluster, 1)  # Java's workers may see it otherwise every time
-            await asyncio.sleep(5 * RELIST_S)
+            await asyncio.sleep(5 * LIST_S)
             assert await cluster.marked() == [0]
     assert [each["first"] for each in logs if each["event"] == "marks.disappeared"] == [[1]]
 
@@ -47,7 +47,7 @@ async def test_what_was_repaired_is_not_marked_again() -> None:
     await cluster.kill(B1)
     async with auditing(cluster):
         assert await marked_soon(cluster) == [0]
-        await asyncio.sleep(RELIST_S - 2)
+        await asyncio.sleep(LIST_S - 2)
         await unmark(cluster, 0)
         await asyncio.sleep(
             3
@@ -56,7 +56,7 @@ async def test_what_was_repaired_is_not_marked_again() -> None:
         (segment,) = versioned.metadata.segments
         moved = versioned.metadata.with_segment(segment.with_bookies({0: B3}))
         await cluster.manager.write(0, moved, read_as=versioned)
-        await asyncio.sleep(3 * RELIST_S)
+        await asyncio.sleep(3 * LIST_S)
 
         assert await cluster.marked() == []
 
@@ -69,11 +69,11 @@ async def test_a_listing_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPat
         assert await marked_soon(cluster) == [0]
         await unmark(cluster, 0)
         shut = shut_out(leader.store, znodes.marks_path(UR))
-        await asyncio.sleep(3 * RELIST_S)
+        await asyncio.sleep(3 * LIST_S)
         assert await cluster.marked() == []
 
         shut.clear()
-        await asyncio.sleep(2 * RELIST_S)
+        await asyncio.sleep(2 * LIST_S)
         assert await cluster.marked() == [0]
 
 
@@ -84,10 +84,10 @@ async def test_while_nobody_is_lost_nothing_is_listed(monkeypatch: pytest.Monkey
     def fail(self: LossMarks, listed: object) -> frozenset[int]:
         raise UnavailableError("listed all the same")
 
-    monkeypatch.setattr(LossMarks, "lacking_among", fail)
+    monkeypatch.setattr(LossMarks, "unlisted_marks", fail)
     with capture_logs() as logs:
         async with auditing(cluster):
-            await asyncio.sleep(3 * RELIST_S)
+            await asyncio.sleep(3 * LIST_S)
 
     assert [each for each in logs if each["event"] == "marks.list_failed"] == []
 
@@ -101,6 +101,6 @@ async def test_where_nobody_tells_what_changed_a_repaired_ledger_may_lack_its_ma
     async with auditing(cluster):
         assert await marked_soon(cluster) == [0]
         await unmark(cluster, 0)
-        await asyncio.sleep(5 * RELIST_S)
+        await asyncio.sleep(5 * LIST_S)
 
         assert await cluster.marked() == []
