@@ -1,13 +1,13 @@
-"""PartRun for open ledgers that nobody writes any more, though all their bookies are there (gap G35).
+"""Reports idle open ledgers: nobody has written them for long, though all their bookies are
+registered (gap G35).
 
-The bookies of the last ensemble are asked for their last entry, without fencing; one that stays the
-same from one run to the next, while the metadata is not written either, means that the ledger is
-idle. It is told of, with its age, and never closed: a writer may be slow, and closing locks him out
+The check asks the bookies of the last ensemble for their last entry, without fencing. If neither
+that entry nor the metadata changes from one run to the next, the ledger is idle. It is reported
+with its age and never closed: a writer may just be slow, and closing would stop the writer
 (``bookmender ledger close``).
 
-Open ledgers as they were last seen: ``<ur>/bookmender/idle``, versioned JSON.
-
-Whether one is idle only time can tell, more of it than a leader may last: so what was seen is kept.
+A ledger may have to be watched for longer than one leader lasts. So the last known changes are
+stored in ``<ur>/bookmender/idle``, as versioned JSON.
 """
 
 import json
@@ -33,32 +33,32 @@ from replication.transactions import Batcher
 from replication.znodes import TIME_MS_MAX, WHOLE_MAX, as_whole, own_path, read_record
 
 KEPT_MAX = 10_000
-"""Kept: those of the longest standing. About 300 kB."""
+"""Ledgers that are stored, the longest idle first. About 300 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastChange:
-    """An open ledger has got no entry since ``since_ms`` (wall clock), nor was its metadata
-    written.
+    """An open ledger has not changed since ``since_ms`` (wall clock): it got no entry, and its
+    metadata was not written.
 
-    ``last_entry_id``: the last that its bookies told of; -1: none.
+    ``last_entry_id``: the last entry that its bookies reported; -1: none.
     """
 
     last_entry_id: int
     since_ms: int
 
     def idle_s(self, now_ms: int) -> float:
-        """At least so long it has been idle."""
+        """Return for how long the ledger has been idle, at least."""
         return max(0, now_ms - self.since_ms) / 1000
 
 
 def updated_change(
     before: LastChange | None, *, last_entry_id: int | None, written_ms: int, now_ms: int
 ) -> LastChange | None:
-    """What is known of a ledger now. None: nothing, for no bookie said anything.
+    """Return the last known change of a ledger after another reading; None if nothing is known.
 
-    ``written_ms``: when its metadata was last written. A last entry before the one known comes of
-    bookies that did not answer this time.
+    ``last_entry_id``: None if no bookie answered. ``written_ms``: when the metadata was last
+    written. A last entry below the known one comes from other bookies than before.
     """
     is_as_before = (
         before is not None
@@ -77,13 +77,14 @@ def idle_path(ur: str) -> str:
 
 
 def longest_idle(changes: Mapping[int, LastChange]) -> dict[int, LastChange]:
-    """Those that are kept, the longest idle first."""
+    """Return the changes that are stored, the longest idle first."""
     order = sorted(changes, key=lambda ledger_id: (changes[ledger_id].since_ms, ledger_id))
     return {ledger_id: changes[ledger_id] for ledger_id in order[:KEPT_MAX]}
 
 
 def last_changes_to_json(changes: Mapping[int, LastChange]) -> bytes:
-    """By columns: with a name to each value it would be three times as large."""
+    """Return columns instead of rows: with a key for each value the record would be three times as
+    large."""
     record = {
         "version": 1,
         "ledger_ids": list(changes),
@@ -94,8 +95,8 @@ def last_changes_to_json(changes: Mapping[int, LastChange]) -> bytes:
 
 
 async def read_last_changes(store: MetadataStore, ur: str) -> dict[int, LastChange]:
-    """By ledger, the longest idle first; none where nothing is stored, or nothing that can be
-    read."""
+    """Return the stored changes by ledger, the longest idle first; empty if none is stored or
+    readable."""
     return await read_record(store, idle_path(ur), _changes) or {}
 
 
@@ -109,7 +110,7 @@ def _changes(record: Mapping[str, Any]) -> dict[int, LastChange]:
 def _rows(columns: list[object]) -> list[tuple[object, ...]]:
     lists = [column for column in columns if isinstance(column, list)]
     if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
-        raise CorruptionError("a record whose columns do not fit together")
+        raise CorruptionError("the columns of the record have different lengths")
     return list(zip(*lists, strict=True))
 
 
@@ -121,7 +122,8 @@ def _row(ledger_id: object, last_entry_id: object, since_ms: object) -> tuple[in
 
 
 class IdleRecords:
-    """The leader's: written through ``batcher``, whose guards prove the leadership (rule S9)."""
+    """Reads and writes the stored changes, through ``batcher``, whose guards prove the leadership
+    (rule S9)."""
 
     def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
         self._store, self._batcher, self._ur = store, batcher, ur
@@ -140,8 +142,7 @@ LEDGERS_AT_ONCE = 16
 
 
 class IdleOpenCheck(Check):
-    """Counts ``open`` ledgers, those that are ``idle``, and those of which no bookie said anything:
-    ``unknown``."""
+    """Counts ``open`` ledgers, ``idle`` ledgers, and ``unknown`` ones whose bookies did not answer."""
 
     kind = IDLE_OPEN
     part_size = 1_000
@@ -175,8 +176,8 @@ class IdleOpenCheck(Check):
         """The idle ledgers that were logged last."""
 
     async def begin(self, run: CheckRun) -> None:
-        """What an earlier leader saw in this run is lost: those ledgers are as the run before saw
-        them."""
+        """What an earlier leader read in this run is lost. For those ledgers the previous run
+        counts."""
         if self._started_ms != run.started_ms:
             self._known = await self._idle_records.read()
             self._started_ms = run.started_ms
@@ -190,22 +191,22 @@ class IdleOpenCheck(Check):
         return counts
 
     async def finish(self, run: CheckRun) -> None:
-        """Those that were closed or deleted meanwhile are forgotten."""
+        """Forget ledgers that were closed or deleted meanwhile, store the rest, and log the idle
+        ones."""
         self._known = {i: each for i, each in self._known.items() if self._is_open(i)}
         await self._idle_records.write(self._known)
         now_ms = self._clock.wall_ms()
         ages_s = {i: each.idle_s(now_ms) for i, each in self._known.items()}
-        self._tell({i: age_s for i, age_s in ages_s.items() if age_s >= self._after_s})
+        self._report({i: age_s for i, age_s in ages_s.items() if age_s >= self._after_s})
 
-    def _tell(self, ages_s: Mapping[int, float]) -> None:
-        """``ages_s``: of those that are idle. A warning only where others are than were at the last
-        look of this leader."""
-        is_news, self._warned_of = ages_s.keys() != self._warned_of, frozenset(ages_s)
+    def _report(self, ages_s: Mapping[int, float]) -> None:
+        """Log the idle ledgers, as a warning if they are not the ones that this leader logged last."""
+        has_changed, self._warned_of = ages_s.keys() != self._warned_of, frozenset(ages_s)
         if not ages_s:
             return
         oldest = max(ages_s, key=lambda ledger_id: ages_s[ledger_id])
-        tell = log.warning if is_news else log.info
-        tell(
+        log_event = log.warning if has_changed else log.info
+        log_event(
             "ledgers.idle",
             ledger_count=len(ages_s),
             oldest_ledger_id=oldest,
@@ -224,8 +225,8 @@ class IdleOpenCheck(Check):
             return Counter()
         if versioned.metadata.is_closed:
             return Counter()
-        there = self._views.current.available
-        members = [b for b in versioned.metadata.last_segment.ensemble if b in there]
+        registered = self._views.current.available
+        members = [b for b in versioned.metadata.last_segment.ensemble if b in registered]
         await self._wait_turn(len(members))
         last, silent = await highest_entry_id(self._bookies, members, ledger_id)
         last_entry_id = None if silent.issuperset(members) else last
@@ -235,9 +236,9 @@ class IdleOpenCheck(Check):
             written_ms=versioned.stat.mtime_ms,
             now_ms=self._clock.wall_ms(),
         )
-        return Counter(open=1) + self._note(ledger_id, found, is_unknown=last_entry_id is None)
+        return Counter(open=1) + self._count(ledger_id, found, is_unknown=last_entry_id is None)
 
-    def _note(self, ledger_id: int, found: LastChange | None, *, is_unknown: bool) -> Counter[str]:
+    def _count(self, ledger_id: int, found: LastChange | None, *, is_unknown: bool) -> Counter[str]:
         if found is None:
             self._known.pop(ledger_id, None)
         else:

@@ -480,7 +480,7 @@ NOTHING_WRONG = (
     *("gone", "skipped", "open", "strict", "soft", "open_strict", "open_soft"),
     UNCOMPARED,
 )
-NOTHING_KNOWN = ("unknown", "open_unknown", "unopened", "unreadable", "failed")
+NOTHING_KNOWN = ("unknown", "open_unknown", "unreadable", "failed")
 
 
 def _exit_code(run: CheckRun) -> int:

@@ -254,7 +254,7 @@ async def test_a_ledger_that_cannot_be_opened_is_counted_and_the_rest_goes_on() 
 
     last = (await record(cluster, ALL_LEDGERS)).last
     assert last is not None
-    assert last.counts == {"unopened": 1, "found": 1, "marked": 1}
+    assert last.counts == {"unreadable": 1, "found": 1, "marked": 1}
     assert await checked_at_ms(cluster, ALL_LEDGERS) is not None
     assert await cluster.marked() == [4]
 

@@ -203,5 +203,5 @@ async def test_where_no_entry_fits_the_configured_key_the_key_is_suspect_not_the
 
     counts = await look(cluster, 0, 1)
 
-    assert counts == {"unopened": 1, "found": 1, "marked": 1}
+    assert counts == {"unreadable": 1, "found": 1, "marked": 1}
     assert await cluster.marked(own_path(UR)) == [1], "of which other entries fit it"

@@ -77,7 +77,7 @@ async def test_marks_that_stand_for_longer_are_told_open_ledgers_too(
     assert found == expected
     last = (await read_check(cluster.store, UR, "overdue")).last
     assert last is not None
-    assert (last.ledger_count, last.counts) == (2, {"overdue": len(expected), "unopened": 0})
+    assert (last.ledger_count, last.counts) == (2, {"overdue": len(expected), "unreadable": 0})
 
 
 @pytest.mark.compat(
@@ -155,7 +155,7 @@ async def test_a_mark_that_acls_shut_away_is_told_of_once_and_hides_no_other() -
 
     assert found == [[1], [1], [0, 1]]
     assert last is not None
-    assert last.counts == {"overdue": 1, "unopened": 1}
+    assert last.counts == {"overdue": 1, "unreadable": 1}
     told = [each for each in logs if each["event"] == "marks.read_denied"]
     assert [(each["count"], each["ledger_ids"]) for each in told] == [(1, [0])]
 
