@@ -6,7 +6,7 @@ import random
 import pytest
 
 from auditor import ledger_map_updater as keeper_module
-from auditor.ledger_map_updater import KEPT_MAX, RecentWrites
+from auditor.ledger_map_updater import RECENT_WRITES_MAX, RecentWrites
 from ledgers.manager import VersionedMetadata
 from ledgers.store import UNTOLD, Event, EventKind, Stat
 from tests.auditor.ledger_map_scenes import (
@@ -56,12 +56,12 @@ def test_of_a_ledger_the_last_write_is_kept() -> None:
 
 def test_where_nobody_asks_the_oldest_go() -> None:
     own = RecentWrites()
-    for ledger_id in range(KEPT_MAX + 1):
+    for ledger_id in range(RECENT_WRITES_MAX + 1):
         own.keep(written(ledger_id, mzxid=5))
 
     assert own.take(0, 5) is None
     assert own.take(1, 5) is not None
-    assert own.take(KEPT_MAX, 5) is not None
+    assert own.take(RECENT_WRITES_MAX, 5) is not None
 
 
 def test_what_is_forgotten_is_kept_no_more() -> None:
