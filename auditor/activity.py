@@ -13,7 +13,7 @@ several times per second. It publishes the result for all workers
 
 With more open ledgers than one second's reads cover, bookies become quiet later. A writer that
 resumes an old ledger may then also be noticed later. Clients that only read closed ledgers are
-never noticed, unless somebody also writes to the same bookies. An operator with such clients sets a
+never noticed, unless another client writes to the same bookies. An operator with such clients sets a
 limit (``bookmender limits``).
 """
 
@@ -99,8 +99,8 @@ class LedgerGrowth:
         if not self._left:
             is_short = len(open_ids) <= SORTED_MAX
             self._left.extend(sorted(open_ids, reverse=True) if is_short else open_ids)
-            for gone in self._highest.keys() - open_ids:
-                del self._highest[gone]
+            for no_longer_open in self._highest.keys() - open_ids:
+                del self._highest[no_longer_open]
         again_s = now_s + ACTIVE_FOR_S / 2
         wanted = dict.fromkeys(
             ledger_id
@@ -114,7 +114,7 @@ class LedgerGrowth:
                 wanted[ledger_id] = None
         return list(wanted)
 
-    def note(
+    def add_reading(
         self, ledger_id: int, ensemble: Sequence[BookieId], last: int | None, *, now_s: float
     ) -> None:
         """Record the ``last`` entry of a ledger; None if the bookie did not answer."""
@@ -124,7 +124,7 @@ class LedgerGrowth:
         if last is not None:
             self._highest[ledger_id] = last if known is None else max(known, last)
             if known is not None and last > known:
-                self._note_client(ledger_id, ensemble, now_s)
+                self._add_client(ledger_id, ensemble, now_s)
 
     def end(
         self,
@@ -135,7 +135,7 @@ class LedgerGrowth:
     ) -> None:
         """Finish the look: clients created ``new_ids`` since the last one."""
         for ledger_id in new_ids:
-            self._note_client(ledger_id, ensemble_of(ledger_id), now_s)
+            self._add_client(ledger_id, ensemble_of(ledger_id), now_s)
         if not self._left:
             self._rounds_over += 1
 
@@ -155,7 +155,7 @@ class LedgerGrowth:
         """True if a whole round has passed since the last round with a doubt."""
         return self._rounds_over > self._doubted_in.get(bookie, -1) + 1
 
-    def _note_client(self, ledger_id: int, ensemble: Sequence[BookieId], now_s: float) -> None:
+    def _add_client(self, ledger_id: int, ensemble: Sequence[BookieId], now_s: float) -> None:
         self._doubt(ensemble)
         for bookie in ensemble:
             self._active_until_s[bookie] = now_s + ACTIVE_FOR_S
@@ -216,8 +216,8 @@ class ActivityWatch:
     async def _watch(self) -> None:
         growth = LedgerGrowth()
         self._opened_count = None
-        said: ClientActivity | None = None
-        said_s = counted_s = self._clock.now_s()
+        published: ClientActivity | None = None
+        published_s = counted_s = self._clock.now_s()
         while self._is_expected():
             began_s = self._clock.now_s()
             if self._updater.is_complete:
@@ -231,9 +231,9 @@ class ActivityWatch:
                 copying_node_count=min(self._worker_count, self._lock_count),
                 now_s=now_s,
             )
-            if found != said or now_s - said_s >= WRITTEN_EVERY_S:
-                await self._say(found, said)
-                said, said_s = found, now_s
+            if found != published or now_s - published_s >= WRITTEN_EVERY_S:
+                await self._publish(found, published)
+                published, published_s = found, now_s
             await self._clock.sleep(max(0.0, LOOK_INTERVAL_S - (self._clock.now_s() - began_s)))
 
     async def _look(self, growth: LedgerGrowth) -> None:
@@ -248,15 +248,15 @@ class ActivityWatch:
         found = await asyncio.gather(*(self._last(i, of) for i, of in ensembles.items()))
         for (ledger_id, ensemble), last in zip(ensembles.items(), found, strict=True):
             last_id = None if last is None else last.last_entry_id
-            growth.note(ledger_id, ensemble, last_id, now_s=now_s)
+            growth.add_reading(ledger_id, ensemble, last_id, now_s=now_s)
         growth.end(new_ids, self._ensemble, now_s=now_s)
         weights = [last.stored_bytes for last in found if last is not None]
         if weights:
             self._entry_bytes = max(1, sum(weights) // len(weights))
 
     def _ensemble(self, ledger_id: int) -> Sequence[BookieId]:
-        indexed = self._updater.ledger_map.get(ledger_id)
-        return () if indexed is None else indexed.ensembles[-1]
+        ledger = self._updater.ledger_map.get(ledger_id)
+        return () if ledger is None else ledger.ensembles[-1]
 
     async def _last(self, ledger_id: int, ensemble: Sequence[BookieId]) -> LastEntry | None:
         """Read the last entry from one member of the ensemble; None if it does not answer.
@@ -265,8 +265,8 @@ class ActivityWatch:
         entries.
         """
         start = ledger_id % max(1, len(ensemble))
-        there = self._views.current.answering
-        member = next((b for b in (*ensemble[start:], *ensemble[:start]) if b in there), None)
+        answering = self._views.current.answering
+        member = next((b for b in (*ensemble[start:], *ensemble[:start]) if b in answering), None)
         if member is None:
             return None
         try:
@@ -288,8 +288,11 @@ class ActivityWatch:
         self._lock_count = sum(stat.child_count for stat in stats if stat is not None)
         self._worker_count = sum(node.info.role is Role.WORKER for node in nodes)
 
-    async def _say(self, found: ClientActivity, said: ClientActivity | None) -> None:
-        if said is None or (found.active, found.quiet) != (said.active, said.quiet):
+    async def _publish(self, found: ClientActivity, published: ClientActivity | None) -> None:
+        if published is None or (found.active, found.quiet) != (
+            published.active,
+            published.quiet,
+        ):
             log.info(
                 "activity.changed", active_count=len(found.active), quiet_count=len(found.quiet)
             )

@@ -73,7 +73,7 @@ class Auditor:
         clock: Clock,
         standstill_max_s: float = STANDSTILL_MAX_S,
     ) -> None:
-        """The caller runs ``updater``, and gives ``tracker`` to nobody else.
+        """The caller runs ``updater``, and uses ``tracker`` for nothing else.
 
         ``standstill_max_s``: how long a worker may be paused and still keep its session. What such
         a worker writes when it resumes relies on the bookies as they were before.

@@ -44,17 +44,18 @@ from ledgers.store import UNTOLD, Event, EventKind, MetadataStore, Stat
 from ledgers.tasks import Changing, until_answered, wait_woken
 from replication.znodes import own_path, read_record, switch, time_ms, whole
 
-RECENT_WRITES_MAX = 1_000
-"""Writes that are kept. Older ones are read like those of other nodes."""
-FIRST_REPORT_S = 5.0
-READS_AT_ONCE = 500
-"""Ledgers in one part. Parsing a part blocks the event loop for some milliseconds."""
 log = structlog.get_logger()
 LEDGERS = Gauge("bookmender_ledger_map_ledgers", "Ledgers in the ledger map of this node.")
 UNREADABLE = Gauge(
     "bookmender_ledger_map_unreadable_ledgers",
     "Ledgers in the ledger map whose metadata this node cannot read.",
 )
+
+RECENT_WRITES_MAX = 1_000
+"""Writes that are kept. Older ones are read like those of other nodes."""
+FIRST_REPORT_S = 5.0
+READS_AT_ONCE = 500
+"""Ledgers in one part. Parsing a part blocks the event loop for some milliseconds."""
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """Bounds of the wait before a failed read is repeated; each wait is twice the one before."""
 CHANGES_PAUSE_S = 0.1
@@ -69,13 +70,15 @@ TOUCHED_MAX = 100_000
 """Ledgers remembered for ``take_touched``."""
 LOGGED_MAX = 20
 """Ledgers or znodes named in the log of one scan. The rest is only counted."""
-READ_FAILED = (UnavailableError, UnauthorizedError)
-T = TypeVar("T")
 LOOK_S = 1.0
 WRITE_INTERVAL_S = 10.0
 """Interval between two writes during a scan."""
 SESSION_MAX = 2**64 - 1
 """ZooKeeper's session ids have 64 bits; kazoo shows them with or without sign."""
+
+READ_FAILED = (UnavailableError, UnauthorizedError)
+
+T = TypeVar("T")
 
 
 class LedgerMapUpdater(Changing):
@@ -163,7 +166,7 @@ class LedgerMapUpdater(Changing):
     def _is_unfinished(self) -> bool:
         return bool(self._due or self._unwatched or self.progress) or not self._is_listed
 
-    # --- What is told ------------------------------------------------------------------------------
+    # --- Events --------------------------------------------------------------------------------
 
     async def _follow_root(self, tasks: asyncio.TaskGroup) -> None:
         """Follow each tree, and each new one. A watch outlives its tree."""
@@ -621,12 +624,12 @@ class LedgerMapReporter:
 
     async def run_once(self) -> None:
         """Write if something has changed."""
-        note = self._note()
-        if self._is_due(note):
-            await self._write(note)
-            self._written = note
+        record = self._current_record()
+        if self._is_due(record):
+            await self._write(record)
+            self._written = record
 
-    def _note(self) -> LedgerMapRecord:
+    def _current_record(self) -> LedgerMapRecord:
         updater, progress = self._updater, self._updater.progress
         return LedgerMapRecord(
             session_id=self._session_id,
@@ -638,12 +641,12 @@ class LedgerMapReporter:
             expected_count=progress.expected_count if progress else 0,
         )
 
-    def _is_due(self, note: LedgerMapRecord) -> bool:
+    def _is_due(self, record: LedgerMapRecord) -> bool:
         before = self._written
-        if before is None or before.is_complete != note.is_complete:
+        if before is None or before.is_complete != record.is_complete:
             return True
-        is_due = note.written_ms - before.written_ms >= WRITE_INTERVAL_S * 1000
-        return is_due and not note.is_complete
+        is_due = record.written_ms - before.written_ms >= WRITE_INTERVAL_S * 1000
+        return is_due and not record.is_complete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

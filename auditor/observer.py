@@ -1,15 +1,14 @@
 """Observe mode: what our leader would do now, and how that differs from the existing marks.
 
-The observer takes the leader's decisions with the leader's own code and writes nothing. Three parts
-make up one observation:
+The observer uses the leader's own code and writes nothing. One observation has three steps:
 
 1. ``LossTracker`` decides which bookies are lost or reformatted.
 2. ``SimulatedHolds`` keeps the safety hold in memory that the leader would write as an order.
-3. ``MarkStream`` hands out the ledgers that the leader's marker would write.
+3. ``MarkStream`` hands out the ledgers that the leader would mark.
 
-What the leader would record of its marks is not remembered: nobody wrote them. So each observation shows
-what a leader would do that begins now, with all that the observer has seen of the bookies. Beside
-Java alone there are no records of an earlier leader: absences count from the observer's start.
+The records that a leader would write of its marks do not exist. So each observation shows what a
+leader would do that begins now, with all that the observer has seen of the bookies. Beside Java
+alone there are no records of an earlier leader, so absences count from the observer's start.
 """
 
 import asyncio
@@ -45,10 +44,10 @@ class BookieCondition(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffectedBookie:
-    """A bookie whose copies are missing, or soon count as missing.
+    """A bookie whose copies count as missing, or will soon.
 
-    ``left_s``: rest of the recovery delay; 0 unless ``ABSENT``. ``ledger_count``: ledgers that
-    the bookie endangers, or would endanger.
+    ``left_s``: rest of the recovery delay; 0 unless ``ABSENT``. ``ledger_count``: ledgers that lack
+    copies because of this bookie, or would.
     """
 
     bookie: BookieId

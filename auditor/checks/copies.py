@@ -344,12 +344,12 @@ class ReplicasCheck(Check):
     async def _check_one(self, ledger_id: int) -> Counter[str]:
         versioned = await self._reader.metadata(ledger_id)
         if versioned is None:
-            return Counter(gone=1)
+            return Counter(deleted=1)
         if not _has_entries_for_good(versioned.metadata) or await self._marks.holds(ledger_id):
             return Counter(skipped=1)
         copies = await self._reader.read_all(versioned)
         if copies is None:
-            return Counter(gone=1)
+            return Counter(deleted=1)
         if copies.is_key_suspect:
             return Counter(unreadable=1)
         counts = Counter(unknown=int(bool(copies.unknown)))
@@ -402,7 +402,7 @@ class AllLedgersCheck(Check):
             None if versioned is None else await self._reader.read_sample(versioned, self._share)
         )
         if copies is None:
-            return Counter(gone=1)
+            return Counter(deleted=1)
         if copies.is_key_suspect:
             return Counter(unreadable=1)
         counts = Counter(unknown=int(bool(copies.unknown)))

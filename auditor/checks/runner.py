@@ -324,10 +324,9 @@ class CheckRunner:
         self._clock = clock
         self._timetable = Timetable()
         self._shown: set[str] = set()
-        """Checks whose last run the metrics tell of, if there was one."""
+        """Checks whose last run is set in the metrics."""
         self._denied: set[str] = set()
-        """Checks of which ACLs shut away when they last ran, or how far they are: they do not
-        run."""
+        """Checks whose znodes ACLs denied access to. They do not run."""
         self._wake = asyncio.Event()
 
     async def run(self) -> None:

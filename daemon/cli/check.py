@@ -477,7 +477,7 @@ def _report(output: str, *, is_paused: bool, has_changed: bool) -> None:
 
 
 NOTHING_WRONG = (
-    *("gone", "skipped", "open", "strict", "soft", "open_strict", "open_soft"),
+    *("deleted", "skipped", "open", "strict", "soft", "open_strict", "open_soft"),
     UNCOMPARED,
 )
 NOTHING_KNOWN = ("unknown", "open_unknown", "unreadable", "failed")

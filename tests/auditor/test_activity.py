@@ -35,7 +35,9 @@ class Ledgers:
             self.read = self.growth.begin(open_ids, new_ids, count_max=count_max, now_s=self.now_s)
             for ledger_id in self.read:
                 last = self.last[ledger_id]
-                self.growth.note(ledger_id, self.ensembles[ledger_id], last, now_s=self.now_s)
+                self.growth.add_reading(
+                    ledger_id, self.ensembles[ledger_id], last, now_s=self.now_s
+                )
             self.growth.end(new_ids, self.ensembles.__getitem__, now_s=self.now_s)
 
     def of(self, bookie: BookieId) -> Activity:

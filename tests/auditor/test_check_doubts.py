@@ -163,8 +163,8 @@ async def test_a_ledger_that_is_deleted_meanwhile_is_no_finding() -> None:
     async def delete() -> None:
         await cluster.manager.delete(3, version=-1)
 
-    assert await after_the_first_look(cluster, delete) == {"gone": 1}
-    assert await look(cluster, 3) == {"gone": 1}
+    assert await after_the_first_look(cluster, delete) == {"deleted": 1}
+    assert await look(cluster, 3) == {"deleted": 1}
     assert await cluster.marked() == []
 
 

@@ -300,7 +300,7 @@ async def test_whoever_waits_is_told_what_is_left_and_gets_the_run_that_began_th
     ("counts", "expected"),
     [
         pytest.param({}, 0, id="nothing"),
-        pytest.param({"gone": 3, "skipped": 2}, 0, id="nothing that means anything"),
+        pytest.param({"deleted": 3, "skipped": 2}, 0, id="nothing that means anything"),
         pytest.param({"found": 1, "unknown": 1}, 1, id="something is wrong"),
         pytest.param({"unknown": 1}, 3, id="nobody could tell of one"),
         pytest.param({"strict": 2, "open_soft": 1}, 0, id="all is well placed"),
