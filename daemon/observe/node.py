@@ -28,11 +28,11 @@ WOULD_MARK = Gauge(
 GAUGES = {
     "unmarked_count": Gauge(
         "bookmender_observe_unmarked_ledgers",
-        "UnderreplicatedLedger ledgers without a mark, whichever auditor leads.",
+        "Under-replicated ledgers without a mark, whichever auditor leads.",
     ),
     "partly_marked_count": Gauge(
         "bookmender_observe_partly_marked_ledgers",
-        "UnderreplicatedLedger ledgers whose mark names fewer bookies than are lost.",
+        "Under-replicated ledgers whose mark names fewer bookies than are lost.",
     ),
     "surplus_count": Gauge(
         "bookmender_observe_surplus_marks",
@@ -40,7 +40,7 @@ GAUGES = {
     ),
     "own_damaged_count": Gauge(
         "bookmender_observe_own_damaged_ledgers",
-        "Ledgers marked in our private queue with damage that Java's workers do not see.",
+        "Ledgers marked in our private queue with damage that Java's workers cannot detect.",
     ),
     "lost_bookie_count": Gauge(
         "bookmender_observe_lost_bookies",
@@ -48,7 +48,7 @@ GAUGES = {
     ),
     "lost_bytes": Gauge(
         "bookmender_observe_lost_bytes",
-        "Approximate size of the lost copies of endangered ledgers.",
+        "Approximate size of the lost copies of under-replicated ledgers.",
     ),
     "is_held": Gauge(
         "bookmender_observe_held",

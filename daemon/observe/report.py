@@ -35,7 +35,7 @@ def to_record(sight: Sight) -> dict[str, Any]:
         "recovery_delay_s": seen.recovery_delay_s,
         "is_disabled": seen.is_disabled,
         "hold": seen.hold and {**hold_record(seen.hold), "is_ordered": seen.is_hold_ordered},
-        "endangered": {
+        "underreplicated": {
             "ledgers": len(seen.underreplicated),
             "by_copies_left": {str(left): count for left, count in seen.by_copies_left.items()},
             "lost_bytes": seen.lost_bytes,
@@ -44,7 +44,7 @@ def to_record(sight: Sight) -> dict[str, Any]:
         "would_mark": len(seen.would_mark),
         "marks": {
             "total": seen.queued_count,
-            "standing": seen.marked_count,
+            "shared": seen.marked_count,
             "agreed": seen.difference.agreed_count,
             **_first("unmarked", seen.difference.unmarked),
             **_first("partly_marked", seen.difference.partly_marked),
@@ -79,7 +79,7 @@ def to_text(sight: Sight) -> str:
     sections = [
         ("DISABLED", ["auto-recovery is disabled: nothing is marked"] if seen.is_disabled else []),
         ("HOLD", _hold(seen)),
-        ("missing", _missing(seen)),
+        ("affected", _affected(seen)),
         ("would mark", _would_mark(seen)),
         ("marks", _marks(seen)),
         ("would copy", _plan(sight.plan)),
@@ -101,7 +101,7 @@ def _hold(seen: Observation) -> list[str]:
     return [f"our leader would begin a safety hold: {printable(seen.hold.reason)}"]
 
 
-def _missing(seen: Observation) -> list[str]:
+def _affected(seen: Observation) -> list[str]:
     if not seen.affected:
         return ["no bookie"]
     width = max(len(row.bookie) for row in seen.affected[:SHOWN_MAX])

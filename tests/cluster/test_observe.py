@@ -113,7 +113,7 @@ def test_beside_javas_auditor_the_marks_of_both_come_out_the_same(
 
                 report = await wait_for(agree, "agreement with Java's auditor")
                 assert report["marks"]["unmarked"] == report["marks"]["surplus"] == 0
-                assert report["would_mark"] == report["marks"]["standing"]
+                assert report["would_mark"] == report["marks"]["shared"]
                 reasons = {
                     blocked["reason"]
                     for ledger in report["would_repair"]["ledgers"]

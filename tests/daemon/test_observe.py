@@ -272,7 +272,7 @@ async def test_a_ledger_whose_metadata_is_denied_is_reported_as_unreadable() -> 
 
 def test_the_text_says_what_is_missing_and_then_what_would_be_done() -> None:
     assert to_text(LOSS).splitlines() == [
-        f"missing     {B1}  lost, 2 ledgers",
+        f"affected    {B1}  lost, 2 ledgers",
         "would mark  3 ledgers, about 5 kB of copies lost; most endangered first",
         "              1 with 1 copy left",
         "              2 with 2 copies left",
@@ -300,7 +300,7 @@ def test_marks_in_our_own_queue_are_part_of_the_total_and_listed_apart() -> None
     )
     assert "1 in our private queue, for a drain or a repair by hand: ledger 9" in lines
     marks = to_record(seen)["marks"]
-    assert (marks["total"], marks["standing"]) == (4, 1)
+    assert (marks["total"], marks["shared"]) == (4, 1)
     assert (marks["own_marked"], marks["own_marked_ledgers"]) == (3, [4, 7, 9])
     assert (marks["own_damaged"], marks["own_damaged_ledgers"]) == (2, [4, 7])
 
@@ -314,16 +314,16 @@ def test_what_prevents_marking_comes_first() -> None:
     assert lines[0].startswith("DISABLED")
     reason = r"3 of 4 bookies went\x1b[2J"
     assert lines[1] == f"HOLD        our leader would begin a safety hold: {reason}"
-    assert lines[2] == f"missing     {B1}  held, 2 ledgers"
+    assert lines[2] == f"affected    {B1}  held, 2 ledgers"
     assert lines[3].startswith("would mark  no ledger now; otherwise 1 ledger")
 
 
 def test_json_has_counts_and_the_first_ids() -> None:
     record = to_record(seeing(underreplicated=underreplicated(*range(1_000)), affected=(LOST,)))
 
-    assert json.loads(json.dumps(record))["endangered"]["by_copies_left"] == {"1": 1_000}
+    assert json.loads(json.dumps(record))["underreplicated"]["by_copies_left"] == {"1": 1_000}
     assert record["would_mark"] == 1_000
-    assert record["endangered"]["first_ledgers"] == list(range(20))
+    assert record["underreplicated"]["first_ledgers"] == list(range(20))
     assert record["bookies"]["affected"] == [
         {"bookie": B1, "state": "lost", "left_s": 0, "ledgers": 2}
     ]
