@@ -65,7 +65,7 @@ async def run_worker_session(
     settings: Settings, journal: MetadataJournal, recent_writes: RecentWrites
 ) -> None:
     """Repair marked ledgers until the session ends. ``recent_writes``: receives metadata writes for
-    this node's index."""
+    this node's ledger map."""
     async with open_worker(settings, journal, on_written=recent_writes.keep) as opened:
         await opened.worker.run()
 
@@ -305,7 +305,7 @@ async def run_auditor_session(
     """Stand for election, and audit while elected. Ends with SessionLostError, LeadershipLostError
     or another error.
 
-    ``recent_writes``: metadata writes of this node's worker, which the index takes over without
+    ``recent_writes``: metadata writes of this node's worker, which the ledger map takes over without
     reading them again.
     """
     async with (

@@ -1,4 +1,4 @@
-"""The index of all ledgers on a real ZooKeeper: right in the end, whatever happens while it is
+"""The ledger map on a real ZooKeeper: right in the end, whatever happens while it is
 built and kept."""
 
 import asyncio
