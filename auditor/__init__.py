@@ -2,17 +2,18 @@
 
 In reading order, each file above uses only those below it:
 
-- ``election`` chooses the leader, and ``auditor`` is the leader's loop. ``observer`` decides the same and
-  writes nothing.
-- ``checks`` run from time to time. ``draining`` marks the ledgers of draining bookies, ``recheck`` reads
-  recent copies again, and ``activity`` measures what clients write.
-- ``loss_tracker`` decides which bookies are lost or reformatted: by ``absence_tracker``, which knows since
-  when each bookie is absent, and ``safety_hold``, which pauses marking after a mass failure.
+- ``election`` chooses the leader, and ``auditor`` is the leader's loop. ``observer`` decides the
+  same and writes nothing.
+- ``checks`` run from time to time. ``draining`` marks the ledgers of draining bookies, ``recheck``
+  reads recent copies again, and ``activity`` measures what clients write.
+- ``loss_tracker`` decides which bookies are lost or reformatted: by ``absence_tracker``, which
+  knows since when each bookie is absent, and ``safety_hold``, which pauses marking after a mass
+  failure.
 - ``finding_marker`` marks what checks found, and ``marker`` marks under-replicated ledgers.
-- ``records`` are the leader's znodes. ``mark_reasons`` records why ledgers are marked. ``absence`` decides
-  when a bookie is lost.
-- ``unavailable_ledgers`` counts ledgers that nobody can read, ``underreplication`` decides which ledgers
-  lack copies, and ``scan`` reads all metadata for commands.
+- ``records`` are the leader's znodes. ``mark_reasons`` records why ledgers are marked. ``absence``
+  decides when a bookie is lost.
+- ``unavailable_ledgers`` counts ledgers that nobody can read, ``underreplication`` decides which
+  ledgers lack copies, and ``scan`` reads all metadata for commands.
 - ``ledger_map_updater`` keeps the ``ledger_map`` current, which knows the ledgers of each bookie.
 - ``settings`` are the operator's. ``fsck`` checks every copy, on Spark.
 """

@@ -1,17 +1,17 @@
 """Decides when an absent bookie counts as lost. Follows the recovery delay and our own outages.
 
-- A bookie counts as lost when it has been absent for the recovery delay of the cluster, which Java's znode
-  ``lostBookieRecoveryDelay`` holds (``RecoveryDelay``). The first leader creates the znode from its
-  setting; afterwards the znode decides. Each write takes effect at once, also after the znode was
-  deleted. Java's auditor never recovers from a deletion (G29).
+- A bookie counts as lost when it has been absent for the recovery delay of the cluster, which
+  Java's znode ``lostBookieRecoveryDelay`` holds (``RecoveryDelay``). The first leader creates the
+  znode from its setting; afterwards the znode decides. Each write takes effect at once, also after
+  the znode was deleted. Java's auditor never recovers from a deletion (G29).
 - A bookie in maintenance does not count as absent. Its delay starts at the end of the window, or at
-  its departure if that is later. So an operator who ends a window early, or forgot a bookie in it, has
-  the same time to act as after any other loss.
+  its departure if that is later. So an operator who ends a window early, or forgot a bookie in it,
+  has the same time to act as after any other loss.
 - A bookie that is absent right after an outage of our own ZooKeeper connection gets extra time
   (``Outages``). If its session ended in the same outage, it is healthy and returns by itself.
 - A new leader continues the absences that the leader before it recorded (``StoredAbsences``). If no
-  leader was active for a while, a bookie may have returned and gone again unseen, so its absence
-  starts over.
+  leader was active for a while, a bookie may have returned and disappeared again unseen, so its
+  absence starts over.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Outage:
 NO_OUTAGE = Outage()
 
 
-# --- Lost or not ------------------------------------------------------------------------------------
+# --- Lost or not ----------------------------------------------------------------------------------
 
 
 def still_absent(
@@ -138,7 +138,7 @@ def _lost_at_s(since_s: float, delay_s: float, outage: Outage) -> float:
     return max(since_s + delay_s, outage.excuses_until_s(since_s))
 
 
-# --- Outages of our own connection ------------------------------------------------------------------
+# --- Outages of our own connection ----------------------------------------------------------------
 
 
 class Outages:
@@ -191,7 +191,7 @@ class Outages:
         return Outage(began_s=began_s, settled_s=self._clock.now_s() + self._return_s)
 
 
-# --- The record for the next leader -----------------------------------------------------------------
+# --- The record for the next leader ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +265,7 @@ class StoredAbsences:
         }
 
 
-# --- The recovery delay -----------------------------------------------------------------------------
+# --- The recovery delay ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

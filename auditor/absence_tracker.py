@@ -1,8 +1,8 @@
 """Tracks absent bookies during one leadership, and records them for the next leader.
 
-``AbsenceTracker`` knows since when each bookie is absent, and ``LossHistory`` for which losses ledgers were
-marked. ``absence`` and ``mark_reasons`` decide; this module keeps their input current and writes it
-when it changes. Observe mode uses the same classes and writes nothing.
+``AbsenceTracker`` knows since when each bookie is absent, and ``LossHistory`` for which losses
+ledgers were marked. ``absence`` and ``mark_reasons`` decide; this module keeps their input current
+and writes it when it changes. Observe mode uses the same classes and writes nothing.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class AbsenceTracker:
         self.since_s: dict[BookieId, float] = {}
         """Since when each bookie is absent, except bookies in maintenance."""
         self._in_maintenance: frozenset[BookieId] = frozenset()
-        """Bookies that are in maintenance and not registered. The number of ledgers that name them is
-        recorded for people."""
+        """Bookies that are in maintenance and not registered. The number of ledgers that name them
+        is recorded for people."""
         self._overruled_s = -math.inf
         self._written: frozenset[BookieId] = frozenset()
         """Bookies that the record names."""
@@ -90,8 +90,8 @@ class AbsenceTracker:
         """Update the absences from ``view``. A bookie is known if it has a cookie or a ledger names
         it.
 
-        ``named``: bookies that some ledger names. ``are_counts_complete``: True if every ledger is known,
-        so that ledgers name no other bookie.
+        ``named``: bookies that some ledger names. ``are_counts_complete``: True if every ledger is
+        known, so that ledgers name no other bookie.
         """
         self._are_counts_complete = are_counts_complete
         known = view.cookies.keys() | named
@@ -167,8 +167,8 @@ class AbsenceTracker:
         cancelled.
 
         Runs beside the audits, however long they take. ``ledger_count``: returns how many ledgers
-        are known to name a bookie. ``unavailable``: returns the ledgers with entries whose every copy
-        is on these bookies; None while they are being counted. Raises SessionLostError or
+        are known to name a bookie. ``unavailable``: returns the ledgers with entries whose every
+        copy is on these bookies; None while they are being counted. Raises SessionLostError or
         LeadershipLostError.
         """
         while True:

@@ -2,19 +2,18 @@
 
 A client that writes adds entries to an open ledger, and clients that tail it read them. While
 ledgers are copied, or may be copied soon, the leader therefore reads the last entry of open ledgers
-several times per second. It publishes the result for all workers
-(``replication.client_activity``).
+several times per second. It publishes the result for all workers (``replication.client_activity``).
 
-- When a ledger grew, or was created after the watch began, the members of its last ensemble are *active* for
-  ``ACTIVE_FOR_S``.
-- A bookie is *quiet* when each open ledger that names it in its last ensemble was read twice without growing in
-  between. A bookie that no open ledger names is quiet after the first look.
+- When a ledger grew, or was created after the watch began, the members of its last ensemble are
+  *active* for ``ACTIVE_FOR_S``.
+- A bookie is *quiet* when each open ledger that names it in its last ensemble was read twice
+  without growing in between. A bookie that no open ledger names is quiet after the first look.
 - All other bookies are *unknown*. Copies yield there as well.
 
 With more open ledgers than one second's reads cover, bookies become quiet later. A writer that
 resumes an old ledger may then also be noticed later. Clients that only read closed ledgers are
-never noticed, unless another client writes to the same bookies. An operator with such clients sets a
-limit (``bookmender limits``).
+never noticed, unless another client writes to the same bookies. An operator with such clients sets
+a limit (``bookmender limits``).
 """
 
 import asyncio

@@ -1,12 +1,12 @@
 """The Auditor: the leader's loop that notices lost bookies and marks their ledgers.
 
 In each round the ``LossTracker`` decides which bookies are lost or reformatted. The auditor marks
-those ledgers of theirs that are not marked yet. The ledger map knows which ledgers a
-loss affects, so no metadata is read. A failed round is repeated. What is done is remembered for one
-leadership only, so that a new leader misses nothing.
+those ledgers of theirs that are not marked yet. The ledger map knows which ledgers a loss affects,
+so no metadata is read. A failed round is repeated. What is done is remembered for one leadership
+only, so that a new leader misses nothing.
 
-While the ledger map is being built or read again, a loss is handled with what is known, and completed
-afterwards.
+While the ledger map is being built or read again, a loss is handled with what is known, and
+completed afterwards.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class _Done:
     """What has been done and need not be repeated."""
 
     loss_ids: frozenset[LossId] = frozenset()
-    """Losses whose ledgers have been result."""
+    """Losses whose ledgers have been marked."""
     completed_count: int = -1
     """``LedgerMapUpdater.completed_count`` at the last complete audit; -1 if an audit is due."""
     seen_count: int = 0
@@ -85,7 +85,7 @@ class Auditor:
         self._settings = settings
         self._clock = clock
         self._marks = LossMarks(updater.ledger_map, marker)
-        self._relisting = MarkVerifier(
+        self._mark_verifier = MarkVerifier(
             store, ur, self._marks, clock, updater=updater, on_gone=self._mark_again
         )
         self._unavailable = UnavailableLedgerCounter(
@@ -96,15 +96,15 @@ class Auditor:
         self._done = _Done()
         self._standstill_max_s = standstill_max_s
         self._again: frozenset[BookieId] = frozenset()
-        """Bookies that were lost or reformatted under this leader. A worker that still saw such a bookie
-        registered may be about to delete a mark, so existing marks are renewed."""
+        """Bookies that were lost or reformatted under this leader. A worker that still saw such a
+        bookie registered may be about to delete a mark, so existing marks are renewed."""
         self._inherited: frozenset[BookieId] = frozenset()
         """Bookies for which an earlier leader made marks, and which have not returned since. Those
         marks belong to the current loss."""
         self._settling: dict[tuple[BookieId, int], float] = {}
-        """By reformatted bookie and czxid of its cookie: until when it counts as losses, although
-        its ledgers are result. Until then metadata may start to name it for copies that the
-        reformat deleted (``_settle``)."""
+        """By reformatted bookie and czxid of its cookie: until when its copies count as missing,
+        although its ledgers are marked. Until then metadata may start to name it for copies that
+        the reformat deleted (``_settle``)."""
         self._switch = DisableSwitch(store, ur, clock)
         self._wake = asyncio.Event()
 
@@ -119,7 +119,7 @@ class Auditor:
             # What happened while auto-recovery was disabled is handled when it is enabled again.
             tasks.create_task(wake_on(self._switch.watch(), self._wake))
             tasks.create_task(self._unavailable.run())
-            tasks.create_task(self._relisting.run())
+            tasks.create_task(self._mark_verifier.run())
             tasks.create_task(
                 self._tracker.absences.keep_recorded(
                     self._records, updater.ledger_map.naming_count, self._unavailable.found_for
@@ -169,7 +169,7 @@ class Auditor:
         """Return the bookies whose ledgers must be marked now: none during a safety hold."""
         return BookieLosses() if self._tracker.hold else self._tracker.losses(view)
 
-    # --- Audits --------------------------------------------------------------------------------------
+    # --- Audits -----------------------------------------------------------------------------------
 
     async def _mark(self, losses: BookieLosses) -> None:
         """Mark all ledgers of lost and reformatted bookies, or only those that changed."""
@@ -187,7 +187,8 @@ class Auditor:
             await self._marks.mark_touched(touched, losses)
 
     def _is_due(self, losses: BookieLosses) -> bool:
-        """True if all ledgers of lost and reformatted bookies must be inspected, not only the changed ones."""
+        """True if all ledgers of lost and reformatted bookies must be inspected, not only the
+        changed ones."""
         return (
             not losses.ids <= self._done.loss_ids
             or self._updater.completed_count != self._done.completed_count
@@ -198,8 +199,8 @@ class Auditor:
         return self._clock.now_s() >= self._done.check_due_s
 
     async def _audit(self, losses: BookieLosses) -> None:
-        """Mark all ledgers of lost and reformatted bookies. Raises UnavailableError if that could not be
-        completed; the audit is still due then."""
+        """Mark all ledgers of lost and reformatted bookies. Raises UnavailableError if that could
+        not be completed; the audit is still due then."""
         started_s, completed_count = self._clock.now_s(), self._updater.completed_count
         is_complete = self._updater.is_complete
         if self._is_check_due():
@@ -263,8 +264,8 @@ class Auditor:
             await self._tracker.history.record(self._records, losses)
 
     async def _settle(self, losses: BookieLosses) -> None:
-        """Stop treating reformatted bookies as losses, once all their ledgers are marked and some
-        time has passed.
+        """Stop counting the copies of reformatted bookies as missing, once all their ledgers are
+        marked and some time has passed.
 
         The time defends against a paused worker (rule S3):
 

@@ -45,7 +45,7 @@ class FindingMarker:
         return has_changed
 
 
-# --- What Java's workers can detect -------------------------------------------------------------------
+# --- What Java's workers can detect ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def _is_end_damaged(fragment: Fragment, entries: StripedEntries, found: Damage) 
     return entries[0] in found.not_returned or is_last_damaged
 
 
-# --- The private queue --------------------------------------------------------------------------------
+# --- The private queue ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

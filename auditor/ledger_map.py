@@ -260,7 +260,7 @@ class LedgerMap:
             found += [i for i in _from(block.ids, first) if i < stop]
         return sorted(found)
 
-    # --- Rows --------------------------------------------------------------------------------------
+    # --- Rows -------------------------------------------------------------------------------------
 
     def _row_of(self, metadata: LedgerMetadata, stat: Stat) -> Row:
         shape = (
@@ -287,7 +287,7 @@ class LedgerMap:
         for number in after - before:
             self._naming[number].add(ledger_id)
 
-    # --- Blocks ------------------------------------------------------------------------------------
+    # --- Blocks -----------------------------------------------------------------------------------
 
     def _mzxid(self, ledger_id: int, place: tuple[LedgerBlock, int] | None) -> int:
         """Return -1 for an unknown ledger. ``place``: from ``_find``."""
@@ -352,7 +352,7 @@ def _from(ids: Sequence[int], first: int) -> Collection[int]:
     return ids if ids[0] >= first else [i for i in ids if i >= first]
 
 
-# --- How the map is stored -------------------------------------------------------------------------
+# --- How the map is stored ------------------------------------------------------------------------
 
 
 class Row(NamedTuple):

@@ -221,7 +221,7 @@ class LedgerMapUpdater(Changing):
         self._due.add(tree)
         self._has_due.set()
 
-    # --- Scans -------------------------------------------------------------------------------------
+    # --- Scans ------------------------------------------------------------------------------------
 
     async def _scan_what_is_due(self) -> None:
         is_second_try = False
@@ -324,7 +324,7 @@ class LedgerMapUpdater(Changing):
         if strays:
             log.warning("ledger_map.stray_znodes", count=len(strays), paths=strays[:LOGGED_MAX])
 
-    # --- Single ledgers ----------------------------------------------------------------------------
+    # --- Single ledgers ---------------------------------------------------------------------------
 
     async def _read_what_is_stale(self) -> None:
         while True:
@@ -593,7 +593,7 @@ class RecentWrites:
             return self._kept.pop(ledger_id)
 
 
-# --- The record for people -------------------------------------------------------------------------
+# --- The record for people ------------------------------------------------------------------------
 
 
 class LedgerMapReporter:

@@ -1,8 +1,8 @@
 """Decides which bookies are lost or reformatted now, and whether a safety hold applies.
 
 The auditor acts on these decisions, and observe mode reports them. The tracker only reads:
-``SafetyHolds`` writes the orders of safety holds, and the auditor writes the records from which the next
-leader continues.
+``SafetyHolds`` writes the orders of safety holds, and the auditor writes the records from which the
+next leader continues.
 """
 
 from collections.abc import AsyncGenerator

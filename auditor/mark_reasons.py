@@ -71,7 +71,7 @@ CLOCKS_APART_MS = 10_000
 being written while the bookie returns."""
 
 
-# --- The reasons of a mark ----------------------------------------------------------------------------
+# --- The reasons of a mark ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class MarkExplainer:
         )
 
 
-# --- Losses of bookies --------------------------------------------------------------------------------
+# --- Losses of bookies ----------------------------------------------------------------------------
 
 
 class LossKind(enum.Enum):
@@ -238,15 +238,15 @@ def losses_path(ur: str) -> str:
     return f"{own_path(ur)}/losses"
 
 
-# --- Findings of checks -------------------------------------------------------------------------------
+# --- Findings of checks ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """What a check found wrong with a ledger.
 
-    ``check``: the name of the check. ``bookies``: those with damaged copies; none if copies are only
-    misplaced. ``detail``: a sentence for an operator. ``found_ms``: wall clock.
+    ``check``: the name of the check. ``bookies``: those with damaged copies; none if copies are
+    only misplaced. ``detail``: a sentence for an operator. ``found_ms``: wall clock.
     """
 
     check: str

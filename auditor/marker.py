@@ -1,21 +1,22 @@
 """Marks under-replicated ledgers in the queue, the most endangered first.
 
-``Marker`` writes marks as Java's auditor would. A new mark is two znodes, a directory and a leaf. Marks
-of several ledgers share a transaction (rule S14), and a few transactions are in flight at a time. If
-a ledger is already marked, the missing replicas are added, and the mark keeps its creation time.
+``Marker`` writes marks as Java's auditor would. A new mark is two znodes, a directory and a leaf.
+Marks of several ledgers share a transaction (rule S14), and a few transactions are in flight at a
+time. If a ledger is already marked, the missing replicas are added, and the mark keeps its creation
+time.
 
-``LossMarks`` finds the ledgers of lost and reformatted bookies in the ledger map, a slice at a time.
-The most endangered of those found so far are marked meanwhile. So the first mark is written at once,
-however many ledgers there are, and only the first few may be out of order. The leader remembers its
-marks as long as the losses last, so that a ledger that changes during its repair is inspected but
-not marked again.
+``LossMarks`` finds the ledgers of lost and reformatted bookies in the ledger map, a slice at a
+time. The most endangered of those found so far are marked meanwhile. So the first mark is written
+at once, however many ledgers there are, and only the first few may be out of order. The leader
+remembers its marks as long as the losses last, so that a ledger that changes during its repair is
+inspected but not marked again.
 
-``MarkVerifier`` checks that the remembered marks still exist. A mark may be gone although copies are
-missing: a bookie returned, a worker found the ledger healthy, and the bookie went again while the
-leader was paused; or somebody deleted marks by hand. A ledger whose mark is missing in two listings
-in a row is marked again. (The queue shows a repair a moment before the ledger map does.) Each ledger is marked
-again only once for the same losses: if Java's workers judge it otherwise, the two would go on for
-ever.
+``MarkVerifier`` checks that the remembered marks still exist. A mark may be deleted although copies
+are missing: a bookie returned, a worker found the ledger healthy, and the bookie disappeared again
+while the leader was paused; or somebody deleted marks by hand. A ledger whose mark is missing in
+two listings in a row is marked again. (The queue shows a repair a moment before the ledger map
+does.) This happens once for each ledger and the same losses: if Java's workers judge the ledger
+otherwise, the two would repeat it for ever.
 """
 
 import asyncio
@@ -105,8 +106,8 @@ class Marker:
         """How often directories were created."""
 
     async def mark_all(self, ledgers: Sequence[UnderreplicatedLedger]) -> int:
-        """Mark these ledgers in order, except that a few transactions are in flight together. Return
-        how many marks are new or name more bookies."""
+        """Mark these ledgers in order, except that a few transactions are in flight together.
+        Return how many marks are new or name more bookies."""
         return await self.mark_stream(_ListSource(iter(ledgers)))
 
     async def mark_stream(self, source: MarkSource) -> int:
@@ -134,7 +135,7 @@ class Marker:
                 return False
         raise UnavailableError("other clients keep changing the mark", ledger_id=ledger_id)
 
-    # --- Many ledgers ------------------------------------------------------------------------------
+    # --- Many ledgers -----------------------------------------------------------------------------
 
     async def _mark_next(self, source: MarkSource) -> int:
         """Mark until the source is empty. If no mark of one part was new, the next part is probably
@@ -163,8 +164,8 @@ class Marker:
         return [each for each, is_new in zip(ledgers, changed, strict=True) if is_new]
 
     async def _create_all(self, ledgers: Sequence[UnderreplicatedLedger]) -> bool:
-        """Create all marks in one transaction. Return False if none was created, or if the outcome is
-        unknown."""
+        """Create all marks in one transaction. Return False if none was created, or if the outcome
+        is unknown."""
         ctime_ms = self._clock.wall_ms()
         creations: list[Operation] = []
         for ledger in ledgers:
@@ -206,7 +207,7 @@ class Marker:
                     await self._ensure(parent)
                 self._ensured_count += 1
 
-    # --- One ledger --------------------------------------------------------------------------------
+    # --- One ledger -------------------------------------------------------------------------------
 
     async def _try_mark(
         self, ledger_id: int, replicas: Collection[BookieId], *, is_renewed: bool
@@ -297,8 +298,8 @@ TOUCHED_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditResult:
-    """Result of an audit. ``urgent``: as in ``MarkQueue``. ``is_complete``: True if all ledgers were
-    inspected."""
+    """Result of an audit. ``urgent``: as in ``MarkQueue``. ``is_complete``: True if all ledgers
+    were inspected."""
 
     underreplicated_count: int
     mark_count: int
@@ -397,8 +398,8 @@ class LossMarks:
         return count
 
     def update(self, losses: BookieLosses) -> None:
-        """Forget marks for bookies that have returned or were lost again: workers may have completed
-        these ledgers."""
+        """Forget marks for bookies that have returned or were lost again: workers may have
+        completed these ledgers."""
         if news := {bookie for bookie, *_ in losses.ids - self._losses.ids}:
             self._restored = frozenset()
         self._known.keep_only(losses.bookies - news)
@@ -571,8 +572,9 @@ class MarkVerifier:
         updater: LedgerMapUpdater,
         on_gone: Callable[[Collection[int]], None],
     ) -> None:
-        """``updater``: of the ledger map. If that is outdated, a repaired ledger cannot be told from
-        one that lost its mark. ``on_gone``: called with the ledgers that must be marked again."""
+        """``updater``: of the ledger map. If that is outdated, a repaired ledger cannot be told
+        from one that lost its mark. ``on_gone``: called with the ledgers that must be marked again.
+        """
         self._store, self._ur = store, ur
         self._marks = marks
         self._clock = clock

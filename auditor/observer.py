@@ -74,7 +74,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The state at one moment. ``underreplicated``: ledgers that miss copies, most endangered first."""
+    """The state at one moment. ``underreplicated``: ledgers that miss copies, most endangered
+    first."""
 
     seen_ms: int
     """Wall clock."""
@@ -215,8 +216,8 @@ class Observer:
     async def _underreplicated(
         self, losses: BookieLosses
     ) -> tuple[Sequence[UnderreplicatedLedger], int]:
-        """Return the under-replicated ledgers, most endangered first, and ``lost_bytes`` of all of them,
-        whether or not a hold is in force. They are computed again only after a change."""
+        """Return the under-replicated ledgers, most endangered first, and ``lost_bytes`` of all of
+        them, whether or not a hold is in force. They are computed again only after a change."""
         ledger_map, source = self._updater.ledger_map, (losses, self._updater.change_count)
         if self._last_underreplicated is None or self._last_underreplicated[0] != source:
             stream, found, weight = (
@@ -238,8 +239,8 @@ class Observer:
         """Read all existing marks, except those that already named all we would name: a mark only
         gains replicas.
 
-        If such a mark was deleted, its ledger was repaired and is no longer under-replicated. A later
-        mark of it is then read again.
+        If such a mark was deleted, its ledger was repaired and is no longer under-replicated. A
+        later mark of it is then read again.
         """
         listed = await marked_ledger_ids(self._store, self._ur)
         agreed = {

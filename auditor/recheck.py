@@ -228,7 +228,7 @@ class CopyRecheck:
             self._wake.set()
         self._due.setdefault(second, []).extend(waiting)
 
-    # --- Records of sessions that have ended --------------------------------------------------------
+    # --- Records of sessions that have ended ------------------------------------------------------
 
     async def _adopt_now_and_then(self) -> None:
         while True:

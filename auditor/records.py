@@ -1,8 +1,8 @@
 """The znodes in which the leader records its state for the next leader and for people.
 
 ``identities``: by bookie, the cookie with which its ledgers were last inspected. So a reformatted
-bookie is noticed, and only once. ``absences``: since when each bookie is absent, so that the recovery
-delay continues. ``audit``: result of the last audit. ``drains``: progress of each drain.
+bookie is noticed, and only once. ``absences``: since when each bookie is absent, so that the
+recovery delay continues. ``audit``: result of the last audit. ``drains``: progress of each drain.
 
 The formats of ``losses`` (``mark_reasons``), ``ledger_map`` (``ledger_map_updater``), ``urgent``
 (``replication.marks``) and ``activity`` (``replication.client_activity``) are defined there.

@@ -70,7 +70,7 @@ def _copies_left(
     )
 
 
-# --- Bookies whose copies are missing -----------------------------------------------------------------
+# --- Bookies whose copies are missing -------------------------------------------------------------
 
 LossId = tuple[BookieId, int, float]
 """Identifies one loss: the bookie; the czxid of its new cookie (0: the bookie is lost); and since
@@ -143,8 +143,8 @@ def reformatted_bookies(
     operator declared to be old (``IdentitiesOrder``).
 
     A bookie that returns with a new cookie may have lost everything, because its disk was replaced.
-    So its return deletes no mark, and its ledgers without a mark are marked (rule S6). Bookies whose
-    cookies cannot be read, because ACLs deny access, are left out.
+    So its return deletes no mark, and its ledgers without a mark are marked (rule S6). Bookies
+    whose cookies cannot be read, because ACLs deny access, are left out.
     """
     former = {**(first_seen or {}), **identities}
     return {
@@ -157,7 +157,7 @@ def reformatted_bookies(
     }
 
 
-# --- The order of marking -----------------------------------------------------------------------------
+# --- The order of marking -------------------------------------------------------------------------
 
 
 class MarkQueue:

@@ -369,7 +369,7 @@ class CheckRunner:
         await self._run_check(self._checks[name])
         return 0.0
 
-    # --- Times -------------------------------------------------------------------------------------
+    # --- Times ------------------------------------------------------------------------------------
 
     async def _read_times(self) -> None:
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
@@ -406,7 +406,7 @@ class CheckRunner:
             return check_path(self._ur, check.kind.name)
         return znodes.audit_time_path(self._ur, check.kind.audit)
 
-    # --- One run -----------------------------------------------------------------------------------
+    # --- One run ----------------------------------------------------------------------------------
 
     async def _run_check(self, check: Check) -> None:
         """Run the check to its end, including all pauses."""
@@ -478,7 +478,7 @@ class CheckRunner:
             retry_max_s=RETRY_S,
         )
 
-    # --- Pauses ------------------------------------------------------------------------------------
+    # --- Pauses -----------------------------------------------------------------------------------
 
     async def _wait_allowed(self, progress: Progress) -> None:
         while pause := await self._retried(self._pause):
