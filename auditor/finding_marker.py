@@ -21,15 +21,17 @@ from ledgers.store import MetadataStore
 from replication.entry_runs import NO_ENTRIES, EntryRuns
 from replication.marks import marked_ledger_ids
 from replication.transactions import Batcher
-from replication.znodes import own_path
+from replication.znodes import ClusterPaths
 
 
 class FindingMarker:
     """Marks damaged ledgers in the shared queue, the private queue, or both."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, clock: Clock) -> None:
-        self._shared = Marker(store, batcher, ur, clock)
-        self._private = Marker(store, batcher, own_path(ur), clock)
+    def __init__(
+        self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths, clock: Clock
+    ) -> None:
+        self._shared = Marker(store, batcher, paths, clock)
+        self._private = Marker(store, batcher, paths.private, clock)
 
     async def mark(self, ledger_id: int, visibility: JavaVisibility) -> bool:
         """Return True if a mark is new or names more bookies now. Raises UnavailableError.
@@ -136,15 +138,19 @@ class PrivateQueue:
 
 
 async def read_private_queue(
-    store: MetadataStore, ur: str, *, shared: Collection[int], known_damaged: Collection[int] = ()
+    store: MetadataStore,
+    paths: ClusterPaths,
+    *,
+    shared: Collection[int],
+    known_damaged: Collection[int] = (),
 ) -> PrivateQueue:
     """Read which ledgers are marked only in our private queue.
 
     ``shared``: the ledgers marked in the shared queue. ``known_damaged``: ledgers found damaged by
     an earlier call. A finding stays as long as its mark, so these findings need not be read again.
     """
-    ledger_ids = set(await marked_ledger_ids(store, own_path(ur))).difference(shared)
+    ledger_ids = set(await marked_ledger_ids(store, paths.private)).difference(shared)
     damaged = ledger_ids.intersection(known_damaged)
-    findings = await read_findings(store, ur, sorted(ledger_ids - damaged))
+    findings = await read_findings(store, paths, sorted(ledger_ids - damaged))
     damaged |= {ledger_id for ledger_id, found in findings.items() if found.bookies}
     return PrivateQueue(damaged=tuple(sorted(damaged)), others=tuple(sorted(ledger_ids - damaged)))

@@ -42,7 +42,7 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager, OnStray, VersionedMetadata
 from ledgers.store import UNTOLD, Event, EventKind, MetadataStore, Stat
 from ledgers.tasks import Changing, until_answered, wait_woken
-from replication.znodes import own_path, read_record, switch, time_ms, whole
+from replication.znodes import ClusterPaths, read_record, switch, time_ms, whole
 
 log = structlog.get_logger()
 LEDGERS = Gauge("bookmender_ledger_map_ledgers", "Ledgers in the ledger map of this node.")
@@ -680,10 +680,8 @@ class LedgerMapRecord:
         )
 
 
-async def read_ledger_map_record(store: MetadataStore, ur: str) -> LedgerMapRecord | None:
+async def read_ledger_map_record(
+    store: MetadataStore, paths: ClusterPaths
+) -> LedgerMapRecord | None:
     """Return None if there is none, or if a later release wrote it in another format."""
-    return await read_record(store, ledger_map_path(ur), LedgerMapRecord.from_record)
-
-
-def ledger_map_path(ur: str) -> str:
-    return f"{own_path(ur)}/ledger_map"
+    return await read_record(store, paths.ledger_map, LedgerMapRecord.from_record)

@@ -40,11 +40,10 @@ from replication.nodes import ensure
 from replication.orders import DrainOrder, OrderBook
 from replication.transactions import Batcher
 from replication.znodes import (
+    ClusterPaths,
     Mark,
     as_text,
-    findings_path,
     ledger_id_of_name,
-    own_path,
     parse_record,
     part,
     read_aid,
@@ -101,12 +100,14 @@ class MarkExplainer:
     findings: Mapping[int, Finding] = field(default_factory=dict)
 
     @classmethod
-    async def read(cls, store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> MarkExplainer:
+    async def read(
+        cls, store: MetadataStore, paths: ClusterPaths, ledger_ids: Sequence[int]
+    ) -> MarkExplainer:
         """Read what is needed to explain the marks of these ledgers."""
         return cls(
-            losses=await read_losses(store, ur),
-            draining=(await OrderBook(store, ur).read()).draining,
-            findings=await read_findings(store, ur, ledger_ids),
+            losses=await read_losses(store, paths),
+            draining=(await OrderBook(store, paths).read()).draining,
+            findings=await read_findings(store, paths, ledger_ids),
         )
 
     def explain(self, ledger_id: int, mark: Mark | None, *, is_own: bool) -> list[MarkReason]:
@@ -222,9 +223,11 @@ def losses_to_bytes(losses: Mapping[BookieId, LossRecord]) -> bytes:
     return json.dumps({"version": 1, "bookies": bookies}).encode()
 
 
-async def read_losses(store: MetadataStore, ur: str) -> dict[BookieId, LossRecord]:
+async def read_losses(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, LossRecord]:
     """Return the recorded losses. Entries that cannot be read are left out."""
-    bookies = await read_aid(store, losses_path(ur), lambda record: part(record, "bookies")) or {}
+    bookies = (
+        await read_aid(store, losses_path(paths), lambda record: part(record, "bookies")) or {}
+    )
     losses: dict[BookieId, LossRecord] = {}
     for name in bookies:
         try:
@@ -234,8 +237,8 @@ async def read_losses(store: MetadataStore, ur: str) -> dict[BookieId, LossRecor
     return losses
 
 
-def losses_path(ur: str) -> str:
-    return f"{own_path(ur)}/losses"
+def losses_path(paths: ClusterPaths) -> str:
+    return f"{paths.private.directory}/losses"
 
 
 # --- Findings of checks ---------------------------------------------------------------------------
@@ -291,8 +294,10 @@ class Findings:
     """Writes and sweeps findings, through ``batcher``, whose guards prove the leadership (rule
     S9)."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, clock: Clock) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+    def __init__(
+        self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths, clock: Clock
+    ) -> None:
+        self._store, self._batcher, self._paths = store, batcher, paths
         self._clock = clock
         self._has_directory = False
         self._unmarked: dict[int, _ZnodeVersion] = {}
@@ -312,7 +317,7 @@ class Findings:
             detail=detail,
             found_ms=self._clock.wall_ms(),
         )
-        path = findings_path(self._ur, ledger_id)
+        path = self._paths.finding(ledger_id)
         for _ in range(WRITE_TRIES_MAX):
             await self._create_directory()
             try:
@@ -346,7 +351,7 @@ class Findings:
     async def sweep(self) -> int:
         """Delete the findings whose marks are gone, because their ledgers were repaired or found
         healthy. Return the number of findings before."""
-        ledger_ids = await _ledgers_with_findings(self._store, self._ur)
+        ledger_ids = await _ledgers_with_findings(self._store, self._paths)
         found = await gather_in_parts(self._sweep_one, ledger_ids, at_once=READS_AT_ONCE)
         self._unmarked = {
             ledger_id: version
@@ -357,7 +362,7 @@ class Findings:
 
     async def _sweep_one(self, ledger_id: int) -> _ZnodeVersion | None:
         """Return the finding's version if it has no mark in this sweep for the first time."""
-        path = findings_path(self._ur, ledger_id)
+        path = self._paths.finding(ledger_id)
         try:
             stat = await self._store.exists(path)
             if stat is None or await self._is_marked(ledger_id):
@@ -373,7 +378,7 @@ class Findings:
         return None
 
     async def _is_marked(self, ledger_id: int) -> bool:
-        trees = (MarkTree(self._store, self._ur), MarkTree(self._store, own_path(self._ur)))
+        trees = (MarkTree(self._store, self._paths), MarkTree(self._store, self._paths.private))
         return any([await tree.holds(ledger_id) for tree in trees])
 
     async def _create_directory(self) -> None:
@@ -381,20 +386,20 @@ class Findings:
         batch disappears if the batch fails. The empty directory proves nothing, so it needs no
         guard."""
         if not self._has_directory:
-            await ensure(self._store, findings_path(self._ur))
+            await ensure(self._store, self._paths.findings)
             self._has_directory = True
 
 
 async def read_findings(
-    store: MetadataStore, ur: str, ledger_ids: Sequence[int]
+    store: MetadataStore, paths: ClusterPaths, ledger_ids: Sequence[int]
 ) -> dict[int, Finding]:
     """Return the findings of these ledgers. Findings that cannot be read are left out."""
-    with_findings = await _ledgers_with_findings(store, ur)
+    with_findings = await _ledgers_with_findings(store, paths)
     wanted = sorted(set(with_findings).intersection(ledger_ids))
 
     async def read(ledger_id: int) -> Finding | None:
         try:
-            return await read_record(store, findings_path(ur, ledger_id), Finding.from_record)
+            return await read_record(store, paths.finding(ledger_id), Finding.from_record)
         except UnauthorizedError as error:
             log.warning("finding.access_denied", ledger_id=ledger_id, error=str(error))
             return None
@@ -403,7 +408,7 @@ async def read_findings(
     return {i: each for i, each in zip(wanted, findings, strict=True) if each is not None}
 
 
-async def _ledgers_with_findings(store: MetadataStore, ur: str) -> list[int]:
+async def _ledgers_with_findings(store: MetadataStore, paths: ClusterPaths) -> list[int]:
     """Return the ids of the ledgers that have a finding, ascending."""
-    names = await children_if_any(store, findings_path(ur))
+    names = await children_if_any(store, paths.findings)
     return sorted(i for i in map(ledger_id_of_name, names) if i is not None)

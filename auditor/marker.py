@@ -62,7 +62,7 @@ from replication import znodes
 from replication.marks import marked_in_parts
 from replication.nodes import ensure
 from replication.transactions import BATCH_BYTES_MAX, BATCH_TRANSACTIONS_MAX, Batcher
-from replication.znodes import Mark
+from replication.znodes import ClusterPaths, Mark, MarkPaths
 
 log = structlog.get_logger()
 
@@ -94,10 +94,12 @@ class MarkSource(Protocol):
 class Marker:
     """Marks ledgers through ``batcher``, whose guards prove the leadership."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, clock: Clock) -> None:
+    def __init__(
+        self, store: MetadataStore, batcher: Batcher, paths: MarkPaths, clock: Clock
+    ) -> None:
         self._store = store
         self._batcher = batcher
-        self._ur = ur
+        self._paths = paths
         self._clock = clock
         self._ensuring = asyncio.Lock()
         """Only one task creates directories at a time. If two did, each transaction could fail with
@@ -170,7 +172,7 @@ class Marker:
         creations: list[Operation] = []
         for ledger in ledgers:
             new = Mark(replicas=ledger.lost, ctime_ms=ctime_ms)
-            creations += _creations(znodes.mark_path(self._ur, ledger.ledger_id), new)
+            creations += _creations(self._paths.mark(ledger.ledger_id), new)
         if request_bytes(creations) > BATCH_BYTES_MAX:  # the marks name very many bookies
             return False
         for _ in range(TRIES_MAX):
@@ -202,7 +204,7 @@ class Marker:
         """
         async with self._ensuring:
             if self._ensured_count == unless_since:
-                paths = (znodes.mark_path(self._ur, ledger.ledger_id) for ledger in ledgers)
+                paths = (self._paths.mark(ledger.ledger_id) for ledger in ledgers)
                 for parent in dict.fromkeys(path.rsplit("/", 2)[0] for path in paths):
                     await self._ensure(parent)
                 self._ensured_count += 1
@@ -212,7 +214,7 @@ class Marker:
     async def _try_mark(
         self, ledger_id: int, replicas: Collection[BookieId], *, is_renewed: bool
     ) -> bool:
-        path = znodes.mark_path(self._ur, ledger_id)
+        path = self._paths.mark(ledger_id)
         new = Mark(replicas=tuple(sorted(replicas)), ctime_ms=self._clock.wall_ms())
         try:
             data, stat = await self._store.get(path)
@@ -239,7 +241,7 @@ class Marker:
     async def _ensure(self, directory: str) -> None:
         """Create the directory and its parents if they are losses."""
         above = directory.rpartition("/")[0]
-        if above == znodes.marks_path(self._ur):
+        if above == self._paths.marks:
             await ensure(self._store, above)  # missing only if an operator deleted the whole queue
         else:
             await self._ensure(above)
@@ -565,7 +567,7 @@ class MarkVerifier:
     def __init__(
         self,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         marks: LossMarks,
         clock: Clock,
         *,
@@ -575,7 +577,7 @@ class MarkVerifier:
         """``updater``: of the ledger map. If that is outdated, a repaired ledger cannot be told
         from one that lost its mark. ``on_gone``: called with the ledgers that must be marked again.
         """
-        self._store, self._ur = store, ur
+        self._store, self._paths = store, paths
         self._marks = marks
         self._clock = clock
         self._updater = updater
@@ -599,7 +601,7 @@ class MarkVerifier:
     async def _verify(self) -> None:
         began_s = self._clock.now_s()
         listed = array("q")  # a million ids take 8 MB
-        async for part in marked_in_parts(self._store, self._ur):
+        async for part in marked_in_parts(self._store, self._paths):
             listed.extend(part)
         unlisted_marks = await self._marks.unlisted_marks(listed)
         unlisted = frozenset(filter(self._updater.is_current, unlisted_marks))

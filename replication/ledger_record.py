@@ -58,16 +58,15 @@ from replication.reasons import Reason
 from replication.transactions import Batcher
 from replication.znodes import (
     ACL_HINT,
+    ClusterPaths,
     ledger_id_of_name,
     names_in,
-    own_path,
     parse_record,
     part,
     read_record,
     text,
     texts,
     time_ms,
-    waiting_path,
     whole,
 )
 
@@ -103,32 +102,31 @@ class UnprovenEnd:
         )
 
 
-def unproven_path(ur: str, ledger_id: int | None = None) -> str:
-    parent = f"{own_path(ur)}/unproven"
-    return parent if ledger_id is None else f"{parent}/{ledger_id}"
-
-
-async def read_unproven_end(store: MetadataStore, ur: str, ledger_id: int) -> UnprovenEnd | None:
+async def read_unproven_end(
+    store: MetadataStore, paths: ClusterPaths, ledger_id: int
+) -> UnprovenEnd | None:
     """What the last try left, be the ledger closed by now or not; None where that cannot be read
     either."""
     parse = partial(UnprovenEnd.from_record, ledger_id)
-    return await read_record(store, unproven_path(ur, ledger_id), parse)
+    return await read_record(store, paths.unproven_end(ledger_id), parse)
 
 
-async def unproven_ledger_ids(store: MetadataStore, manager: LedgerManager, ur: str) -> list[int]:
+async def unproven_ledger_ids(
+    store: MetadataStore, manager: LedgerManager, paths: ClusterPaths
+) -> list[int]:
     """Those that are not closed yet, by id."""
-    recorded = await _recorded(store, ur)
+    recorded = await _recorded(store, paths)
     looked_at, rest = recorded[:READ_MAX], recorded[READ_MAX:]
     return await _still_open(manager, looked_at) + rest
 
 
 async def unproven_among(
-    store: MetadataStore, manager: LedgerManager, ur: str, ledger_ids: Collection[int]
+    store: MetadataStore, manager: LedgerManager, paths: ClusterPaths, ledger_ids: Collection[int]
 ) -> list[UnprovenEnd]:
     """What was left of those of these ledgers that are not closed yet, by id."""
-    recorded = set(await _recorded(store, ur)).intersection(ledger_ids)
+    recorded = set(await _recorded(store, paths)).intersection(ledger_ids)
     still_open = await _still_open(manager, sorted(recorded))
-    ends = await asyncio.gather(*(read_unproven_end(store, ur, i) for i in still_open))
+    ends = await asyncio.gather(*(read_unproven_end(store, paths, i) for i in still_open))
     return [end for end in ends if end is not None]
 
 
@@ -139,40 +137,40 @@ class UnprovenEnds:
         self,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         *,
         manager: LedgerManager,
         clock: Clock,
     ) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+        self._store, self._batcher, self._paths = store, batcher, paths
         self._manager = manager
         self._clock = clock
 
     async def note(self, ledger_id: int, detail: str) -> None:
         """In place of what an earlier try left."""
         end = UnprovenEnd(ledger_id=ledger_id, detail=detail, tried_ms=self._clock.wall_ms())
-        path, data = unproven_path(self._ur, ledger_id), end.to_json()
+        path, data = self._paths.unproven_end(ledger_id), end.to_json()
         try:
             await self._batcher.put(path, data)
         except NoNodeError:  # the first that there is
-            await ensure(self._store, unproven_path(self._ur))
+            await ensure(self._store, self._paths.unproven_ends)
             await self._batcher.put(path, data)
 
     async def tidy(self, rng: random.Random) -> None:
         """Delete the records of ledgers that are closed, or gone: some of them, where there are
         many."""
-        recorded = await _recorded(self._store, self._ur)
+        recorded = await _recorded(self._store, self._paths)
         some = rng.sample(recorded, min(len(recorded), READ_MAX))
         over = set(some).difference(await _still_open(self._manager, some))
         await asyncio.gather(*map(self._delete, sorted(over)))
 
     async def _delete(self, ledger_id: int) -> None:
         with suppress(NoNodeError):  # another node's hand
-            await self._batcher.apply(Delete(path=unproven_path(self._ur, ledger_id)))
+            await self._batcher.apply(Delete(path=self._paths.unproven_end(ledger_id)))
 
 
-async def _recorded(store: MetadataStore, ur: str) -> list[int]:
-    names = await names_in(store, unproven_path(ur))
+async def _recorded(store: MetadataStore, paths: ClusterPaths) -> list[int]:
+    names = await names_in(store, paths.unproven_ends)
     return sorted(i for i in map(ledger_id_of_name, names) if i is not None)
 
 
@@ -217,18 +215,16 @@ class GivenUpEntries:
         )
 
 
-def given_up_path(ur: str, ledger_id: int) -> str:
-    return f"{own_path(ur)}/given_up/{ledger_id}"
-
-
-async def read_given_up(store: MetadataStore, ur: str, ledger_id: int) -> GivenUpEntries | None:
+async def read_given_up(
+    store: MetadataStore, paths: ClusterPaths, ledger_id: int
+) -> GivenUpEntries | None:
     """None where nothing was given up, or the record cannot be read."""
-    return await read_record(store, given_up_path(ur, ledger_id), GivenUpEntries.from_record)
+    return await read_record(store, paths.given_up(ledger_id), GivenUpEntries.from_record)
 
 
 async def record_given_up(
     store: MetadataStore,
-    ur: str,
+    paths: ClusterPaths,
     ledger_id: int,
     entries: GivenUpEntries,
     *,
@@ -236,7 +232,7 @@ async def record_given_up(
 ) -> None:
     """Write the record, in place of an earlier attempt's. Raises LockLostError, UnavailableError,
     RejectedError."""
-    path = given_up_path(ur, ledger_id)
+    path = paths.given_up(ledger_id)
     await ensure(store, path.rpartition("/")[0])
     is_there = await store.exists(path) is not None
     write = (
@@ -465,13 +461,13 @@ def _reason(value: str) -> Reason:
 class WaitingNotes:
     """The notes of all nodes."""
 
-    def __init__(self, store: MetadataStore, ur: str) -> None:
+    def __init__(self, store: MetadataStore, paths: ClusterPaths) -> None:
         self._store = store
-        self._ur = ur
+        self._paths = paths
 
     async def are_any(self) -> bool:
         """Cheap, where a list of their names may be long."""
-        path = waiting_path(self._ur)
+        path = self._paths.waiting
         try:
             stat = await self._store.exists(path)
         except UnauthorizedError as error:
@@ -481,14 +477,14 @@ class WaitingNotes:
 
     async def ledger_ids(self) -> set[int]:
         """Ledgers that have a note."""
-        names = await names_in(self._store, waiting_path(self._ur))
+        names = await names_in(self._store, self._paths.waiting)
         return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
         """None when there is none, or a later release wrote it in a way that we cannot read, or
         ACLs shut it away."""
         try:
-            data, stat = await self._store.get(waiting_path(self._ur, ledger_id))
+            data, stat = await self._store.get(self._paths.waiting_note(ledger_id))
             note = WaitingNote.from_record(ledger_id, parse_record(data))
         except (NoNodeError, CorruptionError, UnauthorizedError):
             return None
@@ -496,7 +492,7 @@ class WaitingNotes:
 
     async def version(self, ledger_id: int) -> int | None:
         """Of its znode; None where there is none."""
-        stat = await self._store.exists(waiting_path(self._ur, ledger_id))
+        stat = await self._store.exists(self._paths.waiting_note(ledger_id))
         return None if stat is None else stat.version
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
@@ -512,7 +508,7 @@ class WaitingNotes:
 
         ``guards``: prove that the caller may (rule S3). Raises LockLostError when they do not.
         """
-        path = waiting_path(self._ur, ledger_id)
+        path = self._paths.waiting_note(ledger_id)
         for _ in range(LET_GO_TRIES_MAX):
             operation = await self._letting_go(path, ledger_id, beside)
             if operation is None:
@@ -524,7 +520,7 @@ class WaitingNotes:
                 if not isinstance(failure.cause, ConflictError | NoNodeError | NodeExistsError):
                     raise failure.cause from failure
                 if isinstance(operation, Create) and isinstance(failure.cause, NoNodeError):
-                    await ensure(self._store, waiting_path(self._ur))  # somebody deleted it
+                    await ensure(self._store, self._paths.waiting)  # somebody deleted it
 
     async def _letting_go(
         self, path: str, ledger_id: int, beside: WaitingNote | None
@@ -551,13 +547,13 @@ class WaitingNotes:
 class WaitingNotesWriter(WaitingNotes):
     """The notes, for a worker: ``batcher``'s guards prove its session (rule S3)."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
-        super().__init__(store, ur)
+    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
+        super().__init__(store, paths)
         self._batcher = batcher
 
     async def write(self, note: WaitingNote, *, is_likely_there: bool = False) -> None:
         """In place of what stands there. ``is_likely_there``: spares a request if that is right."""
-        path, data = waiting_path(self._ur, note.ledger_id), note.to_json()
+        path, data = self._paths.waiting_note(note.ledger_id), note.to_json()
         create, change = (
             Create(path=path, data=data),
             SetData(path=path, data=data, version=ANY_VERSION),
@@ -565,12 +561,12 @@ class WaitingNotesWriter(WaitingNotes):
         first, second = (change, create) if is_likely_there else (create, change)
         if not (await self._commit(first) or await self._commit(second)):
             # By others' hands, one right after the other; or somebody deleted the directory.
-            await ensure(self._store, waiting_path(self._ur))
+            await ensure(self._store, self._paths.waiting)
             await self._commit(create)
 
     async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:
         """Nothing happens to one that stands at another version."""
-        await self._commit(Delete(path=waiting_path(self._ur, ledger_id), version=version))
+        await self._commit(Delete(path=self._paths.waiting_note(ledger_id), version=version))
 
     async def _commit(self, operation: Create | SetData | Delete) -> bool:
         """False when the note was there, or gone, already, or is another: another node's hand."""

@@ -30,7 +30,7 @@ from ledgers.reading import NO_ENTRY, highest_entry_id
 from ledgers.store import MetadataStore
 from replication.cluster import ViewSource
 from replication.transactions import Batcher
-from replication.znodes import TIME_MS_MAX, WHOLE_MAX, as_whole, own_path, read_record
+from replication.znodes import TIME_MS_MAX, WHOLE_MAX, ClusterPaths, as_whole, read_record
 
 KEPT_MAX = 10_000
 """Ledgers that are stored, the longest idle first. About 300 kB."""
@@ -72,10 +72,6 @@ def updated_change(
     return LastChange(last_entry_id=last_entry_id, since_ms=now_ms)
 
 
-def idle_path(ur: str) -> str:
-    return f"{own_path(ur)}/idle"
-
-
 def longest_idle(changes: Mapping[int, LastChange]) -> dict[int, LastChange]:
     """Return the changes that are stored, the longest idle first."""
     order = sorted(changes, key=lambda ledger_id: (changes[ledger_id].since_ms, ledger_id))
@@ -94,10 +90,10 @@ def last_changes_to_json(changes: Mapping[int, LastChange]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-async def read_last_changes(store: MetadataStore, ur: str) -> dict[int, LastChange]:
+async def read_last_changes(store: MetadataStore, paths: ClusterPaths) -> dict[int, LastChange]:
     """Return the stored changes by ledger, the longest idle first; empty if none is stored or
     readable."""
-    return await read_record(store, idle_path(ur), _changes) or {}
+    return await read_record(store, paths.idle, _changes) or {}
 
 
 def _changes(record: Mapping[str, Any]) -> dict[int, LastChange]:
@@ -125,15 +121,15 @@ class IdleRecords:
     """Reads and writes the stored changes, through ``batcher``, whose guards prove the leadership
     (rule S9)."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
+        self._store, self._batcher, self._paths = store, batcher, paths
 
     async def read(self) -> dict[int, LastChange]:
-        return await read_last_changes(self._store, self._ur)
+        return await read_last_changes(self._store, self._paths)
 
     async def write(self, changes: Mapping[int, LastChange]) -> None:
         data = last_changes_to_json(longest_idle(changes))
-        await self._batcher.put(idle_path(self._ur), data)
+        await self._batcher.put(self._paths.idle, data)
 
 
 log = structlog.get_logger()

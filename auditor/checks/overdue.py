@@ -25,7 +25,7 @@ from ledgers.store import MetadataStore
 from ledgers.tasks import gather_in_parts
 from replication import znodes
 from replication.marks import READS_AT_ONCE, marked_ledger_ids
-from replication.znodes import own_path
+from replication.znodes import ClusterPaths, MarkPaths
 
 log = structlog.get_logger()
 MARKS = Gauge(
@@ -46,13 +46,13 @@ class OverdueMarks:
         self,
         *,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         records: CheckRecords,
         after_s: float,
         clock: Clock,
     ) -> None:
         self._store = store
-        self._ur = ur
+        self._paths = paths
         self._records = records
         self._after_s = after_s
         self._clock = clock
@@ -80,9 +80,10 @@ class OverdueMarks:
         """Return the overdue ledgers, ascending. The age of a mark that ACLs deny access to is
         unknown: its ledger is logged, and not returned."""
         started_ms = self._clock.wall_ms()
-        shared = await marked_ledger_ids(self._store, self._ur)
-        own = await read_private_queue(self._store, self._ur, shared=shared)
-        queues = dict.fromkeys(shared, self._ur) | dict.fromkeys(own.damaged, own_path(self._ur))
+        shared = await marked_ledger_ids(self._store, self._paths)
+        own = await read_private_queue(self._store, self._paths, shared=shared)
+        queues: dict[int, MarkPaths] = dict.fromkeys(shared, self._paths)
+        queues |= dict.fromkeys(own.damaged, self._paths.private)
         ledger_ids = sorted(queues)
         since = await gather_in_parts(
             lambda ledger_id: self._marked_since_ms(queues[ledger_id], ledger_id),
@@ -100,11 +101,13 @@ class OverdueMarks:
         await self._report(overdue, unreadable, checked=ledger_ids, started_ms=started_ms)
         return overdue
 
-    async def _marked_since_ms(self, queue: str, ledger_id: int) -> int | UnauthorizedError | None:
+    async def _marked_since_ms(
+        self, queue: MarkPaths, ledger_id: int
+    ) -> int | UnauthorizedError | None:
         """Return since when the ledger is marked; None if it is not marked any more; the error if
         ACLs deny access. ``queue``: root path of the queue."""
         try:
-            data, stat = await self._store.get(znodes.mark_path(queue, ledger_id))
+            data, stat = await self._store.get(queue.mark(ledger_id))
             mark = znodes.parse_mark(data)
         except NoNodeError:
             return None

@@ -24,16 +24,16 @@ import structlog
 from prometheus_client import Counter, Gauge
 
 from auditor.checks.base import Check, PartRun
-from auditor.checks.records import CheckRecord, CheckRecords, CheckRun, check_path
+from auditor.checks.records import CheckRecord, CheckRecords, CheckRun
 from auditor.ledger_map import LedgerMap
 from auditor.settings import ChecksSettings
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
-from replication import znodes
 from replication.cluster import ViewSource
 from replication.orders import Orders
+from replication.znodes import ClusterPaths
 
 FORCED_MS = 0
 """A last run at this time means that somebody requested the check. For Java it is a run long ago.
@@ -298,7 +298,7 @@ class CheckRunner:
         checks: Sequence[Check],
         *,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         ledger_map: LedgerMap,
         is_ledger_map_ready: Callable[[], bool],
         views: ViewSource,
@@ -314,7 +314,7 @@ class CheckRunner:
         """
         self._checks = {check.kind.name: check for check in checks}
         self._store = store
-        self._ur = ur
+        self._paths = paths
         self._ledger_map = ledger_map
         self._is_index_ready = is_ledger_map_ready
         self._views = views
@@ -334,7 +334,7 @@ class CheckRunner:
         watched = [self._time_path(check) for check in self._checks.values()]
         try:
             async with asyncio.TaskGroup() as tasks:
-                for path in (*watched, znodes.disable_path(self._ur)):
+                for path in (*watched, self._paths.disable):
                     tasks.create_task(wake_on(self._store.watch(path), self._wake))
                 tasks.create_task(wake_on(self._views.changes(), self._wake))
                 while True:
@@ -403,8 +403,8 @@ class CheckRunner:
     def _time_path(self, check: Check) -> str:
         """Return the znode with the time of the last run. Operators set it back to request a check."""
         if check.kind.audit is None:
-            return check_path(self._ur, check.kind.name)
-        return znodes.audit_time_path(self._ur, check.kind.audit)
+            return self._paths.check(check.kind.name)
+        return self._paths.audit_time(check.kind.audit)
 
     # --- One run ----------------------------------------------------------------------------------
 
@@ -494,6 +494,6 @@ class CheckRunner:
         self._wake.clear()  # what happens from here on sets it again
         return pause_of(
             self._views.current.orders,
-            is_disabled=await self._store.exists(znodes.disable_path(self._ur)) is not None,
+            is_disabled=await self._store.exists(self._paths.disable) is not None,
             is_audit_pending=self._is_audit_pending(),
         )

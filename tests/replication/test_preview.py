@@ -26,7 +26,7 @@ from replication.reasons import Reason, gravest
 from replication.targets import TargetSelector
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import LEDGER, ROOT, UR
+from tests.replication.nodes import LEDGER, PATHS, ROOT
 from tests.replication.repairs import drain, keep_away, repair
 
 WRITES = (Op.ADD, Op.WRITE_LAC, Op.READ_FENCING)
@@ -61,7 +61,7 @@ async def preview(
 ) -> Preview:
     rng = random.Random(cluster.seed)
     views = ViewSource(
-        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, PATHS)
     )
     inspector = Inspector(
         manager=cluster.manager,
@@ -195,7 +195,7 @@ async def test_while_a_hold_stands_an_open_ledger_is_told_to_wait_for_its_end() 
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     await cluster.kill(B2)
     hold = HoldOrder(since_ms=1, reason="3 of 5 went")
-    await OrderBook(cluster.store, UR).give(hold_place(UR), hold, over=None)
+    await OrderBook(cluster.store, PATHS).give(hold_place(PATHS), hold, over=None)
 
     [blocked] = (await preview(cluster)).plan.blocked
 

@@ -11,7 +11,7 @@ from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import THREE, lost_b2, open_ledger, repair, watch_fencing
 
 
@@ -19,14 +19,14 @@ async def hold(cluster: Cluster, *, for_s: float | None = None, reason: str = ""
     """Order one; its end in wall-clock milliseconds."""
     now_ms = cluster.clock.wall_ms()
     until_ms = None if for_s is None else now_ms + int(for_s * 1000)
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    book, place = OrderBook(cluster.store, PATHS), hold_place(PATHS)
     order = HoldOrder(since_ms=now_ms, until_ms=until_ms, reason=reason)
     await book.give(place, order, over=await book.stored(place))
     return until_ms
 
 
 async def end_hold(cluster: Cluster) -> None:
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    book, place = OrderBook(cluster.store, PATHS), hold_place(PATHS)
     source_health = await book.stored(place)
     assert source_health is not None
     await book.withdraw(place, over=source_health)
