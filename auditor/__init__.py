@@ -1,12 +1,19 @@
-"""The leader: it notices lost bookies and marks the ledgers that they held.
+"""The auditor: a node that leads notices lost bookies and marks their ledgers.
 
-``election`` chooses the leader, whose loop is ``auditor``. ``absence`` decides when a bookie is lost,
-``absence_tracker`` keeps and stores what is known of absent bookies, and ``safety_hold`` pauses all
-after a mass failure; ``loss_tracker`` puts them together. ``ledger_map`` knows which ledgers name a bookie; ``ledger_map_updater`` keeps it
-true. ``underreplication`` decides which ledgers to mark and in which order, and ``marker`` marks
-them; ``findings`` says why. ``draining`` marks the ledgers of draining bookies, ``recheck`` looks
-again at copies made lately, ``activity`` measures clients' writes, and ``scan`` reads what a new
-leader must know. ``records`` are the leader's znodes. ``observer`` decides the same
-without writing. ``checks`` run from time to time; ``fsck`` audits every copy on Spark.
-``settings`` is what an operator may set.
+In reading order, each file above uses only those below it:
+
+- ``election`` chooses the leader, and ``auditor`` is the leader's loop. ``observer`` decides the
+  same and writes nothing.
+- ``checks`` run from time to time. ``draining`` marks the ledgers of draining bookies, ``recheck``
+  reads recent copies again, and ``activity`` measures what clients write.
+- ``loss_tracker`` decides which bookies are lost or reformatted: by ``absence_tracker``, which
+  knows since when each bookie is absent, and ``safety_hold``, which pauses marking after a mass
+  failure.
+- ``finding_marker`` marks what checks found, and ``marker`` marks under-replicated ledgers.
+- ``records`` are the leader's znodes. ``mark_reasons`` records why ledgers are marked. ``absence``
+  decides when a bookie is lost.
+- ``unavailable_ledgers`` counts ledgers that nobody can read, ``underreplication`` decides which
+  ledgers lack copies, and ``scan`` reads all metadata for commands.
+- ``ledger_map_updater`` keeps the ``ledger_map`` current, which knows the ledgers of each bookie.
+- ``settings`` are the operator's. ``fsck`` checks every copy, on Spark.
 """

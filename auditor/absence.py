@@ -1,27 +1,20 @@
-"""Decides when an absent bookie counts as lost: when its recovery delay is over.
+"""Decides when an absent bookie counts as lost. Follows the recovery delay and our own outages.
 
-During a maintenance window a bookie is absent on purpose, which does not count. The delay is
-counted from the end of the window, or from the bookie's departure if that is later. So an operator
-who ends a window early, or forgot a bookie in it, has the same time to act as after any other loss.
-
-A bookie that is found absent after an outage of our own connection first gets time to return
-(``outages``).
-
-A new leader continues the count of the leader before it (``records``). If no leader looked for a
-while, the bookie may have returned and gone again unseen, so the count starts over.
-
-Outages of our own ZooKeeper connection, after which bookies need time to register again.
-
-A bookie whose session ended in the same outage is healthy and returns by itself. A bookie that is
-found absent right after an outage is therefore not lost before this time is over, whatever the
-recovery delay.
-
-The recovery delay of the cluster, from Java's znode ``lostBookieRecoveryDelay``.
-
-The first leader creates the znode from its setting; afterwards the znode decides. Each write takes
-effect at once, even after the znode was deleted. Java's auditor never recovers from a deletion
-(G29).
+- A bookie counts as lost when it has been absent for the recovery delay of the cluster, which
+  Java's znode ``lostBookieRecoveryDelay`` holds (``RecoveryDelay``). The first leader creates the
+  znode from its setting; afterwards the znode decides. Each write takes effect at once, also after
+  the znode was deleted. Java's auditor never recovers from a deletion (G29).
+- A bookie in maintenance does not count as absent. Its delay starts at the end of the window, or at
+  its departure if that is later. So an operator who ends a window early, or forgot a bookie in it,
+  has the same time to act as after any other loss.
+- A bookie that is absent right after an outage of our own ZooKeeper connection gets extra time
+  (``Outages``). If its session ended in the same outage, it is healthy and returns by itself.
+- A new leader continues the absences that the leader before it recorded (``StoredAbsences``). If no
+  leader was active for a while, a bookie may have returned and disappeared again unseen, so its
+  absence starts over.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Collection, Mapping
@@ -30,6 +23,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from auditor.unavailable_ledgers import UnavailableLedgers
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, UnauthorizedError
 from ledgers.model import BookieId
@@ -43,6 +37,11 @@ log = structlog.get_logger()
 JOINED_MAX_S = 300.0
 """Outages count as one until this long after the first of them began. A bookie absent for longer
 has another reason."""
+NAMING_MAX_MS = 120_000
+"""Maximum age of the counts. Older counts are from an earlier leader: a leader writes them twice in
+this time (``AbsenceTracker``)."""
+UNSEEN_MAX_MS = 600_000
+"""Longest time without an active leader after which a new leader still continues the absences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,148 +61,10 @@ class Outage:
         return self.settled_s if self.began_s <= since_s <= self.settled_s else -math.inf
 
 
-class Outages:
-    """Tracks outages across the sessions of the auditor, because an outage may end a session.
-    ``return_s``: the time that bookies have to return."""
-
-    def __init__(self, clock: Clock, *, return_s: float) -> None:
-        self._clock = clock
-        self._return_s = return_s
-        self._began_s: float | None = None
-        self._ended = Outage()
-
-    @property
-    def last(self) -> Outage:
-        """The last outage. An outage that is still going on counts as if it ended now."""
-        return self._ended if self._began_s is None else self._ending(self._began_s)
-
-    async def follow(self, store: MetadataStore) -> None:
-        """Track the outages of one session. Its start ends the outage that ended the session
-        before.
-
-        Raises SessionLostError.
-        """
-        while True:
-            self.end()
-            await store.wait_disconnected()
-            self.begin()
-            await store.wait_connected()
-
-    def begin(self) -> None:
-        """Record that the connection is lost. May be called repeatedly.
-
-        If bookies still have time to return from the last outage, the new outage continues it, up
-        to ``JOINED_MAX_S`` from its beginning: it ends the sessions of bookies that were about to
-        return.
-        """
-        if self._began_s is None:
-            now_s, last = self._clock.now_s(), self._ended
-            is_joined = now_s <= last.settled_s and now_s - last.began_s < JOINED_MAX_S
-            self._began_s = last.began_s if is_joined else now_s
-
-    def end(self) -> None:
-        """Record that the connection is back. May be called repeatedly."""
-        if self._began_s is not None:
-            self._ended = self._ending(self._began_s)
-            self._began_s = None
-            log.info("outage.ended", return_s=self._return_s)
-
-    def _ending(self, began_s: float) -> Outage:
-        return Outage(began_s=began_s, settled_s=self._clock.now_s() + self._return_s)
-
-
 NO_OUTAGE = Outage()
-NAMING_MAX_MS = 120_000
-"""Maximum age of the counts. Older ones are from an earlier leader: a leader writes them twice in
-this time (``noting``)."""
-UNSEEN_MAX_MS = 600_000
-"""Longest time without a leader's look after which a new leader still continues the absences."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnavailableLedgers:
-    """Ledgers with entries whose every copy is on absent bookies.
-
-    ``first``: the lowest of their ids. ``enough_for``: for each absent bookie that one of them
-    names, the number of these ledgers that have a copy of each entry again when this bookie alone
-    returns.
-    """
-
-    count: int
-    first: tuple[int, ...] = ()
-    enough_for: Mapping[BookieId, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredAbsences:
-    """AbsenceTracker as a leader recorded them. Times are wall-clock milliseconds; ``seen_ms``: when the
-    leader last looked.
-
-    ``naming``: by bookie absent for any reason, the number of ledgers that name it, for people;
-    empty if an earlier release wrote the record. ``are_all_named``: True if every ledger was
-    counted. ``unavailable``: the ledgers with entries whose every copy is on these bookies; None if
-    they were not counted.
-    """
-
-    since_ms: Mapping[BookieId, int] = field(default_factory=dict)
-    seen_ms: int = 0
-    naming: Mapping[BookieId, int] = field(default_factory=dict)
-    are_all_named: bool = False
-    unavailable: UnavailableLedgers | None = None
-    excused_ms: Mapping[BookieId, int] = field(default_factory=dict)
-    """By bookie, until when it does not count as lost because it may return by itself after an
-    outage (``outages``)."""
-
-    def named(self, *, now_ms: int) -> frozenset[BookieId]:
-        """Return the absent bookies that ledgers name; none if the counts are too old."""
-        if not self.is_fresh(now_ms=now_ms):
-            return frozenset()
-        return frozenset(bookie for bookie, count in self.naming.items() if count)
-
-    def named_count(self, bookie: BookieId, *, now_ms: int) -> int | None:
-        """Return how many ledgers name the bookie; None if not all ledgers were counted
-        recently."""
-        is_known = self.are_all_named and self.is_fresh(now_ms=now_ms)
-        return self.naming.get(bookie) if is_known else None
-
-    def is_fresh(self, *, now_ms: int) -> bool:
-        return now_ms - self.seen_ms <= NAMING_MAX_MS
-
-    @classmethod
-    def of(
-        cls,
-        absent_since_s: Mapping[BookieId, float],
-        *,
-        now_s: float,
-        wall_ms: int,
-        naming: Mapping[BookieId, int] | None = None,
-        are_all_named: bool = False,
-        unavailable: UnavailableLedgers | None = None,
-        excused_until_s: Mapping[BookieId, float] | None = None,
-    ) -> "StoredAbsences":
-        def wall(at_s: float) -> int:
-            return max(0, wall_ms + round((at_s - now_s) * 1000))
-
-        return cls(
-            since_ms={bookie: wall(since_s) for bookie, since_s in absent_since_s.items()},
-            seen_ms=wall_ms,
-            naming=naming or {},
-            are_all_named=are_all_named,
-            unavailable=unavailable,
-            excused_ms={b: wall(until_s) for b, until_s in (excused_until_s or {}).items()},
-        )
-
-    def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:
-        """Return since when each bookie is absent, in monotonic seconds of this process.
-
-        The clocks of two hosts may differ: an absence that begins in the future begins now.
-        """
-        if wall_ms - self.seen_ms > UNSEEN_MAX_MS:
-            return {}
-        return {
-            bookie: now_s - max(0, wall_ms - since_ms) / 1000
-            for bookie, since_ms in self.since_ms.items()
-        }
+# --- Lost or not ----------------------------------------------------------------------------------
 
 
 def still_absent(
@@ -262,7 +123,7 @@ def excused_until_s(
     }
 
 
-def left_s(
+def delay_left_s(
     absent_since_s: Mapping[BookieId, float],
     *,
     now_s: float,
@@ -278,6 +139,136 @@ def _lost_at_s(since_s: float, delay_s: float, outage: Outage) -> float:
     return max(since_s + delay_s, outage.excuses_until_s(since_s))
 
 
+# --- Outages of our own connection ----------------------------------------------------------------
+
+
+class Outages:
+    """Tracks outages across the sessions of the auditor, because an outage may end a session.
+    ``return_s``: the time that bookies have to return."""
+
+    def __init__(self, clock: Clock, *, return_s: float) -> None:
+        self._clock = clock
+        self._return_s = return_s
+        self._began_s: float | None = None
+        self._ended = Outage()
+
+    @property
+    def last(self) -> Outage:
+        """The last outage. An outage that is still going on counts as if it ended now."""
+        return self._ended if self._began_s is None else self._ending(self._began_s)
+
+    async def follow(self, store: MetadataStore) -> None:
+        """Track the outages of one session. Its start ends the outage that ended the session
+        before.
+
+        Raises SessionLostError.
+        """
+        while True:
+            self.end()
+            await store.wait_disconnected()
+            self.begin()
+            await store.wait_connected()
+
+    def begin(self) -> None:
+        """Record that the connection is lost. May be called repeatedly.
+
+        If bookies still have time to return from the last outage, the new outage continues it, up
+        to ``JOINED_MAX_S`` from its beginning: it ends the sessions of bookies that were about to
+        return.
+        """
+        if self._began_s is None:
+            now_s, last = self._clock.now_s(), self._ended
+            is_joined = now_s <= last.settled_s and now_s - last.began_s < JOINED_MAX_S
+            self._began_s = last.began_s if is_joined else now_s
+
+    def end(self) -> None:
+        """Record that the connection is back. May be called repeatedly."""
+        if self._began_s is not None:
+            self._ended = self._ending(self._began_s)
+            self._began_s = None
+            log.info("outage.ended", return_s=self._return_s)
+
+    def _ending(self, began_s: float) -> Outage:
+        return Outage(began_s=began_s, settled_s=self._clock.now_s() + self._return_s)
+
+
+# --- The record for the next leader ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAbsences:
+    """The absences as a leader recorded them. Times are wall-clock milliseconds. ``seen_ms``: when
+    the leader recorded them.
+
+    ``ledger_counts``: by bookie that is absent for any reason, the number of ledgers that name it,
+    for people. ``are_counts_complete``: True if every ledger was counted. ``unavailable``: the
+    ledgers with entries whose every copy is on these bookies; None if they were not counted.
+    """
+
+    since_ms: Mapping[BookieId, int] = field(default_factory=dict)
+    seen_ms: int = 0
+    ledger_counts: Mapping[BookieId, int] = field(default_factory=dict)
+    are_counts_complete: bool = False
+    unavailable: UnavailableLedgers | None = None
+    excused_ms: Mapping[BookieId, int] = field(default_factory=dict)
+    """By bookie, until when it does not count as lost because it may return by itself after an
+    outage (``Outages``)."""
+
+    def named(self, *, now_ms: int) -> frozenset[BookieId]:
+        """Return the absent bookies that ledgers name; none if the counts are too old."""
+        if not self.is_fresh(now_ms=now_ms):
+            return frozenset()
+        return frozenset(bookie for bookie, count in self.ledger_counts.items() if count)
+
+    def named_count(self, bookie: BookieId, *, now_ms: int) -> int | None:
+        """Return how many ledgers name the bookie; None if not all ledgers were counted
+        recently."""
+        is_known = self.are_counts_complete and self.is_fresh(now_ms=now_ms)
+        return self.ledger_counts.get(bookie) if is_known else None
+
+    def is_fresh(self, *, now_ms: int) -> bool:
+        return now_ms - self.seen_ms <= NAMING_MAX_MS
+
+    @classmethod
+    def of(
+        cls,
+        absent_since_s: Mapping[BookieId, float],
+        *,
+        now_s: float,
+        wall_ms: int,
+        ledger_counts: Mapping[BookieId, int] | None = None,
+        are_counts_complete: bool = False,
+        unavailable: UnavailableLedgers | None = None,
+        excused_until_s: Mapping[BookieId, float] | None = None,
+    ) -> StoredAbsences:
+        def wall(at_s: float) -> int:
+            return max(0, wall_ms + round((at_s - now_s) * 1000))
+
+        return cls(
+            since_ms={bookie: wall(since_s) for bookie, since_s in absent_since_s.items()},
+            seen_ms=wall_ms,
+            ledger_counts=ledger_counts or {},
+            are_counts_complete=are_counts_complete,
+            unavailable=unavailable,
+            excused_ms={b: wall(until_s) for b, until_s in (excused_until_s or {}).items()},
+        )
+
+    def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:
+        """Return since when each bookie is absent, in monotonic seconds of this process.
+
+        The clocks of two hosts may differ: an absence that begins in the future begins now.
+        """
+        if wall_ms - self.seen_ms > UNSEEN_MAX_MS:
+            return {}
+        return {
+            bookie: now_s - max(0, wall_ms - since_ms) / 1000
+            for bookie, since_ms in self.since_ms.items()
+        }
+
+
+# --- The recovery delay ---------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
     """The recovery delay, and the ``mzxid`` of the write that it comes from (0: the znode is
@@ -290,7 +281,7 @@ class Delay:
     refusal: str = ""
     """Why the znode cannot be read, for people; empty if it can be read or is missing."""
 
-    def is_asking_for_audit(self, before: "Delay") -> bool:
+    def is_asking_for_audit(self, before: Delay) -> bool:
         """True if the delay was written again unchanged. As with Java (Auditor's
         LostBookieRecoveryDelayChangedCb), this asks to treat absent bookies as lost at once.
         Operators trigger an audit this way."""
@@ -338,7 +329,7 @@ class RecoveryDelay:
         async with aclosing(self._store.watch(self._path)) as events:
             async for _ in events:
                 now = await until_answered(
-                    self._read, event="recovery_delay.unread", clock=self._clock
+                    self._read, event="recovery_delay.read_failed", clock=self._clock
                 )
                 before, self.current = self.current, now
                 if self.current != before:

@@ -1,9 +1,11 @@
-"""Keeps what a leader knows of absent bookies, and records it for the next leader: since when each
-is absent, and why ledgers were marked.
+"""Tracks absent bookies during one leadership, and records them for the next leader.
 
-``absence`` and ``causes`` decide; this module keeps their input current and writes it when it
-changes. Observe mode uses the same classes and writes nothing.
+``AbsenceTracker`` knows since when each bookie is absent, and ``LossHistory`` for which losses
+ledgers were marked. ``absence`` and ``mark_reasons`` decide; this module keeps their input current
+and writes it when it changes. Observe mode uses the same classes and writes nothing.
 """
+
+from __future__ import annotations
 
 import asyncio
 import math
@@ -18,16 +20,16 @@ from auditor.absence import (
     Outage,
     Outages,
     StoredAbsences,
-    UnavailableLedgers,
+    delay_left_s,
     excused_until_s,
-    left_s,
     lost_bookies,
     still_absent,
 )
-from auditor.findings import Cause, Why, read_causes, updated_causes
 from auditor.ledger_map_updater import LedgerMapUpdater
+from auditor.mark_reasons import LossKind, LossRecord, read_losses, updated_losses
 from auditor.records import Records, read_absences
-from auditor.underreplication import Missing
+from auditor.unavailable_ledgers import UnavailableLedgers
+from auditor.underreplication import BookieLosses
 from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
@@ -47,21 +49,6 @@ RETRY_S = 5.0
 """Wait after a failed write."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """``naming``: by absent bookie, the number of ledgers that name it. Other fields as in
-    ``StoredAbsences``."""
-
-    naming: Mapping[BookieId, int] = field(default_factory=dict)
-    are_all_named: bool = False
-    unavailable: UnavailableLedgers | None = None
-
-    def tell_first(self, before: Self) -> bool:
-        """True if these counts know what ``before`` left open: then they are written at once."""
-        is_known = self.unavailable is not None and before.unavailable is None
-        return is_known or (self.are_all_named and not before.are_all_named)
-
-
 class AbsenceTracker:
     """The absent bookies, as one leadership knows them. Call ``resume`` first. Times are monotonic
     seconds."""
@@ -79,19 +66,19 @@ class AbsenceTracker:
         self._clock = clock
         self._outages = outages
         self.since_s: dict[BookieId, float] = {}
-        """Since when each bookie is absent, except bookies under maintenance."""
-        self._on_purpose: frozenset[BookieId] = frozenset()
-        """Bookies absent under maintenance. The number of ledgers that name them is recorded for
-        people."""
+        """Since when each bookie is absent, except bookies in maintenance."""
+        self._in_maintenance: frozenset[BookieId] = frozenset()
+        """Bookies that are in maintenance and not registered. The number of ledgers that name them
+        is recorded for people."""
         self._overruled_s = -math.inf
         self._written: frozenset[BookieId] = frozenset()
         """Bookies that the record names."""
         self._written_counts = _Counts()
         self._written_excused_s: Mapping[BookieId, float] = {}
         self._tried_s = -math.inf
-        self._are_all_named = False
+        self._are_counts_complete = False
         self._write_due_s = math.inf
-        self._was_seen = asyncio.Event()
+        self._was_updated = asyncio.Event()
 
     async def resume(self) -> None:
         """Continue from the record of the leader before."""
@@ -102,16 +89,18 @@ class AbsenceTracker:
         if stored.since_ms:
             self._write_due_s = now_s
 
-    def see(self, view: ClusterView, *, named: Collection[BookieId], are_all_named: bool) -> None:
+    def update(
+        self, view: ClusterView, *, named: Collection[BookieId], are_counts_complete: bool
+    ) -> None:
         """Update the absences from ``view``. A bookie is known if it has a cookie or a ledger names
         it.
 
-        ``named``: bookies that some ledger names. ``are_all_named``: True if every ledger is known,
-        so that ledgers name no other bookie.
+        ``named``: bookies that some ledger names. ``are_counts_complete``: True if every ledger is
+        known, so that ledgers name no other bookie.
         """
-        self._are_all_named = are_all_named
+        self._are_counts_complete = are_counts_complete
         known = view.cookies.keys() | named
-        if not are_all_named:
+        if not are_counts_complete:
             known |= self.since_s.keys()
         self.since_s = still_absent(
             self.since_s,
@@ -120,8 +109,8 @@ class AbsenceTracker:
             excused=view.orders.maintenance.keys(),
             now_s=self._clock.now_s(),
         )
-        self._on_purpose = frozenset(view.orders.maintenance.keys() - view.available)
-        self._was_seen.set()
+        self._in_maintenance = frozenset(view.orders.maintenance.keys() - view.available)
+        self._was_updated.set()
 
     def named_since_s(self, updater: LedgerMapUpdater) -> Mapping[BookieId, float]:
         """Return the part of ``since_s`` that ledgers name; all of it until every ledger was read,
@@ -151,7 +140,9 @@ class AbsenceTracker:
         )
         return {bookie: self.since_s[bookie] for bookie in lost}
 
-    def left_s(self, *, delay_s: float, looked_s: float | None = None) -> dict[BookieId, float]:
+    def delay_left_s(
+        self, *, delay_s: float, looked_s: float | None = None
+    ) -> dict[BookieId, float]:
         """Return, by absent bookie that is not lost yet, the seconds until it counts as lost.
 
         ``looked_s``: when the caller last asked for lost bookies; None: now. A bookie that was not
@@ -159,7 +150,7 @@ class AbsenceTracker:
         """
         now_s = self._clock.now_s()
         looked_s = now_s if looked_s is None else looked_s
-        left = left_s(
+        left = delay_left_s(
             {b: since_s for b, since_s in self.since_s.items() if since_s > self._overruled_s},
             now_s=looked_s,
             delay_s=delay_s,
@@ -172,54 +163,58 @@ class AbsenceTracker:
         return NO_OUTAGE if self._outages is None else self._outages.last
 
     @property
-    def away(self) -> frozenset[BookieId]:
-        """All absent bookies, including those under maintenance."""
-        return self._on_purpose.union(self.since_s)
+    def all_absent(self) -> frozenset[BookieId]:
+        """All bookies that are not registered, including those in maintenance."""
+        return self._in_maintenance.union(self.since_s)
 
-    def note_soon(self) -> None:
+    def write_soon(self) -> None:
         """Write the record soon, because the counts have changed."""
-        self._was_seen.set()
+        self._was_updated.set()
 
-    async def keep_noted(
+    async def keep_recorded(
         self,
         records: Records,
-        naming_count: Callable[[BookieId], int],
+        ledger_count: Callable[[BookieId], int],
         unavailable: Callable[[Collection[BookieId]], UnavailableLedgers | None],
     ) -> None:
         """Write the record when it changes, and regularly while bookies are absent, until
         cancelled.
 
-        Runs beside the audits, however long they take. ``naming_count``: returns how many ledgers
-        are known to name a bookie. ``unavailable``: returns the ledgers with entries whose every copy
-        is on these bookies; None while they are being counted. Raises SessionLostError or
+        Runs beside the audits, however long they take. ``ledger_count``: returns how many ledgers
+        are known to name a bookie. ``unavailable``: returns the ledgers with entries whose every
+        copy is on these bookies; None while they are being counted. Raises SessionLostError or
         LeadershipLostError.
         """
         while True:
-            await self._wait_for_news()
+            await self._wait_update()
             try:
-                away = self.away
-                naming = {bookie: naming_count(bookie) for bookie in away}
-                await self._note(
-                    records, away, _Counts(naming, self._are_all_named, unavailable(away))
+                absent = self.all_absent
+                ledger_counts = {bookie: ledger_count(bookie) for bookie in absent}
+                await self._write_if_due(
+                    records,
+                    absent,
+                    _Counts(ledger_counts, self._are_counts_complete, unavailable(absent)),
                 )
             except UnavailableError as error:
                 self._write_due_s = self._clock.now_s() + RETRY_S
-                log.warning("absences.unnoted", error=str(error), retry_s=RETRY_S)
+                log.warning("absences.write_failed", error=str(error), retry_s=RETRY_S)
 
-    async def _wait_for_news(self) -> None:
-        await wait_woken(self._was_seen, timeout_s=self._write_due_s - self._clock.now_s())
-        self._was_seen.clear()
+    async def _wait_update(self) -> None:
+        await wait_woken(self._was_updated, timeout_s=self._write_due_s - self._clock.now_s())
+        self._was_updated.clear()
 
-    async def _note(self, records: Records, away: frozenset[BookieId], counts: _Counts) -> None:
+    async def _write_if_due(
+        self, records: Records, absent: frozenset[BookieId], counts: _Counts
+    ) -> None:
         now_s, before = self._clock.now_s(), self._written_counts
-        if away and counts != before:
-            pause_s = 0.0 if counts.tell_first(before) else COUNTS_WRITE_S
+        if absent and counts != before:
+            pause_s = 0.0 if counts.completes(before) else COUNTS_WRITE_S
             self._write_due_s = min(self._write_due_s, self._tried_s + pause_s)
         excused_s = excused_until_s(
             self.since_s, overruled_s=self._overruled_s, outage=self._outage
         )
-        is_news = (away, excused_s) != (self._written, self._written_excused_s)
-        if not is_news and now_s < self._write_due_s:
+        has_changed = (absent, excused_s) != (self._written, self._written_excused_s)
+        if not has_changed and now_s < self._write_due_s:
             return
         self._tried_s = now_s
         await records.write_absences(
@@ -227,53 +222,66 @@ class AbsenceTracker:
                 self.since_s,
                 now_s=now_s,
                 wall_ms=self._clock.wall_ms(),
-                naming=counts.naming,
-                are_all_named=counts.are_all_named,
+                ledger_counts=counts.ledger_counts,
+                are_counts_complete=counts.are_counts_complete,
                 unavailable=counts.unavailable,
                 excused_until_s=excused_s,
             )
         )
-        self._written, self._written_counts = away, counts
+        self._written, self._written_counts = absent, counts
         self._written_excused_s = excused_s
-        self._write_due_s = now_s + WRITE_S if away else math.inf
+        self._write_due_s = now_s + WRITE_S if absent else math.inf
 
 
-class MarkCauses:
-    """Why ledgers are marked, by bookie. Call ``resume`` first."""
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Counts of ledgers. Fields as in ``StoredAbsences``."""
+
+    ledger_counts: Mapping[BookieId, int] = field(default_factory=dict)
+    are_counts_complete: bool = False
+    unavailable: UnavailableLedgers | None = None
+
+    def completes(self, before: Self) -> bool:
+        """True if these counts know what ``before`` left open. Then they are written at once."""
+        is_known = self.unavailable is not None and before.unavailable is None
+        return is_known or (self.are_counts_complete and not before.are_counts_complete)
+
+
+class LossHistory:
+    """The losses for which ledgers were marked, by bookie. Call ``resume`` first."""
 
     def __init__(self, store: MetadataStore, paths: ClusterPaths, clock: Clock) -> None:
         self._store, self._paths = store, paths
         self._clock = clock
-        self._causes: Mapping[BookieId, Cause] = {}
-        """The causes as they are stored."""
+        self._stored: Mapping[BookieId, LossRecord] = {}
 
     async def resume(self) -> None:
-        """Read the stored causes."""
-        self._causes = await read_causes(self._store, self._paths)
+        """Read the stored losses."""
+        self._stored = await read_losses(self._store, self._paths)
 
     def lost_since_s(self) -> dict[BookieId, float]:
-        """Return since when the lost bookies are absent whose ledgers this leader or an earlier one
-        marked."""
+        """Return the lost bookies whose ledgers this leader or an earlier one marked, and since
+        when each is absent. Monotonic seconds."""
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         return {
-            bookie: now_s - max(0, now_ms - cause.since_ms) / 1000
-            for bookie, cause in self._causes.items()
-            if cause.why is Why.LOST and cause.ended_ms is None
+            bookie: now_s - max(0, now_ms - loss.since_ms) / 1000
+            for bookie, loss in self._stored.items()
+            if loss.kind is LossKind.LOST and loss.ended_ms is None
         }
 
-    async def note(self, records: Records, missing: Missing) -> None:
-        """Record the causes of ``missing`` if they changed: a bookie's ledgers begin to be marked,
-        or a bookie is no longer missing."""
+    async def record(self, records: Records, losses: BookieLosses) -> None:
+        """Write the losses if they changed: the ledgers of a bookie begin to be marked, or a loss
+        has ended."""
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         current = {
-            bookie: Cause(why=Why.REBORN, since_ms=now_ms)
-            for bookie, birth in missing.reformatted.items()
-            if birth.was_known
+            bookie: LossRecord(kind=LossKind.REFORMATTED, since_ms=now_ms)
+            for bookie, reformatted in losses.reformatted.items()
+            if reformatted.was_known
         }
-        for bookie, since_s in missing.lost_since_s.items():
+        for bookie, since_s in losses.lost_since_s.items():
             since_ms = now_ms - round((now_s - since_s) * 1000)
-            current[bookie] = Cause(why=Why.LOST, since_ms=max(0, since_ms))
-        causes = updated_causes(self._causes, current, now_ms=now_ms)
-        if causes != self._causes:
-            await records.write_causes(causes)
-            self._causes = causes
+            current[bookie] = LossRecord(kind=LossKind.LOST, since_ms=max(0, since_ms))
+        updated = updated_losses(self._stored, current, now_ms=now_ms)
+        if updated != self._stored:
+            await records.write_losses(updated)
+            self._stored = updated

@@ -2,19 +2,18 @@
 
 A client that writes adds entries to an open ledger, and clients that tail it read them. While
 ledgers are copied, or may be copied soon, the leader therefore reads the last entry of open ledgers
-several times per second. It publishes the result for all workers
-(``replication.client_activity``).
+several times per second. It publishes the result for all workers (``replication.client_activity``).
 
-- When a ledger grew, or was created after the watch began, the members of its last ensemble are *active* for
-  ``ACTIVE_FOR_S``.
-- A bookie is *quiet* when each open ledger that names it in its last ensemble was read twice without growing in
-  between. A bookie that no open ledger names is quiet after the first look.
+- When a ledger grew, or was created after the watch began, the members of its last ensemble are
+  *active* for ``ACTIVE_FOR_S``.
+- A bookie is *quiet* when each open ledger that names it in its last ensemble was read twice
+  without growing in between. A bookie that no open ledger names is quiet after the first look.
 - All other bookies are *unknown*. Copies yield there as well.
 
 With more open ledgers than one second's reads cover, bookies become quiet later. A writer that
 resumes an old ledger may then also be noticed later. Clients that only read closed ledgers are
-never noticed, unless somebody also writes to the same bookies. An operator with such clients sets a
-limit (``bookmender limits``).
+never noticed, unless another client writes to the same bookies. An operator with such clients sets
+a limit (``bookmender limits``).
 """
 
 import asyncio
@@ -62,7 +61,7 @@ GO_ON_S = 60.0
 marked soon after."""
 
 
-class GrowthOfLedgers:
+class LedgerGrowth:
     """Derives client activity from the last entries of open ledgers. No I/O. Times are monotonic
     seconds.
 
@@ -99,8 +98,8 @@ class GrowthOfLedgers:
         if not self._left:
             is_short = len(open_ids) <= SORTED_MAX
             self._left.extend(sorted(open_ids, reverse=True) if is_short else open_ids)
-            for gone in self._highest.keys() - open_ids:
-                del self._highest[gone]
+            for no_longer_open in self._highest.keys() - open_ids:
+                del self._highest[no_longer_open]
         again_s = now_s + ACTIVE_FOR_S / 2
         wanted = dict.fromkeys(
             ledger_id
@@ -114,7 +113,7 @@ class GrowthOfLedgers:
                 wanted[ledger_id] = None
         return list(wanted)
 
-    def note(
+    def add_reading(
         self, ledger_id: int, ensemble: Sequence[BookieId], last: int | None, *, now_s: float
     ) -> None:
         """Record the ``last`` entry of a ledger; None if the bookie did not answer."""
@@ -124,7 +123,7 @@ class GrowthOfLedgers:
         if last is not None:
             self._highest[ledger_id] = last if known is None else max(known, last)
             if known is not None and last > known:
-                self._note_client(ledger_id, ensemble, now_s)
+                self._add_client(ledger_id, ensemble, now_s)
 
     def end(
         self,
@@ -135,7 +134,7 @@ class GrowthOfLedgers:
     ) -> None:
         """Finish the look: clients created ``new_ids`` since the last one."""
         for ledger_id in new_ids:
-            self._note_client(ledger_id, ensemble_of(ledger_id), now_s)
+            self._add_client(ledger_id, ensemble_of(ledger_id), now_s)
         if not self._left:
             self._rounds_over += 1
 
@@ -155,7 +154,7 @@ class GrowthOfLedgers:
         """True if a whole round has passed since the last round with a doubt."""
         return self._rounds_over > self._doubted_in.get(bookie, -1) + 1
 
-    def _note_client(self, ledger_id: int, ensemble: Sequence[BookieId], now_s: float) -> None:
+    def _add_client(self, ledger_id: int, ensemble: Sequence[BookieId], now_s: float) -> None:
         self._doubt(ensemble)
         for bookie in ensemble:
             self._active_until_s[bookie] = now_s + ACTIVE_FOR_S
@@ -214,10 +213,10 @@ class ActivityWatch:
         return now_s - self._last_reason_s < GO_ON_S
 
     async def _watch(self) -> None:
-        growth = GrowthOfLedgers()
+        growth = LedgerGrowth()
         self._opened_count = None
-        said: ClientActivity | None = None
-        said_s = counted_s = self._clock.now_s()
+        published: ClientActivity | None = None
+        published_s = counted_s = self._clock.now_s()
         while self._is_expected():
             began_s = self._clock.now_s()
             if self._updater.is_complete:
@@ -231,12 +230,12 @@ class ActivityWatch:
                 copying_node_count=min(self._worker_count, self._lock_count),
                 now_s=now_s,
             )
-            if found != said or now_s - said_s >= WRITTEN_EVERY_S:
-                await self._say(found, said)
-                said, said_s = found, now_s
+            if found != published or now_s - published_s >= WRITTEN_EVERY_S:
+                await self._publish(found, published)
+                published, published_s = found, now_s
             await self._clock.sleep(max(0.0, LOOK_INTERVAL_S - (self._clock.now_s() - began_s)))
 
-    async def _look(self, growth: GrowthOfLedgers) -> None:
+    async def _look(self, growth: LedgerGrowth) -> None:
         ledger_map, open_ids = self._updater.ledger_map, self._updater.ledger_map.open_ids
         now_s = self._clock.now_s()
         count_max = max(1, min(READS_PER_LOOK, BYTES_PER_LOOK // self._entry_bytes))
@@ -248,15 +247,15 @@ class ActivityWatch:
         found = await asyncio.gather(*(self._last(i, of) for i, of in ensembles.items()))
         for (ledger_id, ensemble), last in zip(ensembles.items(), found, strict=True):
             last_id = None if last is None else last.last_entry_id
-            growth.note(ledger_id, ensemble, last_id, now_s=now_s)
+            growth.add_reading(ledger_id, ensemble, last_id, now_s=now_s)
         growth.end(new_ids, self._ensemble, now_s=now_s)
         weights = [last.stored_bytes for last in found if last is not None]
         if weights:
             self._entry_bytes = max(1, sum(weights) // len(weights))
 
     def _ensemble(self, ledger_id: int) -> Sequence[BookieId]:
-        indexed = self._updater.ledger_map.get(ledger_id)
-        return () if indexed is None else indexed.ensembles[-1]
+        ledger = self._updater.ledger_map.get(ledger_id)
+        return () if ledger is None else ledger.ensembles[-1]
 
     async def _last(self, ledger_id: int, ensemble: Sequence[BookieId]) -> LastEntry | None:
         """Read the last entry from one member of the ensemble; None if it does not answer.
@@ -265,8 +264,8 @@ class ActivityWatch:
         entries.
         """
         start = ledger_id % max(1, len(ensemble))
-        there = self._views.current.answering
-        member = next((b for b in (*ensemble[start:], *ensemble[:start]) if b in there), None)
+        answering = self._views.current.answering
+        member = next((b for b in (*ensemble[start:], *ensemble[:start]) if b in answering), None)
         if member is None:
             return None
         try:
@@ -286,8 +285,11 @@ class ActivityWatch:
         self._lock_count = 0 if locks is None else locks.child_count
         self._worker_count = sum(node.info.role is Role.WORKER for node in nodes)
 
-    async def _say(self, found: ClientActivity, said: ClientActivity | None) -> None:
-        if said is None or (found.active, found.quiet) != (said.active, said.quiet):
+    async def _publish(self, found: ClientActivity, published: ClientActivity | None) -> None:
+        if published is None or (found.active, found.quiet) != (
+            published.active,
+            published.quiet,
+        ):
             log.info(
                 "activity.changed", active_count=len(found.active), quiet_count=len(found.quiet)
             )

@@ -1,12 +1,12 @@
 """The Auditor: the leader's loop that notices lost bookies and marks their ledgers.
 
 In each round the ``LossTracker`` decides which bookies are lost or reformatted. The auditor marks
-those ledgers of theirs that are not marked yet. The index knows which ledgers a loss
-affects, so no metadata is read. A failed round is repeated. What is done is remembered for one
-leadership only, so that a new leader misses nothing.
+those ledgers of theirs that are not marked yet. The ledger map knows which ledgers a loss affects,
+so no metadata is read. A failed round is repeated. What is done is remembered for one leadership
+only, so that a new leader misses nothing.
 
-While the index is being built or read again, a loss is handled with what is known, and completed
-afterwards.
+While the ledger map is being built or read again, a loss is handled with what is known, and
+completed afterwards.
 """
 
 import asyncio
@@ -19,10 +19,11 @@ import structlog
 
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
-from auditor.marker import LossMarks, Marked, Marker, Relisting
+from auditor.marker import AuditResult, LossMarks, Marker, MarkVerifier
 from auditor.records import AuditRecord, Records
 from auditor.settings import AuditorSettings
-from auditor.underreplication import LossCause, Missing, UnavailableLedgerCounter
+from auditor.unavailable_ledgers import UnavailableLedgerCounter
+from auditor.underreplication import BookieLosses, LossId
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
@@ -47,8 +48,8 @@ timeout."""
 class _Done:
     """What has been done and need not be repeated."""
 
-    causes: frozenset[LossCause] = frozenset()
-    """Losses (``Missing.causes``) whose ledgers have been marked."""
+    loss_ids: frozenset[LossId] = frozenset()
+    """Losses whose ledgers have been marked."""
     completed_count: int = -1
     """``LedgerMapUpdater.completed_count`` at the last complete audit; -1 if an audit is due."""
     seen_count: int = 0
@@ -73,7 +74,7 @@ class Auditor:
         clock: Clock,
         standstill_max_s: float = STANDSTILL_MAX_S,
     ) -> None:
-        """The caller runs ``updater``, and gives ``tracker`` to nobody else.
+        """The caller runs ``updater``, and uses ``tracker`` for nothing else.
 
         ``standstill_max_s``: how long a worker may be paused and still keep its session. What such
         a worker writes when it resumes relies on the bookies as they were before.
@@ -85,26 +86,26 @@ class Auditor:
         self._settings = settings
         self._clock = clock
         self._marks = LossMarks(updater.ledger_map, marker)
-        self._relisting = Relisting(
+        self._mark_verifier = MarkVerifier(
             store, paths, self._marks, clock, updater=updater, on_gone=self._mark_again
         )
         self._unavailable = UnavailableLedgerCounter(
-            updater, clock, on_count=tracker.absences.note_soon
+            updater, clock, on_count=tracker.absences.write_soon
         )
-        self._gone: set[int] = set()
+        self._marks_gone: set[int] = set()
         """Ledgers whose marks disappeared and must be written again."""
         self._done = _Done()
         self._standstill_max_s = standstill_max_s
         self._again: frozenset[BookieId] = frozenset()
-        """Bookies that went missing under this leader. A worker that still saw such a bookie
-        registered may be about to delete a mark, so existing marks are renewed."""
+        """Bookies that were lost or reformatted under this leader. A worker that still saw such a
+        bookie registered may be about to delete a mark, so existing marks are renewed."""
         self._inherited: frozenset[BookieId] = frozenset()
         """Bookies for which an earlier leader made marks, and which have not returned since. Those
         marks belong to the current loss."""
         self._settling: dict[tuple[BookieId, int], float] = {}
-        """By reformatted bookie and czxid of its cookie: until when it counts as missing, although
-        its ledgers are marked. Until then metadata may start to name it for copies that the
-        reformat deleted (``_settle``)."""
+        """By reformatted bookie and czxid of its cookie: until when its copies count as missing,
+        although its ledgers are marked. Until then metadata may start to name it for copies that
+        the reformat deleted (``_settle``)."""
         self._switch = DisableSwitch(store, paths, clock)
         self._wake = asyncio.Event()
 
@@ -119,10 +120,10 @@ class Auditor:
             # What happened while auto-recovery was disabled is handled when it is enabled again.
             tasks.create_task(wake_on(self._switch.watch(), self._wake))
             tasks.create_task(self._unavailable.run())
-            tasks.create_task(self._relisting.run())
+            tasks.create_task(self._mark_verifier.run())
             tasks.create_task(
-                self._tracker.absences.keep_noted(
-                    self._records, updater.ledger_map.naming_count, self._unavailable.of
+                self._tracker.absences.keep_recorded(
+                    self._records, updater.ledger_map.naming_count, self._unavailable.found_for
                 )
             )
             while True:
@@ -138,7 +139,7 @@ class Auditor:
     async def _prepare(self) -> None:
         await self._tracker.delay.create()
         await self._tracker.prepare()
-        self._inherited = frozenset(self._tracker.causes.lost_since_s())
+        self._inherited = frozenset(self._tracker.history.lost_since_s())
 
     async def _try_run_once(self) -> float:
         try:
@@ -152,44 +153,45 @@ class Auditor:
         """Audit if there is a reason to. Return the seconds until the next round, at the latest."""
         self._wake.clear()
         tracker = self._tracker
-        view = await tracker.look()
-        self._unavailable.see(tracker.absences.away)
-        await tracker.keep_hold(view)
-        missing = self._missing(view)
-        self._marks.see(missing)  # also if the last audit was interrupted
-        self._inherited &= missing.lost_since_s.keys()
-        if gone := self._done.causes - missing.causes:
-            self._done.causes -= gone
-            await self._note_causes(missing)
-        await self._mark(missing)
-        await self._settle(missing)
+        view = await tracker.refresh()
+        self._unavailable.update(tracker.absences.all_absent)
+        await tracker.update_hold(view)
+        losses = self._current_losses(view)
+        self._marks.update(losses)  # also if the last audit was interrupted
+        self._inherited &= losses.lost_since_s.keys()
+        if ended := self._done.loss_ids - losses.ids:
+            self._done.loss_ids -= ended
+            await self._record_losses(losses)
+        await self._mark(losses)
+        await self._settle(losses)
         return self._wait_s()
 
-    def _missing(self, view: ClusterView) -> Missing:
+    def _current_losses(self, view: ClusterView) -> BookieLosses:
         """Return the bookies whose ledgers must be marked now: none during a safety hold."""
-        return Missing() if self._tracker.hold else self._tracker.missing(view)
+        return BookieLosses() if self._tracker.hold else self._tracker.losses(view)
 
-    # --- Audits --------------------------------------------------------------------------------------
+    # --- Audits -----------------------------------------------------------------------------------
 
-    async def _mark(self, missing: Missing) -> None:
-        """Mark all ledgers of missing bookies, or only those that changed."""
-        touched = self._gone.union(self._updater.take_touched())
-        self._gone.clear()
-        is_due = self._is_due(missing)
-        if not is_due and not (touched and missing.bookies):
+    async def _mark(self, losses: BookieLosses) -> None:
+        """Mark all ledgers of lost and reformatted bookies, or only those that changed."""
+        touched = self._marks_gone.union(self._updater.take_touched())
+        self._marks_gone.clear()
+        is_due = self._is_due(losses)
+        if not is_due and not (touched and losses.bookies):
             return
         if await self._switch.is_on():
             self._done.completed_count = -1  # audit the touched ledgers when enabled again
             return
         if is_due:
-            await self._audit(missing)
+            await self._audit(losses)
         else:
-            await self._marks.mark_touched(touched, missing)
+            await self._marks.mark_touched(touched, losses)
 
-    def _is_due(self, missing: Missing) -> bool:
-        """True if all ledgers of missing bookies must be inspected, not only the changed ones."""
+    def _is_due(self, losses: BookieLosses) -> bool:
+        """True if all ledgers of lost and reformatted bookies must be inspected, not only the
+        changed ones."""
         return (
-            not missing.causes <= self._done.causes
+            not losses.ids <= self._done.loss_ids
             or self._updater.completed_count != self._done.completed_count
             or self._is_check_due()
         )
@@ -197,9 +199,9 @@ class Auditor:
     def _is_check_due(self) -> bool:
         return self._clock.now_s() >= self._done.check_due_s
 
-    async def _audit(self, missing: Missing) -> None:
-        """Mark all ledgers of missing bookies. Raises UnavailableError if that could not be
-        completed; the audit is still due then."""
+    async def _audit(self, losses: BookieLosses) -> None:
+        """Mark all ledgers of lost and reformatted bookies. Raises UnavailableError if that could
+        not be completed; the audit is still due then."""
         started_s, completed_count = self._clock.now_s(), self._updater.completed_count
         is_complete = self._updater.is_complete
         if self._is_check_due():
@@ -213,31 +215,31 @@ class Auditor:
                 self._marks.forget()
             self._done.seen_count = completed_count
         self._done.completed_count = completed_count
-        news = {bookie for bookie, *_ in missing.causes - self._done.causes}
-        if lost := news & missing.lost_since_s.keys():
-            log.info("bookies.lost", bookies=sorted(lost), is_index_complete=is_complete)
-        self._again = (self._again | (news - self._inherited)) & missing.bookies
+        new_bookies = {bookie for bookie, *_ in losses.ids - self._done.loss_ids}
+        if lost := new_bookies & losses.lost_since_s.keys():
+            log.info("bookies.lost", bookies=sorted(lost), is_ledger_map_complete=is_complete)
+        self._again = (self._again | (new_bookies - self._inherited)) & losses.bookies
         async with task_scope() as scope:  # the first mark does not wait for this record
-            noting = scope.start(self._note_causes(missing))
-            marked = await self._marks.mark_naming(
-                missing,
-                first=sorted(news),
-                is_over=lambda: self._is_superseded(missing),
+            recording = scope.start(self._record_losses(losses))
+            result = await self._marks.mark_naming(
+                losses,
+                first=sorted(new_bookies),
+                is_over=lambda: self._is_superseded(losses),
                 again=self._again,
             )
-            await noting
+            await recording
         self._wake.set()  # handle what happened meanwhile
         self._inherited = frozenset()
-        if not marked.is_whole:
+        if not result.is_complete:
             self._done.completed_count = -1
             return
-        self._done.causes = missing.causes
-        await self._records.write_urgent(marked.urgent, now_ms=self._clock.wall_ms())
+        self._done.loss_ids = losses.ids
+        await self._records.write_urgent(result.urgent, now_ms=self._clock.wall_ms())
         if is_complete:
             self._again = frozenset()
-        await self._tell(marked, started_s=started_s, is_complete=is_complete)
+        await self._report(result, started_s=started_s, is_complete=is_complete)
 
-    def _is_superseded(self, missing: Missing) -> bool:
+    def _is_superseded(self, losses: BookieLosses) -> bool:
         """True if the audit must start over, because what must be marked has changed.
 
         Another absent bookie is a reason too, lost or not yet: a safety hold may be due.
@@ -247,24 +249,24 @@ class Auditor:
         self._wake.clear()
         tracker, view = self._tracker, self._views.current
         absent = tracker.absences.since_s.keys()
-        tracker.see(view)
-        self._unavailable.see(tracker.absences.away)
+        tracker.update(view)
+        self._unavailable.update(tracker.absences.all_absent)
         return (
             not self._switch.may_lease
             or view.orders.is_held
             or bool(tracker.absences.since_s.keys() - absent)
-            or self._missing(view).causes != missing.causes
+            or self._current_losses(view).ids != losses.ids
         )
 
-    async def _note_causes(self, missing: Missing) -> None:
+    async def _record_losses(self, losses: BookieLosses) -> None:
         """Record the causes, except during a safety hold: bookies that the hold protects from
-        marking are still missing."""
+        marking are still losses."""
         if self._tracker.hold is None:
-            await self._tracker.causes.note(self._records, missing)
+            await self._tracker.history.record(self._records, losses)
 
-    async def _settle(self, missing: Missing) -> None:
-        """Stop treating reformatted bookies as missing, once all their ledgers are marked and some
-        time has passed.
+    async def _settle(self, losses: BookieLosses) -> None:
+        """Stop counting the copies of reformatted bookies as missing, once all their ledgers are
+        marked and some time has passed.
 
         The time defends against a paused worker (rule S3):
 
@@ -277,14 +279,14 @@ class Auditor:
         new leader starts the time again.
         """
         is_done = self._done.completed_count == self._updater.completed_count
-        if not (missing.reformatted and is_done and self._updater.is_complete):
+        if not (losses.reformatted and is_done and self._updater.is_complete):
             return
         now_s = self._clock.now_s()
         self._settling = {
-            (bookie, birth.czxid): self._settling.get(
-                (bookie, birth.czxid), now_s + self._standstill_max_s if birth.was_known else now_s
+            (bookie, each.czxid): self._settling.get(
+                (bookie, each.czxid), now_s + self._standstill_max_s if each.was_known else now_s
             )
-            for bookie, birth in missing.reformatted.items()
+            for bookie, each in losses.reformatted.items()
         }
         settled = {b: czxid for (b, czxid), until_s in self._settling.items() if now_s >= until_s}
         if settled:
@@ -295,7 +297,7 @@ class Auditor:
         """Record the cookies of these bookies, so that they no longer count as reformatted.
 
         ``identities`` changes only after the write, so the next audit repeats a failed one.
-        Bookies that are gone for good are dropped: they have no cookie, and no ledger names them.
+        Bookies that have no cookie, and that no ledger names, are dropped.
         """
         kept = self._views.current.cookies.keys() | self._updater.ledger_map.bookies
         known = (self._tracker.identities | settled).items()
@@ -303,15 +305,15 @@ class Auditor:
         await self._records.write_identities(identities)
         self._tracker.identities = identities
 
-    async def _tell(self, marked: Marked, *, started_s: float, is_complete: bool) -> None:
+    async def _report(self, result: AuditResult, *, started_s: float, is_complete: bool) -> None:
         ledger_map = self._updater.ledger_map
         log.info(
             "audit.finished",
             ledger_count=len(ledger_map),
             unreadable_count=len(ledger_map.unreadable),
-            endangered_count=marked.endangered_count,
-            mark_count=marked.mark_count,
-            is_index_complete=is_complete,
+            underreplicated_count=result.underreplicated_count,
+            mark_count=result.mark_count,
+            is_ledger_map_complete=is_complete,
             duration_s=round(self._clock.now_s() - started_s, 3),
         )
         if is_complete:
@@ -319,7 +321,7 @@ class Auditor:
                 AuditRecord(
                     finished_ms=self._clock.wall_ms(),
                     ledger_count=len(ledger_map),
-                    mark_count=marked.mark_count,
+                    mark_count=result.mark_count,
                     unreadable_count=len(ledger_map.unreadable),
                     unreadable=tuple(sorted(ledger_map.unreadable)),
                 )
@@ -328,7 +330,7 @@ class Auditor:
     def _mark_again(self, ledger_ids: Collection[int]) -> None:
         """Mark these ledgers in the next round. An audit in progress may have passed them
         already."""
-        self._gone.update(ledger_ids)
+        self._marks_gone.update(ledger_ids)
         self._wake.set()
 
     # --- Time of the next round -------------------------------------------------------------------

@@ -1,13 +1,13 @@
 """Draining: the leader marks the ledgers that name a draining bookie, in our private queue.
 
-Their copies are all there, so that a Java worker would find the ledgers whole and take the marks
-away: they never go into the shared queue (rule S16). Workers of ours count a draining member as
-missing. All draining bookies are marked for as if they were lost together: fewest copies left
-first, then the order that was given first, then the largest.
+These ledgers have all their copies. A Java worker would find them healthy and delete their marks,
+so they are never marked in the shared queue (rule S16). Our workers count a draining bookie's
+copies as missing. All draining bookies are treated as if they were lost together: fewest copies
+left first, then the earliest order, then the largest ledgers.
 
-Which ledgers name one the index knows, those too that are put on a bookie that still takes writes.
-A bookie is drained when the index is complete and no ledger names it, nor may. How far it is stands
-in a record for people.
+The ledger map says which ledgers name a bookie, including ledgers placed on a draining bookie that
+still takes writes. A bookie is drained when the ledger map is complete, no ledger names the bookie,
+and no unreadable ledger may name it. The progress is recorded for people.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from prometheus_client import Gauge
 
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.marker import MARKS, Marker
-from auditor.records import DrainProgress, DrainRecord, Records, last_drains
+from auditor.records import DrainProgress, DrainRecord, Records, read_drains
 from auditor.scan import may_be_named
 from auditor.underreplication import UnderreplicatedLedger, fewest_copies_first, underreplicated
 from ledgers.clock import Clock
@@ -35,38 +35,38 @@ from replication.znodes import ClusterPaths
 log = structlog.get_logger()
 LEFT = Gauge(
     "bookmender_draining_ledgers",
-    "Ledgers that name a draining bookie still, as this leader knows; 0 on every other node.",
+    "Ledgers that still name a draining bookie. 0 on all nodes except the leader.",
 )
 
 RETRY_S = 5.0
-"""After a failure, and between two looks at a disable switch that is set."""
+"""Wait after a failure, and while auto-recovery is disabled."""
 LOOK_S, LOOK_SOON_S = 2.0, 0.25
-"""Between two looks at the index; and while it is being built."""
+"""Interval between two rounds, and while the ledger map is being built."""
 LOOKED_AT_PER_S = 50_000
-"""Ledgers that are left; where they are many, the looks are fewer."""
+"""With many ledgers left, rounds are rarer."""
 RELIST_S = 60.0
-"""Between two looks at which marks stand, and at which ledgers that cannot be read may name the
-bookies."""
+"""Interval between two listings of the queue, and of the unreadable ledgers that may name a
+draining bookie."""
 DOUBTFUL_KEPT_MAX = 20
-"""Ledgers in doubt that the record names, for one bookie."""
+"""Unreadable ledgers in the record of one bookie."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Listed:
-    """What was read besides the index. ``due_s``: when it is to be read again, monotonic."""
+    """What was read besides the ledger map. ``due_s``: when it is read again, monotonic."""
 
     orders: Mapping[BookieId, DrainOrder]
     marked: set[int]
-    """In our private queue, those made since included."""
+    """Ledgers in our private queue, including those marked since."""
     unreadable: frozenset[int]
     doubtful: Mapping[BookieId, Sequence[int]] = field(default_factory=dict)
-    """Per draining bookie, the ledgers that cannot be read and may name it."""
+    """By draining bookie, the unreadable ledgers that may name it."""
     due_s: float
 
 
 class Drainer:
-    """The leader's. ``marker`` marks in the private queue. ``run`` ends by cancellation or with the
-    session."""
+    """Marks for the drains of a leader. ``marker`` marks in the private queue. ``run`` ends by
+    cancellation or with the session."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Drainer:
         records: Records,
         clock: Clock,
     ) -> None:
-        """``updater`` is run by somebody else."""
+        """The caller runs ``updater``."""
         self._store = store
         self._paths = paths
         self._manager = manager
@@ -91,10 +91,10 @@ class Drainer:
         self._clock = clock
         self._listed: _Listed | None = None
         self._progress: dict[BookieId, DrainProgress] | None = None
-        """As it was told last, by an earlier leader perhaps; None until that was read."""
+        """As it was recorded last, by an earlier leader perhaps; None until that was read."""
 
     async def run(self) -> None:
-        """Raises SessionLostError or LeadershipLostError when that is over."""
+        """Raises SessionLostError or LeadershipLostError."""
         while True:
             seen = self._views.change_count
             wait_s = await self._try_run_once()
@@ -108,26 +108,24 @@ class Drainer:
             return RETRY_S
 
     async def run_once(self) -> float | None:
-        """Mark what is not marked yet; returns after how many seconds to come again.
-
-        None: not before the orders change.
-        """
+        """Mark what is not marked yet. Return the seconds until the next round; None: when the
+        orders change."""
         orders = self._views.current.orders.draining
         if not orders:
             self._listed = None
-            await self._tell({}, {})
+            await self._record({}, {})
             return None
         if await self._store.exists(self._paths.disable) is not None:
             return RETRY_S
         listed = await self._list(orders)
         named = self._named(orders)
         await self._mark(sorted(named.keys() - listed.marked), orders, listed)
-        await self._tell(named, self._current_progress(named, listed, await self._told()))
+        await self._record(named, self._current_progress(named, listed, await self._recorded()))
         look_s = LOOK_S if self._updater.is_complete else LOOK_SOON_S
         return look_s + len(named) / LOOKED_AT_PER_S
 
     def _named(self, orders: Collection[BookieId]) -> dict[int, list[BookieId]]:
-        """The ledgers that name draining bookies, and which."""
+        """Return the ledgers that name draining bookies, and which they name."""
         named: dict[int, list[BookieId]] = {}
         for bookie in orders:
             for ledger_id in self._updater.ledger_map.naming(bookie):
@@ -135,10 +133,11 @@ class Drainer:
         return named
 
     async def _list(self, orders: Mapping[BookieId, DrainOrder]) -> _Listed:
-        """What stands in the queue, and what is in doubt; as it was listed before, if that will do.
+        """Return which ledgers are marked, and which are unreadable; from the last listing if that
+        is recent.
 
-        A mark may be gone whose ledger names the bookie still: somebody took it away, or a worker
-        that did not know of the order yet. Such a ledger is marked again, but not in a hot loop.
+        A mark may be gone although the ledger still names the bookie: somebody deleted it, or a
+        worker did not know the order yet. Such a ledger is marked again, but not in a busy loop.
         """
         last, now_s = self._listed, self._clock.now_s()
         unreadable = self._updater.ledger_map.unreadable
@@ -184,18 +183,18 @@ class Drainer:
         ledger = self._updater.ledger_map.get(ledger_id)
         return None if ledger is None else underreplicated(ledger, orders)
 
-    # --- What is told ------------------------------------------------------------------------------
+    # --- The record ------------------------------------------------------------------------------
 
-    async def _tell(
+    async def _record(
         self, named: Collection[int], progress: Mapping[BookieId, DrainProgress]
     ) -> None:
-        """Write how far it is, where that has changed."""
+        """Write the progress if it has changed."""
         LEFT.set(len(named))
-        told = await self._told()
-        if progress == told:
+        recorded = await self._recorded()
+        if progress == recorded:
             return
         for bookie, now in progress.items():
-            before = told.get(bookie)
+            before = recorded.get(bookie)
             if now.is_drained and not (before is not None and before.is_drained):
                 log.info("drain.finished", bookie=bookie, ledger_count=now.ledgers_most)
         await self._records.write_drains(
@@ -207,9 +206,9 @@ class Drainer:
         )
         self._progress = dict(progress)
 
-    async def _told(self) -> dict[BookieId, DrainProgress]:
+    async def _recorded(self) -> dict[BookieId, DrainProgress]:
         if self._progress is None:
-            record = await last_drains(self._store, self._paths)
+            record = await read_drains(self._store, self._paths)
             self._progress = {} if record is None else dict(record.bookies)
         return self._progress
 
@@ -217,17 +216,17 @@ class Drainer:
         self,
         named: Mapping[int, Sequence[BookieId]],
         listed: _Listed,
-        told: Mapping[BookieId, DrainProgress],
+        recorded: Mapping[BookieId, DrainProgress],
     ) -> dict[BookieId, DrainProgress]:
-        """While the index is being built the orders of before are told of as they were."""
+        """Return the progress. While the ledger map is being built, return the recorded one."""
         if not self._updater.is_complete:
-            return {bookie: told[bookie] for bookie in listed.orders if bookie in told}
+            return {bookie: recorded[bookie] for bookie in listed.orders if bookie in recorded}
         left = Counter(bookie for bookies in named.values() for bookie in bookies)
         return {
             bookie: _progress(
                 order,
                 left=left[bookie],
-                most=_most_so_far(told.get(bookie), order),
+                most=_most_so_far(recorded.get(bookie), order),
                 doubtful=listed.doubtful.get(bookie, ()),
             )
             for bookie, order in listed.orders.items()
@@ -235,7 +234,7 @@ class Drainer:
 
 
 def _progress(order: DrainOrder, *, left: int, most: int, doubtful: Sequence[int]) -> DrainProgress:
-    """``left``, ``most``: ledgers that name the bookie now, and ever before."""
+    """``left``, ``most``: ledgers that name the bookie now, and the largest number so far."""
     return DrainProgress(
         since_ms=order.since_ms,
         ledgers_left=left,
@@ -247,5 +246,7 @@ def _progress(order: DrainOrder, *, left: int, most: int, doubtful: Sequence[int
     )
 
 
-def _most_so_far(told: DrainProgress | None, order: DrainOrder) -> int:
-    return told.ledgers_most if told is not None and told.since_ms == order.since_ms else 0
+def _most_so_far(recorded: DrainProgress | None, order: DrainOrder) -> int:
+    return (
+        recorded.ledgers_most if recorded is not None and recorded.since_ms == order.since_ms else 0
+    )

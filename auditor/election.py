@@ -119,7 +119,7 @@ class Election:
     async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat ``call`` until it is answered: without a reply a vote is neither known to exist
         nor known to be gone (rule S8)."""
-        return await until_answered(call, event="election.unanswered", clock=self._clock)
+        return await until_answered(call, event="election.request_failed", clock=self._clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

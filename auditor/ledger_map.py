@@ -1,20 +1,15 @@
-"""Bookie -> ledgers, and of each ledger what decides how endangered it is.
+"""The ledger map: which ledgers name a bookie, and what decides how endangered each ledger is.
 
-Values only: ``updater`` feeds it. A write of metadata that is older than what is known changes
-nothing, so that reads may come back in any order.
+No I/O; ``ledger_map_updater`` fills the map. A write of metadata that is older than the known one
+changes nothing, so reads may arrive in any order.
 
-A ledger weighs about 90 bytes (three bookies, one segment): it is a row of a ``LedgerBlock``, which
-names bookies by number, and its id stands in the ``SortedIds`` of each of its bookies.
-
-Some hundred ledgers with neighbouring ids, in arrays: a Python object each would weigh ten times
-as much.
-
-A small number for each of many equal values.
-
-A set of ledger ids in order, at little more than eight bytes each.
-
-Which write sets of a segment have entries: a short one does not use all of them.
+A ledger takes about 90 bytes (three bookies, one segment). Ledgers are rows of ``LedgerBlock``s,
+arrays of some hundred ledgers with neighbouring ids; a Python object for each would take ten times
+as much memory. Rows name bookies by number (``Numbering``). The ids of each bookie's ledgers are in
+a ``SortedIds``, at little more than eight bytes each.
 """
+
+from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -28,249 +23,42 @@ from msgspec import Struct
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
 from ledgers.store import Stat
 
+BLOCK_MAX = 1024
+"""Ledgers in one block. Adding a ledger moves at most this many."""
+IDS_PER_BLOCK_MAX = 2048
+"""Ids in one block. Adding an id moves at most this many."""
 WASTE_MIN = 1024
-"""Unused words of a block below which it is not worth tidying up."""
+"""A block with fewer unused words is not compacted."""
+OPENED_MAX = 1_000
+"""Ledger ids kept for ``opened_since``."""
 
-
-class Row(NamedTuple):
-    """One ledger. ``words``: numbers below 2^32 whose meaning is the index's."""
-
-    czxid: int
-    mzxid: int
-    length: int
-    words: Sequence[int]
-
-
-class LedgerBlock:
-    """Rows by ledger id. Column by column; the words of all rows lie in one array, in any order."""
-
-    __slots__ = ("_czxids", "_lengths", "_mzxids", "_offsets", "_sizes", "_waste", "_words", "ids")
-
-    def __init__(self) -> None:
-        self.ids = array("q")
-        """Ascending."""
-        self._czxids, self._mzxids, self._lengths = array("q"), array("q"), array("q")
-        self._offsets, self._sizes = array("I"), array("I")
-        """Where in ``_words`` a row's begin, and how many they are."""
-        self._words = array("I")
-        self._waste = 0
-        """Words that are no row's any more."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def find(self, ledger_id: int) -> int | None:
-        """Its position."""
-        position = bisect_left(self.ids, ledger_id)
-        is_found = position < len(self.ids) and self.ids[position] == ledger_id
-        return position if is_found else None
-
-    def mzxid(self, position: int) -> int:
-        return self._mzxids[position]
-
-    def row(self, position: int) -> Row:
-        begin = self._offsets[position]
-        return Row(
-            self._czxids[position],
-            self._mzxids[position],
-            self._lengths[position],
-            self._words[begin : begin + self._sizes[position]],
-        )
-
-    def insert(self, ledger_id: int, row: Row) -> None:
-        """It must not be in yet."""
-        position = bisect_left(self.ids, ledger_id)
-        self.ids.insert(position, ledger_id)
-        self._czxids.insert(position, row.czxid)
-        self._mzxids.insert(position, row.mzxid)
-        self._lengths.insert(position, row.length)
-        self._offsets.insert(position, len(self._words))
-        self._sizes.insert(position, len(row.words))
-        self._words.extend(row.words)
-
-    def replace(self, position: int, row: Row) -> None:
-        self._czxids[position] = row.czxid
-        self._mzxids[position] = row.mzxid
-        self._lengths[position] = row.length
-        size = self._sizes[position]
-        if size == len(row.words):
-            begin = self._offsets[position]
-            self._words[begin : begin + size] = array("I", row.words)
-        else:
-            self._offsets[position] = len(self._words)
-            self._sizes[position] = len(row.words)
-            self._words.extend(row.words)
-            self._add_waste(size)
-
-    def delete(self, position: int) -> None:
-        size = self._sizes[position]
-        for column in self._columns:
-            del column[position]
-        self._add_waste(size)
-
-    def split(self) -> "tuple[LedgerBlock, LedgerBlock]":
-        middle = len(self) // 2
-        return self._part(0, middle), self._part(middle, len(self))
-
-    @property
-    def _columns(self) -> "tuple[array[int], ...]":
-        return (
-            *(self.ids, self._czxids, self._mzxids),
-            *(self._lengths, self._offsets, self._sizes),
-        )
-
-    def _part(self, first: int, stop: int) -> "LedgerBlock":
-        part = LedgerBlock()
-        part.ids = self.ids[first:stop]
-        part._czxids, part._mzxids = self._czxids[first:stop], self._mzxids[first:stop]
-        part._lengths, part._sizes = self._lengths[first:stop], self._sizes[first:stop]
-        part._offsets, part._words = self._gathered(first, stop)
-        return part
-
-    def _add_waste(self, size: int) -> None:
-        self._waste += size
-        if self._waste > max(WASTE_MIN, len(self._words) // 2):
-            self._offsets, self._words = self._gathered(0, len(self))
-            self._waste = 0
-
-    def _gathered(self, first: int, stop: int) -> "tuple[array[int], array[int]]":
-        """Offsets and words of these rows alone, one after the other."""
-        offsets, words = array("I"), array("I")
-        for begin, size in zip(self._offsets[first:stop], self._sizes[first:stop], strict=True):
-            offsets.append(len(words))
-            words += self._words[begin : begin + size]
-        return offsets, words[:]  # a copy is no larger than it must be
-
+WriteSets = tuple[tuple[int, int], ...]
+"""The used write sets, for each segment: the first entry's id modulo the ensemble size, and the
+number of write sets in use from there on. Empty in the usual case that every segment uses all its
+write sets."""
+Shape = tuple[LedgerState, int, int, int, WriteSets]
+"""State, write quorum, ack quorum, ensemble size and used write sets. Many ledgers share few
+shapes."""
 
 T = TypeVar("T", bound=Hashable)
 
 
-class Numbering(Generic[T]):
-    """Numbers from 0 in the order in which values are first seen. No value is ever forgotten."""
-
-    def __init__(self) -> None:
-        self.values: list[T] = []
-        """By number."""
-        self._numbers: dict[T, int] = {}
-
-    def number(self, value: T) -> int:
-        """The value's, a new one if it has none yet."""
-        number = self._numbers.setdefault(value, len(self.values))
-        if number == len(self.values):
-            self.values.append(value)
-        return number
-
-    def find(self, value: T) -> int | None:
-        return self._numbers.get(value)
-
-
-IDS_PER_BLOCK_MAX = 2048
-"""Ids in one block: adding one moves at most so many."""
-
-
-class SortedIds:
-    """Ids below 2^63, ascending. Blocks of them, none empty; ids come mostly at the end."""
-
-    __slots__ = ("_blocks", "_firsts", "_size")
-
-    def __init__(self) -> None:
-        self._blocks: list[array[int]] = []
-        self._firsts: list[int] = []
-        """Of each block the first id, or a lower one that has gone."""
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def add(self, ledger_id: int) -> None:
-        """It must not be in yet."""
-        if not self._blocks:
-            self._blocks.append(array("q"))
-            self._firsts.append(ledger_id)
-        number = max(0, bisect_right(self._firsts, ledger_id) - 1)
-        block = self._blocks[number]
-        block.insert(bisect_left(block, ledger_id), ledger_id)
-        self._firsts[number] = block[0]
-        self._size += 1
-        if len(block) > IDS_PER_BLOCK_MAX:
-            self._split(number)
-
-    def remove(self, ledger_id: int) -> None:
-        """It must be in."""
-        number = bisect_right(self._firsts, ledger_id) - 1
-        block = self._blocks[number]
-        del block[bisect_left(block, ledger_id)]
-        self._size -= 1
-        if not block:
-            del self._blocks[number], self._firsts[number]
-
-    def to_list(self) -> list[int]:
-        ids: list[int] = []
-        for block in self._blocks:
-            ids += block.tolist()
-        return ids
-
-    def between(self, first: int, stop: int | None) -> list[int]:
-        """Those from ``first`` to before ``stop``; None: to the end."""
-        ids: list[int] = []
-        for number in range(max(0, bisect_right(self._firsts, first) - 1), len(self._blocks)):
-            block = self._blocks[number]
-            if stop is not None and block[0] >= stop:
-                break
-            end = len(block) if stop is None else bisect_left(block, stop)
-            ids += block[bisect_left(block, first) : end]
-        return ids
-
-    def _split(self, number: int) -> None:
-        """Copies, as a slice is no larger than it must be."""
-        block = self._blocks[number]
-        middle = len(block) // 2
-        self._blocks[number : number + 1] = [block[:middle], block[middle:]]
-        self._firsts.insert(number + 1, block[middle])
-
-
-WriteSets = tuple[tuple[int, int], ...]
-"""Per segment, its first entry's id modulo the ensemble size, and how many entries it has, ensemble
-size at most. Empty where each has so many, as nearly always: then every write set is used."""
-
-
-def used_write_sets(metadata: LedgerMetadata) -> WriteSets:
-    """Of the last segment of a ledger that is not closed nobody knows: it may have any number of
-    entries."""
-    size, is_closed = metadata.ensemble_size, metadata.is_closed
-    firsts = [segment.first_entry_id for segment in metadata.segments]
-    if not firsts:
-        return ()
-    end = metadata.last_entry_id + 1 if is_closed else firsts[-1] + size
-    if len(firsts) == 1 and end - firsts[0] >= size:  # nearly always
-        return ()
-    used = tuple(
-        (first % size, max(0, min(next_first - first, size)))
-        for first, next_first in zip(firsts, [*firsts[1:], end], strict=True)
-    )
-    return () if all(count == size for _, count in used) else used
-
-
-BLOCK_MAX = 1024
-"""Ledgers in one block: putting a new one moves at most so many."""
-
-
 class MappedLedger(Struct, frozen=True, kw_only=True):
-    """What is kept of one ledger. ``ensembles``: of its segments, in order."""
+    """What the map keeps of one ledger. ``ensembles``: of its segments, in order."""
 
     ledger_id: int
     state: LedgerState
     write_quorum: int
     ack_quorum: int
     length: int
-    """Payload bytes; 0 while it is not closed."""
+    """Payload bytes; 0 while the ledger is not closed."""
     ensembles: tuple[tuple[BookieId, ...], ...]
     write_sets: WriteSets = ()
     czxid: int
     mzxid: int
 
     @classmethod
-    def of(cls, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> "MappedLedger":
+    def of(cls, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> MappedLedger:
         return cls(
             ledger_id=ledger_id,
             state=metadata.state,
@@ -289,23 +77,14 @@ class MappedLedger(Struct, frozen=True, kw_only=True):
         return frozenset().union(*self.ensembles)
 
 
-Shape = tuple[LedgerState, int, int, int, WriteSets]
-"""State, write quorum, ack quorum, ensemble size and used write sets: few ledgers differ from all
-others in it."""
-
-OPENED_MAX = 1_000
-"""Ledgers remembered as recently opened."""
-
-
 class LedgerMap:
-    """All ledgers. A ledger whose metadata cannot be read is in ``unreadable``, and in nothing
-    else."""
+    """All ledgers. A ledger with unreadable metadata is only in ``unreadable``."""
 
     def __init__(self) -> None:
         self._blocks: list[LedgerBlock] = []
-        """None empty; the ids of each lie between those of its neighbours."""
+        """Not empty; the ids of each block lie between those of its neighbours."""
         self._firsts: list[int] = []
-        """Of each block the first id, or a lower one that has gone."""
+        """The first id of each block, or a lower one that was removed."""
         self._size = 0
         self._shapes: Numbering[Shape] = Numbering()
         self._bookies: Numbering[BookieId] = Numbering()
@@ -317,17 +96,17 @@ class LedgerMap:
         self._opened: deque[int] = deque(maxlen=OPENED_MAX)
         """The ledgers that entered ``_open`` last."""
         self.opened_count = 0
-        """How often a ledger has entered ``open_ids``, which includes the first scan."""
+        """How often a ledger has entered ``open_ids``, including the first scan."""
 
     def __len__(self) -> int:
-        """Ledgers, the unreadable ones included."""
+        """Return the number of ledgers, including unreadable ones."""
         return self._size + len(self._unreadable)
 
     def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> bool:
-        """As it was read: ``stat`` is of the same read. Whether that is news."""
+        """Store what was read; ``stat`` is of the same read. Return True if it is new."""
         place = self._find(ledger_id)
         known_mzxid = self._mzxid(ledger_id, place)
-        # What could not be read may be readable by now though nobody wrote it: its ACL was opened.
+        # An unreadable ledger may become readable without a write, because its ACL was changed.
         if known_mzxid > stat.mzxid or (known_mzxid == stat.mzxid and place is not None):
             return False
         self._unreadable.pop(ledger_id, None)
@@ -340,19 +119,19 @@ class LedgerMap:
         else:
             self._open.discard(ledger_id)
         if place is None:
-            self._note(ledger_id, was=None, now=row)
+            self._update_naming(ledger_id, was=None, now=row)
             self._insert(ledger_id, row)
         else:
             block, position = place
-            self._note(ledger_id, was=block.row(position), now=row)
+            self._update_naming(ledger_id, was=block.row(position), now=row)
             block.replace(position, row)
         return True
 
     def put_unreadable(self, ledger_id: int, stat: Stat | None) -> bool:
-        """It is there, and nobody can say what it names. Whether that is news.
+        """Store that the ledger exists and that nobody knows which bookies it names. Return True if
+        that is new.
 
-        ``stat``: None where that may not be read either. Then nothing says that it is still as it
-        is known.
+        ``stat``: None if ACLs deny access to it too. Then the known state may be outdated.
         """
         known_mzxid = self._mzxid(ledger_id, self._find(ledger_id))
         if known_mzxid >= stat.mzxid if stat else ledger_id in self._unreadable:
@@ -362,7 +141,7 @@ class LedgerMap:
         return True
 
     def remove(self, ledger_id: int) -> bool:
-        """It is gone. Whether that is news."""
+        """Remove a deleted ledger. Return True if it was known."""
         if self._unreadable.pop(ledger_id, None) is not None:
             return True
         place = self._find(ledger_id)
@@ -370,7 +149,7 @@ class LedgerMap:
             return False
         block, position = place
         self._open.discard(ledger_id)
-        self._note(ledger_id, was=block.row(position), now=None)
+        self._update_naming(ledger_id, was=block.row(position), now=None)
         block.delete(position)
         self._size -= 1
         number = bisect_right(self._firsts, ledger_id) - 1
@@ -379,12 +158,12 @@ class LedgerMap:
         return True
 
     def is_known(self, ledger_id: int, *, mzxid: int) -> bool:
-        """Whether what it names is known as of this write of its metadata, or of a later one."""
+        """True if the metadata is known as of this write or a later one."""
         place = self._find(ledger_id)
         return place is not None and self._mzxid(ledger_id, place) >= mzxid
 
     def get(self, ledger_id: int) -> MappedLedger | None:
-        """None when there is no such ledger, or it is unreadable."""
+        """Return the ledger; None if it does not exist or is unreadable."""
         place = self._find(ledger_id)
         if place is None:
             return None
@@ -418,7 +197,7 @@ class LedgerMap:
 
     @property
     def open_ids(self) -> AbstractSet[int]:
-        """Ledgers in state OPEN. The set changes with the index."""
+        """Ledgers in state OPEN. The set changes with the map."""
         return self._open
 
     def opened_since(self, opened_count: int) -> list[int]:
@@ -428,25 +207,25 @@ class LedgerMap:
 
     @property
     def bookies(self) -> frozenset[BookieId]:
-        """Every bookie that some ledger names."""
+        """All bookies that some ledger names."""
         named = zip(self._bookies.values, self._naming, strict=True)
         return frozenset(bookie for bookie, ledger_ids in named if ledger_ids)
 
     def naming(self, bookie: BookieId) -> list[int]:
-        """The ledgers that name it, ascending."""
+        """Return the ledgers that name the bookie, ascending."""
         number = self._bookies.find(bookie)
         return [] if number is None else self._naming[number].to_list()
 
     def naming_count(self, bookie: BookieId) -> int:
-        """How many these are."""
+        """Return how many ledgers name the bookie."""
         number = self._bookies.find(bookie)
         return 0 if number is None else len(self._naming[number])
 
     def naming_several(
         self, bookies: Collection[BookieId], *, count_least: int, first: int = 0
     ) -> tuple[list[int], int | None]:
-        """Ledgers of one block, from ``first`` on, that name so many of these bookies or more,
-        ascending; and where to go on, None at the end."""
+        """Return the ledgers of one block, from ``first`` on, that name at least ``count_least`` of
+        these bookies, ascending; and where to continue, None at the end."""
         found = [self._bookies.find(bookie) for bookie in bookies]
         naming = [self._naming[number] for number in found if number is not None]
         block_number = bisect_right(self._firsts, first)
@@ -458,11 +237,12 @@ class LedgerMap:
 
     @property
     def write_quorum_least(self) -> int:
-        """Of any ledger that there is or was; 1 where there was none."""
+        """The smallest write quorum of any ledger that exists or existed; 1 if there was none."""
         return min((shape[1] for shape in self._shapes.values), default=1)
 
     def ledger_ids(self, first: int = 0, *, count_max: int) -> list[int]:
-        """At most so many known ids from ``first`` on, ascending, the unreadable ones included."""
+        """Return at most ``count_max`` known ids from ``first`` on, ascending, including unreadable
+        ledgers."""
         found: list[int] = []
         for block in self._blocks_from(first):
             if len(found) >= count_max:
@@ -471,7 +251,8 @@ class LedgerMap:
         return sorted((*found, *(i for i in self._unreadable if i >= first)))[:count_max]
 
     def ids_in(self, first: int, stop: int) -> list[int]:
-        """Known ids from ``first`` to before ``stop``, ascending, the unreadable ones included."""
+        """Return the known ids from ``first`` to before ``stop``, ascending, including unreadable
+        ledgers."""
         found = [i for i in self._unreadable if first <= i < stop]
         for block in self._blocks_from(first):
             if block.ids[0] >= stop:
@@ -479,7 +260,7 @@ class LedgerMap:
             found += [i for i in _from(block.ids, first) if i < stop]
         return sorted(found)
 
-    # --- Rows --------------------------------------------------------------------------------------
+    # --- Rows -------------------------------------------------------------------------------------
 
     def _row_of(self, metadata: LedgerMetadata, stat: Stat) -> Row:
         shape = (
@@ -498,18 +279,18 @@ class LedgerMap:
             self._naming.append(SortedIds())
         return number
 
-    def _note(self, ledger_id: int, *, was: Row | None, now: Row | None) -> None:
-        """In the lists of the bookies that it named and names."""
+    def _update_naming(self, ledger_id: int, *, was: Row | None, now: Row | None) -> None:
+        """Update the id sets of the bookies that the ledger named before and names now."""
         before, after = _bookies(was), _bookies(now)
         for number in before - after:
             self._naming[number].remove(ledger_id)
         for number in after - before:
             self._naming[number].add(ledger_id)
 
-    # --- Blocks ------------------------------------------------------------------------------------
+    # --- Blocks -----------------------------------------------------------------------------------
 
     def _mzxid(self, ledger_id: int, place: tuple[LedgerBlock, int] | None) -> int:
-        """-1 for a ledger that is not known. ``place``: where ``_find`` finds it."""
+        """Return -1 for an unknown ledger. ``place``: from ``_find``."""
         if place is not None:
             block, position = place
             return block.mzxid(position)
@@ -537,9 +318,30 @@ class LedgerMap:
             self._firsts[number : number + 1] = [half.ids[0] for half in halves]
 
     def _blocks_from(self, first: int) -> Iterator[LedgerBlock]:
-        """All that hold ids from ``first`` on, and perhaps lower ones."""
+        """Yield the blocks with ids from ``first`` on. The first block may also hold lower ids."""
         for number in range(max(0, bisect_right(self._firsts, first) - 1), len(self._blocks)):
             yield self._blocks[number]
+
+
+def used_write_sets(metadata: LedgerMetadata) -> WriteSets:
+    """Return which write sets of each segment have entries; a short segment does not use all of
+    them.
+
+    The last segment of a ledger that is not closed may have any number of entries, so all its write
+    sets count as used.
+    """
+    size, is_closed = metadata.ensemble_size, metadata.is_closed
+    firsts = [segment.first_entry_id for segment in metadata.segments]
+    if not firsts:
+        return ()
+    end = metadata.last_entry_id + 1 if is_closed else firsts[-1] + size
+    if len(firsts) == 1 and end - firsts[0] >= size:  # nearly always
+        return ()
+    used = tuple(
+        (first % size, max(0, min(next_first - first, size)))
+        for first, next_first in zip(firsts, [*firsts[1:], end], strict=True)
+    )
+    return () if all(count == size for _, count in used) else used
 
 
 def _bookies(row: Row | None) -> set[int]:
@@ -548,3 +350,197 @@ def _bookies(row: Row | None) -> set[int]:
 
 def _from(ids: Sequence[int], first: int) -> Collection[int]:
     return ids if ids[0] >= first else [i for i in ids if i >= first]
+
+
+# --- How the map is stored ------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """One ledger. ``words``: the number of its shape, then those of its bookies; all below 2^32."""
+
+    czxid: int
+    mzxid: int
+    length: int
+    words: Sequence[int]
+
+
+class LedgerBlock:
+    """Rows by ledger id, column by column. The words of all rows are in one array, in any order."""
+
+    __slots__ = ("_czxids", "_lengths", "_mzxids", "_offsets", "_sizes", "_waste", "_words", "ids")
+
+    def __init__(self) -> None:
+        self.ids = array("q")
+        """Ascending."""
+        self._czxids, self._mzxids, self._lengths = array("q"), array("q"), array("q")
+        self._offsets, self._sizes = array("I"), array("I")
+        """Where a row's words begin in ``_words``, and how many it has."""
+        self._words = array("I")
+        self._waste = 0
+        """Number of words that no row uses any more."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def find(self, ledger_id: int) -> int | None:
+        """Return the position of the ledger; None if it is not in the block."""
+        position = bisect_left(self.ids, ledger_id)
+        is_found = position < len(self.ids) and self.ids[position] == ledger_id
+        return position if is_found else None
+
+    def mzxid(self, position: int) -> int:
+        return self._mzxids[position]
+
+    def row(self, position: int) -> Row:
+        begin = self._offsets[position]
+        return Row(
+            self._czxids[position],
+            self._mzxids[position],
+            self._lengths[position],
+            self._words[begin : begin + self._sizes[position]],
+        )
+
+    def insert(self, ledger_id: int, row: Row) -> None:
+        """Add a ledger that is not in the block."""
+        position = bisect_left(self.ids, ledger_id)
+        self.ids.insert(position, ledger_id)
+        self._czxids.insert(position, row.czxid)
+        self._mzxids.insert(position, row.mzxid)
+        self._lengths.insert(position, row.length)
+        self._offsets.insert(position, len(self._words))
+        self._sizes.insert(position, len(row.words))
+        self._words.extend(row.words)
+
+    def replace(self, position: int, row: Row) -> None:
+        self._czxids[position] = row.czxid
+        self._mzxids[position] = row.mzxid
+        self._lengths[position] = row.length
+        size = self._sizes[position]
+        if size == len(row.words):
+            begin = self._offsets[position]
+            self._words[begin : begin + size] = array("I", row.words)
+        else:
+            self._offsets[position] = len(self._words)
+            self._sizes[position] = len(row.words)
+            self._words.extend(row.words)
+            self._add_waste(size)
+
+    def delete(self, position: int) -> None:
+        size = self._sizes[position]
+        for column in self._columns:
+            del column[position]
+        self._add_waste(size)
+
+    def split(self) -> tuple[LedgerBlock, LedgerBlock]:
+        middle = len(self) // 2
+        return self._part(0, middle), self._part(middle, len(self))
+
+    @property
+    def _columns(self) -> tuple[array[int], ...]:
+        return (
+            *(self.ids, self._czxids, self._mzxids),
+            *(self._lengths, self._offsets, self._sizes),
+        )
+
+    def _part(self, first: int, stop: int) -> LedgerBlock:
+        part = LedgerBlock()
+        part.ids = self.ids[first:stop]
+        part._czxids, part._mzxids = self._czxids[first:stop], self._mzxids[first:stop]
+        part._lengths, part._sizes = self._lengths[first:stop], self._sizes[first:stop]
+        part._offsets, part._words = self._gathered(first, stop)
+        return part
+
+    def _add_waste(self, size: int) -> None:
+        self._waste += size
+        if self._waste > max(WASTE_MIN, len(self._words) // 2):
+            self._offsets, self._words = self._gathered(0, len(self))
+            self._waste = 0
+
+    def _gathered(self, first: int, stop: int) -> tuple[array[int], array[int]]:
+        """Return offsets and words of these rows alone, in order."""
+        offsets, words = array("I"), array("I")
+        for begin, size in zip(self._offsets[first:stop], self._sizes[first:stop], strict=True):
+            offsets.append(len(words))
+            words += self._words[begin : begin + size]
+        return offsets, words[:]  # a copy takes no more memory than it needs
+
+
+class Numbering(Generic[T]):
+    """Numbers values from 0 in the order in which they are first seen. No value is ever forgotten."""
+
+    def __init__(self) -> None:
+        self.values: list[T] = []
+        """By number."""
+        self._numbers: dict[T, int] = {}
+
+    def number(self, value: T) -> int:
+        """Return the value's number; a new one if it has none yet."""
+        number = self._numbers.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+    def find(self, value: T) -> int | None:
+        return self._numbers.get(value)
+
+
+class SortedIds:
+    """An ascending set of ids below 2^63, in blocks, none of them empty. Most ids are added at the
+    end."""
+
+    __slots__ = ("_blocks", "_firsts", "_size")
+
+    def __init__(self) -> None:
+        self._blocks: list[array[int]] = []
+        self._firsts: list[int] = []
+        """The first id of each block, or a lower one that was removed."""
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, ledger_id: int) -> None:
+        """Add an id that is not in the set."""
+        if not self._blocks:
+            self._blocks.append(array("q"))
+            self._firsts.append(ledger_id)
+        number = max(0, bisect_right(self._firsts, ledger_id) - 1)
+        block = self._blocks[number]
+        block.insert(bisect_left(block, ledger_id), ledger_id)
+        self._firsts[number] = block[0]
+        self._size += 1
+        if len(block) > IDS_PER_BLOCK_MAX:
+            self._split(number)
+
+    def remove(self, ledger_id: int) -> None:
+        """Remove an id that is in the set."""
+        number = bisect_right(self._firsts, ledger_id) - 1
+        block = self._blocks[number]
+        del block[bisect_left(block, ledger_id)]
+        self._size -= 1
+        if not block:
+            del self._blocks[number], self._firsts[number]
+
+    def to_list(self) -> list[int]:
+        ids: list[int] = []
+        for block in self._blocks:
+            ids += block.tolist()
+        return ids
+
+    def between(self, first: int, stop: int | None) -> list[int]:
+        """Return the ids from ``first`` to before ``stop``; None: to the end."""
+        ids: list[int] = []
+        for number in range(max(0, bisect_right(self._firsts, first) - 1), len(self._blocks)):
+            block = self._blocks[number]
+            if stop is not None and block[0] >= stop:
+                break
+            end = len(block) if stop is None else bisect_left(block, stop)
+            ids += block[bisect_left(block, first) : end]
+        return ids
+
+    def _split(self, number: int) -> None:
+        """Split a block. A slice of an array takes no more memory than it needs."""
+        block = self._blocks[number]
+        middle = len(block) // 2
+        self._blocks[number : number + 1] = [block[:middle], block[middle:]]
+        self._firsts.insert(number + 1, block[middle])

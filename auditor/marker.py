@@ -1,30 +1,22 @@
-"""Publishing under-replicated ledgers, in the order given, as Java's auditor would mark them.
+"""Marks under-replicated ledgers in the queue, the most endangered first.
 
-A new mark is {directory, leaf}; those of many ledgers share a multi (rule S14), a few of which are
-under way. A ledger that is marked already gets the replicas it does not name yet, and keeps the
-time of its first mark.
+``Marker`` writes marks as Java's auditor would. A new mark is two znodes, a directory and a leaf.
+Marks of several ledgers share a transaction (rule S14), and a few transactions are in flight at a
+time. If a ledger is already marked, the missing replicas are added, and the mark keeps its creation
+time.
 
-Finds the ledgers of lost bookies in the index, and marks them, the most endangered first.
+``LossMarks`` finds the ledgers of lost and reformatted bookies in the ledger map, a slice at a
+time. The most endangered of those found so far are marked meanwhile. So the first mark is written
+at once, however many ledgers there are, and only the first few may be out of order. The leader
+remembers its marks as long as the losses last, so that a ledger that changes during its repair is
+inspected but not marked again.
 
-The ledgers are looked up a slice at a time, and the most endangered of those found so far are
-marked meanwhile. So the first mark is written at once, however many ledgers there are. Only the
-first few may be out of order. The leader remembers what it marked as long as the bookies are
-missing. So a ledger that changes while workers repair it is inspected, but not marked again.
-
-Whether the marks that the leader made still stand where they should.
-
-What was marked is remembered, so that no mark is written twice (``losses``). But a mark may be gone
-though its ledger misses copies still: a bookie was back, a worker found the ledger whole, and the
-bookie went again, all unseen by a leader that stood still; or somebody deleted marks, and their
-directories, by hand. So the queue is listed now and then, and what lacks its mark twice running (a
-repair is seen in the index a moment later than in the queue) is marked again. Each ledger once for
-the same losses: where Java's workers see it otherwise every time, the two shall not wear each other
-out.
-
-What stands in our private queue alone, where Java's workers do not look.
-
-Damage that they would find whole, as a check or fsck found it (``java_visibility``), is told from what
-operators ordered: ledgers of draining bookies, and repairs by hand, that may well be whole.
+``MarkVerifier`` checks that the remembered marks still exist. A mark may be deleted although copies
+are missing: a bookie returned, a worker found the ledger healthy, and the bookie disappeared again
+while the leader was paused; or somebody deleted marks by hand. A ledger whose mark is missing in
+two listings in a row is marked again. (The queue shows a repair a moment before the ledger map
+does.) This happens once for each ledger and the same losses: if Java's workers judge the ledger
+otherwise, the two would repeat it for ever.
 """
 
 import asyncio
@@ -39,10 +31,13 @@ from typing import Protocol
 import structlog
 from prometheus_client import Counter
 
-from auditor.findings import read_findings
 from auditor.ledger_map import LedgerMap
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.underreplication import MarkQueue, Missing, Sight, UnderreplicatedLedger
+from auditor.underreplication import (
+    BookieLosses,
+    MarkQueue,
+    UnderreplicatedLedger,
+)
 from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
@@ -64,7 +59,7 @@ from ledgers.store import (
 )
 from ledgers.tasks import task_scope
 from replication import znodes
-from replication.marks import marked_in_parts, marked_ledger_ids
+from replication.marks import marked_in_parts
 from replication.transactions import BATCH_BYTES_MAX, BATCH_TRANSACTIONS_MAX, Batcher
 from replication.znodes import ClusterPaths, Mark, MarkPaths, ensure_znode
 
@@ -72,25 +67,26 @@ log = structlog.get_logger()
 
 MARKS_PER_MULTI = BATCH_TRANSACTIONS_MAX
 MULTIS_AT_ONCE = 4
-"""Of one stream of marks: enough to keep ZooKeeper busy, whose latency the store's window heeds."""
+"""Transactions in flight for one stream of marks: enough to keep ZooKeeper busy."""
 TRIES_MAX = 10
 
 
 class MarkSource(Protocol):
-    """Ledgers to be marked, one after the other."""
+    """Hands out ledgers to mark."""
 
     async def take(self, count_max: int) -> Sequence[UnderreplicatedLedger]:
-        """The next ones, at least one; none when there are no more."""
+        """Return the next ledgers, at least one; none at the end."""
         ...
 
     def is_renewed(self, ledger: UnderreplicatedLedger) -> bool:
-        """As in ``Marker.mark``."""
+        """See ``Marker.mark``."""
         ...
 
     def done(
         self, ledgers: Sequence[UnderreplicatedLedger], *, new: Sequence[UnderreplicatedLedger]
     ) -> None:
-        """Of a ``take``: their marks stand now. ``new``: those whose marks are, or grew."""
+        """Ledgers that ``take`` returned are marked now. ``new``: those whose marks are new or name
+        more bookies."""
         ...
 
 
@@ -105,19 +101,18 @@ class Marker:
         self._paths = paths
         self._clock = clock
         self._ensuring = asyncio.Lock()
-        """Directories are made by one at a time: what another one's multi made, and NodeExists told
-        us of, is not there before that multi was sent again without us."""
+        """Only one task creates directories at a time. If two did, each transaction could fail with
+        NodeExists because of a directory that the other failed transaction did not create."""
         self._ensured_count = 0
-        """How often that was done."""
+        """How often directories were created."""
 
     async def mark_all(self, ledgers: Sequence[UnderreplicatedLedger]) -> int:
-        """Mark in order, but for the few multis that are under way together; returns how many marks
-        were new or grew.
-        """
-        return await self.mark_stream(_Listed(iter(ledgers)))
+        """Mark these ledgers in order, except that a few transactions are in flight together.
+        Return how many marks are new or name more bookies."""
+        return await self.mark_stream(_ListSource(iter(ledgers)))
 
     async def mark_stream(self, source: MarkSource) -> int:
-        """Likewise, as they come, a few multis under way."""
+        """Mark the ledgers that ``source`` hands out. Return value as for ``mark_all``."""
         async with task_scope() as scope:
             senders = [scope.start(self._mark_next(source)) for _ in range(MULTIS_AT_ONCE)]
             return sum(await asyncio.gather(*senders))
@@ -125,27 +120,27 @@ class Marker:
     async def mark(
         self, ledger_id: int, replicas: Collection[BookieId], *, is_renewed: bool = False
     ) -> bool:
-        """Whether the mark is new or names more replicas now.
+        """Mark one ledger. Return True if the mark is new or names more bookies now.
 
-        ``is_renewed``: written also where it says all that already, for a worker that has the
-        ledger in hand as it was before, and is about to unmark it: it will find another version
-        (rule S6).
+        ``is_renewed``: write the mark even if it names all these bookies already. A worker that
+        leased the ledger earlier, and is about to delete the mark, then finds another version (rule
+        S6).
         """
         for _ in range(TRIES_MAX):
             try:
                 return await self._try_mark(ledger_id, replicas, is_renewed=is_renewed)
             except (ConflictError, NoNodeError, NodeExistsError, UnknownOutcomeError):
-                continue  # a worker, or Java's auditor, changed it meanwhile: look again
-            except UnauthorizedError as error:  # only this one's ledger is in doubt
+                continue  # a worker, or Java's auditor, changed it meanwhile: read again
+            except UnauthorizedError as error:  # other ledgers are not affected
                 log.error("mark.access_denied", ledger_id=ledger_id, error=str(error))
                 return False
-        raise UnavailableError("the mark keeps changing under our hands", ledger_id=ledger_id)
+        raise UnavailableError("other clients keep changing the mark", ledger_id=ledger_id)
 
-    # --- Many together -----------------------------------------------------------------------------
+    # --- Many ledgers -----------------------------------------------------------------------------
 
     async def _mark_next(self, source: MarkSource) -> int:
-        """Until there are no more. Where one part was marked already the next is thought to be,
-        too."""
+        """Mark until the source is empty. If no mark of one part was new, the next part is probably
+        marked too, so its marks are read one by one."""
         count, are_new = 0, True
         while part := await source.take(MARKS_PER_MULTI):
             if are_new and await self._create_all(part):
@@ -160,7 +155,7 @@ class Marker:
     async def _mark_each(
         self, ledgers: Sequence[UnderreplicatedLedger], source: MarkSource
     ) -> Sequence[UnderreplicatedLedger]:
-        """Those whose marks are new, or grew."""
+        """Mark each ledger by itself. Return those whose marks are new or name more bookies."""
         changed = await asyncio.gather(
             *(
                 self.mark(each.ledger_id, each.lost, is_renewed=source.is_renewed(each))
@@ -170,13 +165,14 @@ class Marker:
         return [each for each, is_new in zip(ledgers, changed, strict=True) if is_new]
 
     async def _create_all(self, ledgers: Sequence[UnderreplicatedLedger]) -> bool:
-        """Whether they were all marked, in one multi; if not, none was, or nobody knows."""
+        """Create all marks in one transaction. Return False if none was created, or if the outcome
+        is unknown."""
         ctime_ms = self._clock.wall_ms()
         creations: list[Operation] = []
         for ledger in ledgers:
             new = Mark(replicas=ledger.lost, ctime_ms=ctime_ms)
             creations += _creations(self._paths.mark(ledger.ledger_id), new)
-        if request_bytes(creations) > BATCH_BYTES_MAX:  # each names very many bookies
+        if request_bytes(creations) > BATCH_BYTES_MAX:  # the marks name very many bookies
             return False
         for _ in range(TRIES_MAX):
             ensured_count = self._ensured_count
@@ -190,8 +186,8 @@ class Marker:
                 try:
                     await self._ensure_parents(ledgers, unless_since=ensured_count)
                 except (UnauthorizedError, NoNodeError):
-                    # Some are shut away, or a worker tidies away what we make: each is tried by
-                    # itself.
+                    # An ACL denies access to some, or a worker deletes empty directories that were
+                    # just created: try each ledger by itself.
                     return False
             else:
                 return True
@@ -200,10 +196,10 @@ class Marker:
     async def _ensure_parents(
         self, ledgers: Sequence[UnderreplicatedLedger], *, unless_since: int
     ) -> None:
-        """The three upper directories, shared by up to 65,536 ledgers each.
+        """Create the three upper directories of each mark. Up to 65,536 ledgers share one.
 
-        ``unless_since``: as ``_ensured_count`` was when they lacked; what somebody made since may
-        be them.
+        ``unless_since``: ``_ensured_count`` when the directories were losses. If it has grown,
+        another task may have created them.
         """
         async with self._ensuring:
             if self._ensured_count == unless_since:
@@ -212,7 +208,7 @@ class Marker:
                     await self._ensure(parent)
                 self._ensured_count += 1
 
-    # --- One ---------------------------------------------------------------------------------------
+    # --- One ledger -------------------------------------------------------------------------------
 
     async def _try_mark(
         self, ledger_id: int, replicas: Collection[BookieId], *, is_renewed: bool
@@ -234,15 +230,15 @@ class Marker:
         directory, leaf = _creations(path, new)
         try:
             await self._batcher.apply(directory, leaf)
-        except NoNodeError:  # a worker tidied the upper directories away, or nobody made them yet
+        except NoNodeError:  # a worker deleted the empty upper directories, or they never existed
             async with self._ensuring:
                 await self._ensure(directory.path.rpartition("/")[0])
             raise
-        except NodeExistsError:  # an empty directory, left behind: the leaf alone is missing
+        except NodeExistsError:  # an empty directory was left: only the leaf is missing
             await self._batcher.apply(leaf)
 
     async def _ensure(self, directory: str) -> None:
-        """Create the directory and those above it, unless they are there."""
+        """Create the directory and its parents if they are losses."""
         above = directory.rpartition("/")[0]
         if above == self._paths.marks:
             await ensure_znode(
@@ -254,31 +250,8 @@ class Marker:
             await self._batcher.apply(Create(path=directory))
 
 
-class BothQueues:
-    """Marks where it helps: in the shared queue what Java's workers see, in our own what they would
-    find whole."""
-
-    def __init__(
-        self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths, clock: Clock
-    ) -> None:
-        self._shared = Marker(store, batcher, paths, clock)
-        self._own = Marker(store, batcher, paths.private, clock)
-
-    async def mark(self, ledger_id: int, sight: Sight) -> bool:
-        """Whether a mark is new or names more replicas now. Raises UnavailableError.
-
-        Our own comes first: whoever unmarks the shared one meanwhile leaves that.
-        """
-        is_news = False
-        if sight.needs_own_mark:
-            is_news = await self._own.mark(ledger_id, sight.unseen)
-        if sight.seen:
-            is_news |= await self._shared.mark(ledger_id, sight.seen)
-        return is_news
-
-
-class _Listed:
-    """A source that is a list."""
+class _ListSource:
+    """A ``MarkSource`` of given ledgers."""
 
     def __init__(self, ledgers: Iterator[UnderreplicatedLedger]) -> None:
         self._ledgers = ledgers
@@ -296,16 +269,17 @@ class _Listed:
 
 
 def _creations(path: str, mark: Mark) -> tuple[Create, Create]:
-    """The ledger's own directory, and the mark in it."""
+    """Return the operations that create the ledger's own directory and the mark in it."""
     directory = Create(path=path.rpartition("/")[0])
     return directory, Create(path=path, data=znodes.mark_to_bytes(mark))
 
 
 def _merged(data: bytes, new: Mark) -> Mark | None:
-    """The mark with the replicas it lacks; None when it lacks none. Its first time stays."""
+    """Return the stored mark with the missing replicas added; None if none is missing. The creation
+    time stays."""
     try:
         old = znodes.parse_mark(data)
-    except CorruptionError:  # nobody can read it: better a good mark than none
+    except CorruptionError:  # unreadable for Java too: replace it
         return new
     added = tuple(bookie for bookie in new.replicas if bookie not in old.replicas)
     if not added:
@@ -316,24 +290,24 @@ def _merged(data: bytes, new: Mark) -> Mark | None:
 
 MARKS = Counter(
     "bookmender_marks_total",
-    "Marks made or extended by this node as leader, by cause: lost, reformatted (reformatted), drained.",
+    "Marks that this node, as leader, created or extended, by cause: lost, reformatted or drained.",
     ["cause"],
 )
 
 SLICE = 500
-"""Ledgers looked up in one go, which takes some milliseconds."""
+"""Ledgers looked up without a pause. That takes a few milliseconds."""
 TOUCHED_AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marked:
-    """Result of an audit. ``is_whole``: True if all ledgers were inspected. ``urgent``: as in
-    ``MarkQueue``."""
+class AuditResult:
+    """Result of an audit. ``urgent``: as in ``MarkQueue``. ``is_complete``: True if all ledgers
+    were inspected."""
 
-    endangered_count: int
+    underreplicated_count: int
     mark_count: int
     urgent: Sequence[int]
-    is_whole: bool
+    is_complete: bool
 
 
 class KnownMarks:
@@ -367,53 +341,53 @@ class KnownMarks:
             ledger_id: named for ledger_id, named in self._named.items() if named in self._shared
         }
 
-    def name_all_of(self, ledger: UnderreplicatedLedger) -> bool:
+    def covers(self, ledger: UnderreplicatedLedger) -> bool:
         """Return True if the ledger is marked, and its mark names every lost bookie of it."""
         named = self._named.get(ledger.ledger_id, ())
         return all(bookie in named for bookie in ledger.lost)
 
 
 class LossMarks:
-    """Marks the ledgers of missing bookies, and remembers the marks, to write none twice."""
+    """Marks the ledgers of lost and reformatted bookies. Remembers the marks, to write none twice."""
 
     def __init__(self, ledger_map: LedgerMap, marker: Marker) -> None:
         self._ledger_map = ledger_map
         self._marker = marker
         self._known = KnownMarks()
-        self._missing = Missing()
-        """The missing bookies for which the known marks were made."""
+        self._losses = BookieLosses()
+        """The losses for which the known marks were made."""
         self._restored: frozenset[int] = frozenset()
         """Ledgers whose marks had disappeared and were written again."""
 
     async def mark_naming(
         self,
-        missing: Missing,
+        losses: BookieLosses,
         *,
         first: Collection[BookieId],
         is_over: Callable[[], bool],
         again: Collection[BookieId] = (),
-    ) -> Marked:
+    ) -> AuditResult:
         """Mark all ledgers that miss copies, except those whose marks are known to exist.
 
-        ``first``: the missing bookies whose ledgers are marked first. ``is_over``: called now and
-        then; True ends the audit early. ``again``: bookies that had returned since they were lost
-        the last time, whose old marks are renewed.
+        ``first``: the bookies whose ledgers are marked first. ``is_over``: called now and then;
+        True ends the audit early. ``again``: bookies that had returned since they were lost the
+        last time; marks that name them are renewed.
         """
         stream = MarkStream(
-            self._ledger_map, missing, first=first, known=self._known, is_over=is_over, again=again
+            self._ledger_map, losses, first=first, known=self._known, is_over=is_over, again=again
         )
         await self._marker.mark_stream(stream)
         return stream.result()
 
-    async def mark_touched(self, ledger_ids: Collection[int], missing: Missing) -> int:
+    async def mark_touched(self, ledger_ids: Collection[int], losses: BookieLosses) -> int:
         """Mark those of these created or changed ledgers that miss copies and are not known to be
         marked. Return the number of new marks.
 
         A ledger that a worker has leased is marked too: the worker knows only its state before the
         change (rule S6).
         """
-        looked_at = (self._look(ledger_id, missing) for ledger_id in ledger_ids)
-        found = [each for each in looked_at if each is not None]
+        inspected = (self._to_mark(ledger_id, losses) for ledger_id in ledger_ids)
+        found = [each for each in inspected if each is not None]
         count = 0
         for start in range(0, len(found), TOUCHED_AT_ONCE):
             part = found[start : start + TOUCHED_AT_ONCE]
@@ -422,17 +396,17 @@ class LossMarks:
             )
             self._known.add(part)
             new = [each for each, is_new in zip(part, changed, strict=True) if is_new]
-            _count(new, missing)
+            _count(new, losses)
             count += len(new)
         return count
 
-    def see(self, missing: Missing) -> None:
-        """Forget marks for bookies that have returned, or are missing again: workers may have
+    def update(self, losses: BookieLosses) -> None:
+        """Forget marks for bookies that have returned or were lost again: workers may have
         completed these ledgers."""
-        if news := {bookie for bookie, *_ in missing.causes - self._missing.causes}:
+        if news := {bookie for bookie, *_ in losses.ids - self._losses.ids}:
             self._restored = frozenset()
-        self._known.keep_only(missing.bookies - news)
-        self._missing = missing
+        self._known.keep_only(losses.bookies - news)
+        self._losses = losses
 
     def forget(self) -> None:
         """Forget all marks, so that the next audit reads each of them again."""
@@ -442,9 +416,9 @@ class LossMarks:
     @property
     def are_any_known(self) -> bool:
         """True if bookies are lost and some marks are known."""
-        return bool(self._missing.lost_since_s) and len(self._known) > 0
+        return bool(self._losses.lost_since_s) and len(self._known) > 0
 
-    async def lacking_among(self, listed: Sequence[int]) -> frozenset[int]:
+    async def unlisted_marks(self, listed: Sequence[int]) -> frozenset[int]:
         """Return the ledgers of lost bookies that are known to be marked but are not in ``listed``
         (ascending). Ledgers marked again once for the same losses are left out."""
         found = set()
@@ -457,7 +431,7 @@ class LossMarks:
                 found.add(ledger_id)
         return frozenset(found)
 
-    def forget_for_once(self, ledger_ids: Collection[int]) -> None:
+    def forget_once(self, ledger_ids: Collection[int]) -> None:
         """Forget the marks of these ledgers, because they disappeared. The next audit marks the
         ledgers again."""
         for ledger_id in ledger_ids:
@@ -468,16 +442,16 @@ class LossMarks:
         """Return True if the ledger names a lost bookie. A reformatted bookie proves nothing here:
         its copies may have been restored."""
         ledger = self._ledger_map.get(ledger_id)
-        return ledger is not None and not ledger.bookies.isdisjoint(self._missing.lost_since_s)
+        return ledger is not None and not ledger.bookies.isdisjoint(self._losses.lost_since_s)
 
-    def _look(self, ledger_id: int, missing: Missing) -> UnderreplicatedLedger | None:
-        """Return None if the ledger misses no copy, or is known to be marked for all of them."""
+    def _to_mark(self, ledger_id: int, losses: BookieLosses) -> UnderreplicatedLedger | None:
+        """Return the ledger if it lacks copies and is not known to be marked for all of them."""
         ledger = self._ledger_map.get(ledger_id)
-        found = None if ledger is None else missing.danger(ledger)
+        found = None if ledger is None else losses.underreplicated(ledger)
         if found is None:
             self._known.discard(ledger_id)
             return None
-        return None if self._known.name_all_of(found) else found
+        return None if self._known.covers(found) else found
 
 
 class MarkStream:
@@ -489,7 +463,7 @@ class MarkStream:
     def __init__(
         self,
         ledger_map: LedgerMap,
-        missing: Missing,
+        losses: BookieLosses,
         *,
         first: Collection[BookieId] = (),
         known: KnownMarks | None = None,
@@ -498,24 +472,24 @@ class MarkStream:
     ) -> None:
         """Arguments as for ``LossMarks.mark_naming``. ``known``: marks that need not be written."""
         self._ledger_map = ledger_map
-        self._missing = missing
-        bookies = [*first, *(b for b in missing.bookies if b not in first)]
+        self._losses = losses
+        bookies = [*first, *(b for b in losses.bookies if b not in first)]
         self._ledger_ids = _naming(ledger_map, bookies)
         self._known = KnownMarks() if known is None else known
         self._is_over = is_over
         self._again = frozenset(again)
-        self._queue = MarkQueue(missing.lost_since_s)
+        self._queue = MarkQueue(losses.lost_since_s)
         self._is_all_found = False
         self._was_ended = False
         self._found_count = 0
         self._new_count = 0
 
-    def result(self) -> Marked:
-        return Marked(
-            endangered_count=self._found_count,
+    def result(self) -> AuditResult:
+        return AuditResult(
+            underreplicated_count=self._found_count,
             mark_count=self._new_count,
             urgent=self._queue.urgent,
-            is_whole=not self._was_ended,
+            is_complete=not self._was_ended,
         )
 
     async def take(self, count_max: int) -> Sequence[UnderreplicatedLedger]:
@@ -537,7 +511,7 @@ class MarkStream:
     ) -> None:
         self._known.add(ledgers)
         self._new_count += len(new)
-        _count(new, self._missing)
+        _count(new, self._losses)
 
     def _find_some(self) -> None:
         """Look up the next slice. It is much larger than what is marked meanwhile, so the order is
@@ -548,7 +522,7 @@ class MarkStream:
         self._is_all_found = len(ledger_ids) < SLICE
         for ledger_id in ledger_ids:
             ledger = self._ledger_map.get(ledger_id)
-            found = None if ledger is None else self._missing.danger(ledger)
+            found = None if ledger is None else self._losses.underreplicated(ledger)
             if found is not None:
                 self._queue.add(found)
                 self._found_count += 1
@@ -557,7 +531,7 @@ class MarkStream:
         part: list[UnderreplicatedLedger] = []
         while self._queue and len(part) < count_max:
             ledger = self._queue.take()
-            if not self._known.name_all_of(ledger):
+            if not self._known.covers(ledger):
                 part.append(ledger)
         return part
 
@@ -575,22 +549,21 @@ def _naming(ledger_map: LedgerMap, bookies: Sequence[BookieId]) -> Iterator[int]
                 yield ledger_id
 
 
-def _count(ledgers: Sequence[UnderreplicatedLedger], missing: Missing) -> None:
+def _count(ledgers: Sequence[UnderreplicatedLedger], losses: BookieLosses) -> None:
     lost_count = sum(
-        any(bookie in missing.lost_since_s for bookie in ledger.lost) for ledger in ledgers
+        any(bookie in losses.lost_since_s for bookie in ledger.lost) for ledger in ledgers
     )
     MARKS.labels(cause="lost").inc(lost_count)
     MARKS.labels(cause="reformatted").inc(len(ledgers) - lost_count)
 
 
-RELIST_S = 60.0
-RELIST_PAUSE = 20
-"""Between two listings so many times as long as one takes, at least."""
+LIST_S = 60.0
+LIST_PAUSE_SHARE = 20
+"""The pause between two listings is also at least this many times as long as one listing takes."""
 
 
-class Relisting:
-    """The leader's. ``updater``: of the index, without which what was repaired cannot be told from
-    what lost its mark. ``on_gone``: told which are to be marked again."""
+class MarkVerifier:
+    """Checks that the leader's marks still exist. See the top of this file."""
 
     def __init__(
         self,
@@ -602,6 +575,9 @@ class Relisting:
         updater: LedgerMapUpdater,
         on_gone: Callable[[Collection[int]], None],
     ) -> None:
+        """``updater``: of the ledger map. If that is outdated, a repaired ledger cannot be told
+        from one that lost its mark. ``on_gone``: called with the ledgers that must be marked again.
+        """
         self._store, self._paths = store, paths
         self._marks = marks
         self._clock = clock
@@ -609,61 +585,30 @@ class Relisting:
         self._on_gone = on_gone
         self._took_s = 0.0
         self._unlisted: frozenset[int] = frozenset()
-        """Ledgers that lacked their mark at the last look."""
+        """Ledgers whose marks were missing in the last listing."""
 
     async def run(self) -> None:
-        """Until cancelled. Raises SessionLostError."""
+        """Verify regularly, until cancelled. Raises SessionLostError."""
         while True:
-            await self._clock.sleep(max(RELIST_S, RELIST_PAUSE * self._took_s))
+            await self._clock.sleep(max(LIST_S, LIST_PAUSE_SHARE * self._took_s))
             if not (self._marks.are_any_known and self._updater.is_up_to_date):
                 self._unlisted = frozenset()
                 continue
             try:
-                await self._look()
+                await self._verify()
             except (UnavailableError, UnauthorizedError) as error:
-                log.warning("marks.unlisted", error=str(error))
+                log.warning("marks.list_failed", error=str(error))
 
-    async def _look(self) -> None:
+    async def _verify(self) -> None:
         began_s = self._clock.now_s()
-        listed = array("q")  # a million in 8 MB
+        listed = array("q")  # a million ids take 8 MB
         async for part in marked_in_parts(self._store, self._paths):
             listed.extend(part)
-        lacking = await self._marks.lacking_among(listed)
-        unlisted = frozenset(filter(self._updater.is_current, lacking))
+        unlisted_marks = await self._marks.unlisted_marks(listed)
+        unlisted = frozenset(filter(self._updater.is_current, unlisted_marks))
         self._took_s = self._clock.now_s() - began_s
         if gone := unlisted & self._unlisted:
-            log.warning("marks.gone", ledger_count=len(gone), first=sorted(gone)[:10])
-            self._marks.forget_for_once(gone)
+            log.warning("marks.disappeared", ledger_count=len(gone), first=sorted(gone)[:10])
+            self._marks.forget_once(gone)
             self._on_gone(gone)
         self._unlisted = unlisted - gone
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivateQueue:
-    """Ledger ids, ascending; none of them is marked in the shared queue, too."""
-
-    damaged: tuple[int, ...] = ()
-    others: tuple[int, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.damaged) + len(self.others)
-
-    @property
-    def ledger_ids(self) -> list[int]:
-        return sorted((*self.damaged, *self.others))
-
-
-async def read_private_queue(
-    store: MetadataStore,
-    paths: ClusterPaths,
-    *,
-    shared: Collection[int],
-    known_damaged: Collection[int] = (),
-) -> PrivateQueue:
-    """``shared``: what is marked in the other queue. ``known_damaged``: by an earlier look; a
-    finding stays until its mark is gone, so that these are not read again."""
-    ledger_ids = set(await marked_ledger_ids(store, paths.private)).difference(shared)
-    damaged = ledger_ids.intersection(known_damaged)
-    findings = await read_findings(store, paths, sorted(ledger_ids - damaged))
-    damaged |= {ledger_id for ledger_id, found in findings.items() if found.bookies}
-    return PrivateQueue(damaged=tuple(sorted(damaged)), others=tuple(sorted(ledger_ids - damaged)))

@@ -1,15 +1,14 @@
 """Observe mode: what our leader would do now, and how that differs from the existing marks.
 
-The observer takes the leader's decisions with the leader's own code and writes nothing. Three parts
-make up a look:
+The observer uses the leader's own code and writes nothing. One observation has three steps:
 
 1. ``LossTracker`` decides which bookies are lost or reformatted.
-2. ``ForeseenHolds`` keeps the safety hold in memory that the leader would write as an order.
-3. ``MarkStream`` hands out the ledgers that the leader's marker would write.
+2. ``SimulatedHolds`` keeps the safety hold in memory that the leader would write as an order.
+3. ``MarkStream`` hands out the ledgers that the leader would mark.
 
-What the leader would record of its marks is not remembered: nobody wrote them. So each look shows
-what a leader would do that begins now, with all that the observer has seen of the bookies. Beside
-Java alone there are no records of an earlier leader: absences count from the observer's start.
+The records that a leader would write of its marks do not exist. So each observation shows what a
+leader would do that begins now, with all that the observer has seen of the bookies. Beside Java
+alone there are no records of an earlier leader, so absences count from the observer's start.
 """
 
 import asyncio
@@ -19,11 +18,12 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from auditor.finding_marker import PrivateQueue, read_private_queue
 from auditor.ledger_map import MappedLedger
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
-from auditor.marker import SLICE, MarkStream, PrivateQueue, read_private_queue
-from auditor.underreplication import Missing, UnderreplicatedLedger, fewest_copies_first
+from auditor.marker import SLICE, MarkStream
+from auditor.underreplication import BookieLosses, UnderreplicatedLedger, fewest_copies_first
 from ledgers.clock import Clock
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
@@ -32,26 +32,26 @@ from replication.orders import HoldOrder
 from replication.znodes import ClusterPaths
 
 
-class Absence(enum.Enum):
+class BookieCondition(enum.Enum):
     """Shown by commands: never change a value."""
 
     LOST = "lost"
-    WAITING = "waiting"
+    ABSENT = "absent"
     """Absent for less than the recovery delay."""
-    REBORN = "reformatted"
+    REFORMATTED = "reformatted"
     """Registered, but reformatted after ledgers were placed on it, so it may have lost them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MissingBookie:
-    """A bookie whose copies are missing, or soon count as missing.
+class AffectedBookie:
+    """A bookie whose copies count as missing, or will soon.
 
-    ``left_s``: rest of the recovery delay; 0 unless ``WAITING``. ``ledger_count``: ledgers that
-    the bookie endangers, or would endanger.
+    ``left_s``: rest of the recovery delay; 0 unless ``ABSENT``. ``ledger_count``: ledgers that lack
+    copies because of this bookie, or would.
     """
 
     bookie: BookieId
-    absence: Absence
+    condition: BookieCondition
     left_s: float = 0.0
     ledger_count: int
 
@@ -74,18 +74,19 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The state at one moment. ``underreplicated``: ledgers that miss copies, most endangered first."""
+    """The state at one moment. ``underreplicated``: ledgers that miss copies, most endangered
+    first."""
 
     seen_ms: int
     """Wall clock."""
-    is_index_complete: bool
+    is_ledger_map_complete: bool
     ledger_count: int
     unreadable: tuple[int, ...]
     """Ledgers whose metadata cannot be read, ascending."""
     writable_count: int
     read_only_count: int
     recovery_delay_s: int
-    missing: tuple[MissingBookie, ...]
+    affected: tuple[AffectedBookie, ...]
     """Bookies with most ledgers first."""
     underreplicated: Sequence[UnderreplicatedLedger]
     lost_bytes: int
@@ -103,7 +104,7 @@ class Observation:
 
     @property
     def is_kept_from_marking(self) -> bool:
-        """True if nothing would be marked now, whatever is endangered."""
+        """True if nothing would be marked now, even if ledgers are under-replicated."""
         return self.is_disabled or self.hold is not None
 
     @property
@@ -134,7 +135,7 @@ class Observation:
 
     @property
     def by_copies_left(self) -> dict[int, int]:
-        """Number of endangered ledgers by the copies left of their worst entry, fewest first."""
+        """Number of under-replicated ledgers by the copies left of their worst entry, fewest first."""
         return dict(sorted(Counter(each.copies_left for each in self.underreplicated).items()))
 
 
@@ -150,13 +151,15 @@ class Observer:
         tracker: LossTracker,
         clock: Clock,
     ) -> None:
-        """The caller runs ``updater`` and prepares ``tracker``, which uses ``ForeseenHolds``."""
+        """The caller runs ``updater`` and prepares ``tracker``, which uses ``SimulatedHolds``."""
         self._store, self._paths = store, paths
         self._updater = updater
         self._tracker = tracker
         self._clock = clock
-        self._danger: tuple[object, Sequence[UnderreplicatedLedger], int] | None = None
-        """The endangered ledgers and ``lost_bytes``, after what they were computed from."""
+        self._last_underreplicated: tuple[object, Sequence[UnderreplicatedLedger], int] | None = (
+            None
+        )
+        """The under-replicated ledgers and ``lost_bytes``, after what they were computed from."""
         self._marks: dict[int, Collection[BookieId]] = {}
         """The shared queue as last read: by ledger, the replicas that its mark names."""
         self._own = PrivateQueue()
@@ -168,29 +171,29 @@ class Observer:
             async for _ in changes:
                 pass
 
-    async def look(self) -> Observation:
+    async def observe(self) -> Observation:
         """Return what the leader would do now. Raises UnavailableError if something could not be
         read completely."""
         tracker, ledger_map = self._tracker, self._updater.ledger_map
         await tracker.read_records()  # a leader of ours may have changed them
-        view = await tracker.look()
-        await tracker.keep_hold(view)
-        missing, left_s = tracker.missing(view), tracker.left_s()
-        underreplicated, weight = await self._underreplicated(missing)
+        view = await tracker.refresh()
+        await tracker.update_hold(view)
+        losses, left_s = tracker.losses(view), tracker.delay_left_s()
+        underreplicated, weight = await self._underreplicated(losses)
         await self._read_marks(underreplicated)
         self._own = await read_private_queue(
             self._store, self._paths, shared=self._marks, known_damaged=self._own.damaged
         )
         return Observation(
             seen_ms=self._clock.wall_ms(),
-            is_index_complete=self._updater.is_complete,
+            is_ledger_map_complete=self._updater.is_complete,
             ledger_count=len(ledger_map),
             unreadable=tuple(sorted(ledger_map.unreadable)),
             writable_count=len(view.writable),
             read_only_count=len(view.available) - len(view.writable),
             recovery_delay_s=tracker.delay.current.delay_s,
-            missing=missing_bookies(
-                missing,
+            affected=affected_bookies(
+                losses,
                 left_s,
                 underreplicated=underreplicated,
                 naming={bookie: ledger_map.naming_count(bookie) for bookie in left_s},
@@ -207,18 +210,18 @@ class Observer:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until ``look`` may return something else without any event."""
+        """Seconds until ``observe`` may return something else without any event."""
         return self._tracker.wait_s
 
     async def _underreplicated(
-        self, missing: Missing
+        self, losses: BookieLosses
     ) -> tuple[Sequence[UnderreplicatedLedger], int]:
-        """Return the endangered ledgers, most endangered first, and ``lost_bytes`` of all of them,
-        whether or not a hold is in force. They are computed again only after a change."""
-        ledger_map, source = self._updater.ledger_map, (missing, self._updater.change_count)
-        if self._danger is None or self._danger[0] != source:
+        """Return the under-replicated ledgers, most endangered first, and ``lost_bytes`` of all of
+        them, whether or not a hold is in force. They are computed again only after a change."""
+        ledger_map, source = self._updater.ledger_map, (losses, self._updater.change_count)
+        if self._last_underreplicated is None or self._last_underreplicated[0] != source:
             stream, found, weight = (
-                MarkStream(ledger_map, missing),
+                MarkStream(ledger_map, losses),
                 list[UnderreplicatedLedger](),
                 0.0,
             )
@@ -228,16 +231,16 @@ class Observer:
                     ledger = ledger_map.get(each.ledger_id)
                     weight += 0.0 if ledger is None else lost_bytes(ledger, each.lost)
                 await asyncio.sleep(0)
-            underreplicated = tuple(fewest_copies_first(found, missing.lost_since_s))
-            self._danger = source, underreplicated, round(weight)
-        return self._danger[1:]
+            underreplicated = tuple(fewest_copies_first(found, losses.lost_since_s))
+            self._last_underreplicated = source, underreplicated, round(weight)
+        return self._last_underreplicated[1:]
 
     async def _read_marks(self, underreplicated: Sequence[UnderreplicatedLedger]) -> None:
         """Read all existing marks, except those that already named all we would name: a mark only
         gains replicas.
 
-        If such a mark was deleted, its ledger was repaired and is no longer endangered. A later
-        mark of it is then read again.
+        If such a mark was deleted, its ledger was repaired and is no longer under-replicated. A
+        later mark of it is then read again.
         """
         listed = await marked_ledger_ids(self._store, self._paths)
         agreed = {
@@ -280,14 +283,14 @@ def lost_bytes(ledger: MappedLedger, lost: Collection[BookieId]) -> float:
     return ledger.length * ledger.write_quorum * share
 
 
-def missing_bookies(
-    missing: Missing,
+def affected_bookies(
+    losses: BookieLosses,
     left_s: Mapping[BookieId, float],
     *,
     underreplicated: Sequence[UnderreplicatedLedger],
     naming: Mapping[BookieId, int],
-) -> tuple[MissingBookie, ...]:
-    """Return the missing bookies, those with most ledgers first.
+) -> tuple[AffectedBookie, ...]:
+    """Return the lost, absent and reformatted bookies, those with most ledgers first.
 
     ``left_s``: rest of the recovery delay of bookies that are absent and not lost yet; ``naming``:
     number of ledgers that name each of these. A reformatted bookie that endangers no ledger is left
@@ -295,11 +298,19 @@ def missing_bookies(
     """
     counts = Counter(bookie for each in underreplicated for bookie in each.lost)
     rows = [
-        MissingBookie(bookie=bookie, absence=Absence.WAITING, left_s=s, ledger_count=naming[bookie])
+        AffectedBookie(
+            bookie=bookie, condition=BookieCondition.ABSENT, left_s=s, ledger_count=naming[bookie]
+        )
         for bookie, s in left_s.items()
     ]
-    for bookie in missing.bookies:
-        if bookie in missing.lost_since_s or counts[bookie]:
-            absence = Absence.LOST if bookie in missing.lost_since_s else Absence.REBORN
-            rows.append(MissingBookie(bookie=bookie, absence=absence, ledger_count=counts[bookie]))
+    for bookie in losses.bookies:
+        if bookie in losses.lost_since_s or counts[bookie]:
+            condition = (
+                BookieCondition.LOST
+                if bookie in losses.lost_since_s
+                else BookieCondition.REFORMATTED
+            )
+            rows.append(
+                AffectedBookie(bookie=bookie, condition=condition, ledger_count=counts[bookie])
+            )
     return tuple(sorted(rows, key=lambda row: (-row.ledger_count, row.bookie)))

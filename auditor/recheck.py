@@ -1,16 +1,15 @@
-"""Reads recent copies again on their targets, once the targets can no longer lose them silently
-(rule S6).
+"""Reads recent copies again on their targets, at a time when the targets can no longer lose them
+silently (rule S6).
 
-``replication/recent_copies.py`` says why a copy that was acknowledged may disappear, and how
-repairs record their copies. A worker's session reads its own records ``after_s`` after the repairs
-ended. Records of sessions that have ended are taken over by one of the live workers, the one with
-the smallest session id; it waits ``after_s`` from then, because nothing says when those repairs
-ended. A record is deleted when each of its copies was read, or is not named by metadata any more. A
-target that does not answer, or is not registered, is asked again later, for as long as metadata
-names it.
+``replication/recent_copies.py`` explains why an acknowledged copy may disappear, and how repairs
+record their copies. A worker's session reads its own records ``after_s`` after the repairs ended.
+If a session has ended, the live worker with the smallest session id takes over its records. It
+waits ``after_s`` from then, because nothing says when those repairs ended. A record is deleted when
+each of its copies was read, or when metadata no longer names the copy. A target that does not
+answer or is not registered is asked again later, as long as metadata names it.
 
-A copy that is not there is reported like the finding of a periodic check: the ledger is marked, and
-a worker reads the whole copy and repairs it.
+A copy that has disappeared is reported like the finding of a periodic check: the ledger is marked,
+and a worker reads the whole copy and repairs it.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ import structlog
 from prometheus_client import Counter as Metric
 from prometheus_client import Gauge
 
-from auditor.checks.base import Reports
+from auditor.checks.base import FindingReporter
 from auditor.checks.copies import CopyReader
 from auditor.checks.records import RECENT_COPIES
 from ledgers.clock import Clock
@@ -52,43 +51,44 @@ from replication.znodes import ClusterPaths, children_if_allowed, read_record
 log = structlog.get_logger()
 RECHECKED = Metric(
     "bookmender_recent_copies_rechecked_total",
-    "Ledgers whose recent copies were read again, by outcome: good, bad (marked), moot (deleted, or "
-    "copied elsewhere since) or unanswered (read again later).",
+    "Ledgers whose recent copies were read again, by outcome: good, damaged (marked), obsolete (the "
+    "ledger was deleted or copied elsewhere since) or unanswered (read again later).",
     ["outcome"],
 )
 WAITING = Gauge(
     "bookmender_recent_copies_waiting",
-    "Ledgers whose recent copies this node is to read again.",
+    "Ledgers whose recent copies this node has yet to read again.",
 )
-GOOD, BAD, MOOT, UNANSWERED = "good", "bad", "moot", "unanswered"
+GOOD, DAMAGED, OBSOLETE, UNANSWERED = "good", "damaged", "obsolete", "unanswered"
 _COUNTERS = {
-    outcome: RECHECKED.labels(outcome=outcome) for outcome in (GOOD, BAD, MOOT, UNANSWERED)
+    outcome: RECHECKED.labels(outcome=outcome) for outcome in (GOOD, DAMAGED, OBSOLETE, UNANSWERED)
 }
 
 SAMPLE_ENTRIES = 1
-"""Entries between the ends that are read of a copy. A late deletion takes all entries of a
-ledger."""
+"""Entries read of a copy between its ends. A late deletion removes all entries of a ledger."""
 LEDGERS_AT_ONCE = 16
 LEDGERS_PER_S = 500.0
-"""At most. The repairs of a lost bookie end together, so their copies become due together."""
+"""Upper bound. The repairs of a lost bookie end together, so their copies become due together."""
 RETRY_MIN_S, RETRY_MAX_S = 60.0, 600.0
-"""Before a target is asked again that did not answer; each wait is twice the one before."""
+"""Bounds of the wait before a target that did not answer is asked again; each wait is twice the one
+before."""
 ADOPT_INTERVAL_S = 60.0
-"""Between two looks for records whose sessions have ended."""
+"""Interval between two searches for records whose sessions have ended."""
 ADOPTED_MAX = 1_000
-"""Records taken over in one look."""
+"""Records taken over in one search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """Copies to be read; ``retry_s``: how much later once more, should they remain unanswered."""
+    """Copies to read. ``retry_s``: the wait before the next attempt if some do not answer."""
 
     copies: CopiesToRead
     retry_s: float = RETRY_MIN_S
 
 
 class CopyRecheck:
-    """One worker session's. ``run`` ends only by cancellation or with the session.
+    """Reads the recent copies of one worker session. ``run`` ends only by cancellation or with the
+    session.
 
     ``after_s``: must exceed the bookies' ``flushInterval``.
     """
@@ -102,7 +102,7 @@ class CopyRecheck:
         queue: Queue,
         views: ViewSource,
         reader: CopyReader,
-        reports: Reports,
+        reports: FindingReporter,
         after_s: float,
         clock: Clock,
     ) -> None:
@@ -115,11 +115,11 @@ class CopyRecheck:
         self._seconds: list[int] = []
         """A heap of these seconds."""
         self._adopted: set[str] = set()
-        """Names of records of other sessions whose copies are yet to be read."""
+        """Names of records of other sessions whose copies are not read yet."""
         self._wake = asyncio.Event()
 
     def expect(self, ended: CopiesToRead) -> None:
-        """A repair has ended just now."""
+        """Schedule the copies of a repair that has just ended."""
         self._put_off([_Waiting(copies=ended)], wait_s=self._after_s)
 
     async def run(self) -> None:
@@ -145,7 +145,7 @@ class CopyRecheck:
             WAITING.set(sum(map(len, self._due.values())))
 
     async def _may_mark(self) -> bool:
-        """Whether auto-recovery is enabled: a bad copy has to be marked."""
+        """True if auto-recovery is enabled: a damaged copy must be marked."""
         try:
             return not await self._queue.switch.is_on()
         except (UnavailableError, UnauthorizedError):
@@ -166,53 +166,57 @@ class CopyRecheck:
         log.debug("recent_copies.read", **counts)
 
     async def _read(self, waiting: _Waiting) -> str:
-        """Read one repair's copies and return the outcome. Copies without an answer are put off."""
+        """Read the copies of one repair and return the outcome. Copies without an answer are read
+        again later."""
         copies = waiting.copies
         try:
-            outcome, silent = await self._outcome(copies)
-            if not silent:
+            outcome, unanswered = await self._outcome(copies)
+            if not unanswered:
                 await self._settle(copies.record)
                 return outcome
         except (UnavailableError, UnauthorizedError) as error:
-            log.warning("recent_copies.unread", ledger_id=copies.ledger_id, error=str(error))
-            outcome, silent = UNANSWERED, copies.targets
+            log.warning("recent_copies.read_failed", ledger_id=copies.ledger_id, error=str(error))
+            outcome, unanswered = UNANSWERED, copies.targets
         later = _Waiting(
-            copies=replace(copies, targets=silent), retry_s=min(2 * waiting.retry_s, RETRY_MAX_S)
+            copies=replace(copies, targets=unanswered),
+            retry_s=min(2 * waiting.retry_s, RETRY_MAX_S),
         )
         self._put_off([later], wait_s=waiting.retry_s)
         return outcome
 
     async def _outcome(self, copies: CopiesToRead) -> tuple[str, frozenset[BookieId]]:
-        """Return the outcome, and the targets that are to be asked again.
+        """Return the outcome, and the targets to ask again.
 
-        A target that metadata names and that is not registered has to be asked when it is back:
-        within the recovery delay nothing marks its ledgers.
+        A target that metadata names and that is not registered must be asked when it returns,
+        because nothing marks its ledgers within the recovery delay.
         """
         ledger_id = copies.ledger_id
         try:
             versioned = await self._reader.metadata(ledger_id)
-        except CorruptionError:  # the leader's index reports that
-            return MOOT, frozenset()
+        except CorruptionError:  # the leader's ledger map reports that
+            return OBSOLETE, frozenset()
         named = frozenset() if versioned is None else copies.targets & versioned.metadata.bookies
         if versioned is None or not named:
-            return MOOT, frozenset()
-        there = named & self._views.current.available
-        found = await self._reader.of(versioned, there, sample_entries=SAMPLE_ENTRIES)
+            return OBSOLETE, frozenset()
+        registered = named & self._views.current.available
+        found = await self._reader.read_bookies(
+            versioned, registered, sample_entries=SAMPLE_ENTRIES
+        )
         if found is None or found.is_key_suspect:
-            return MOOT, frozenset()
-        silent = (named - there) | found.unknown
-        if found.bad:
-            detail = f"a repair made these copies, and they are gone again: {found.detail}"
-            await self._reports.report(RECENT_COPIES, ledger_id, found.sight, detail)
-            return BAD, silent
-        return (UNANSWERED if silent else GOOD), silent
+            return OBSOLETE, frozenset()
+        unanswered = (named - registered) | found.unknown
+        if found.damaged:
+            detail = f"the copies of a recent repair are damaged: {found.detail}"
+            await self._reports.report(RECENT_COPIES, ledger_id, found.visibility, detail)
+            return DAMAGED, unanswered
+        return (UNANSWERED if unanswered else GOOD), unanswered
 
     async def _settle(self, record: CopyRecord) -> None:
-        """The copies of one of the record's repairs need no further look."""
+        """Count the copies of one repair as read. Delete the record after its last repair."""
         if record.unread > 1 or record.path is None:
             record.unread -= 1
             return
-        with suppress(NoNodeError):  # another node took it over, and was faster
+        with suppress(NoNodeError):  # another node took the record over and deleted it
             await self._batcher.apply(Delete(path=record.path))
         record.unread = 0
         self._adopted.discard(record.path.rpartition("/")[2])
@@ -224,18 +228,18 @@ class CopyRecheck:
             self._wake.set()
         self._due.setdefault(second, []).extend(waiting)
 
-    # --- Records of sessions that have ended --------------------------------------------------------
+    # --- Records of sessions that have ended ------------------------------------------------------
 
     async def _adopt_now_and_then(self) -> None:
         while True:
             try:
                 await self.adopt()
             except (UnavailableError, UnauthorizedError) as error:
-                log.warning("recent_copies.unread", error=str(error), retry_s=ADOPT_INTERVAL_S)
+                log.warning("recent_copies.read_failed", error=str(error), retry_s=ADOPT_INTERVAL_S)
             await self._clock.sleep(ADOPT_INTERVAL_S)
 
     async def adopt(self) -> None:
-        """Take over what ended sessions left, if this session is the one to do so."""
+        """Take over the records of ended sessions, if this session is the one to do so."""
         # The names first: a session that joins in between has no record among them.
         names = await children_if_allowed(self._store, self._paths.recent_copies)
         if not names or self._queue.session_id != min(await self._queue.workers()):
@@ -244,7 +248,7 @@ class CopyRecheck:
         for name in orphans(names, alive=alive, known=self._adopted)[:ADOPTED_MAX]:
             path = f"{self._paths.recent_copies}/{name}"
             copies = await read_record(self._store, path, RecentCopies.from_record)
-            self._adopted.add(name)  # one that cannot be read is a later release's: it stays
+            self._adopted.add(name)  # a record that cannot be parsed is of a later release: keep it
             if copies is None:
                 continue
             record = CopyRecord(path=path, unread=len(copies.targets))
@@ -253,6 +257,6 @@ class CopyRecheck:
 
 
 def orphans(names: Collection[str], *, alive: Collection[str], known: Collection[str]) -> list[str]:
-    """Records, by name, that no live session wrote, and that are not known yet."""
+    """Return the names of records that no live session wrote and that are not known yet."""
     live, seen = frozenset(alive), frozenset(known)
     return sorted(name for name in names if session_of(name) not in live and name not in seen)

@@ -1,10 +1,11 @@
-"""What the leader records in our znodes for the next leader, and for people.
+"""The znodes in which the leader records its state for the next leader and for people.
 
-``identities``: by bookie, the cookie with which its ledgers were last inspected. A reformatted
-bookie is thus noticed, and only once. ``absences``: since when each bookie is absent, so that the
+``identities``: by bookie, the cookie with which its ledgers were last inspected. So a reformatted
+bookie is noticed, and only once. ``absences``: since when each bookie is absent, so that the
 recovery delay continues. ``audit``: result of the last audit. ``drains``: progress of each drain.
-For ``causes``, ``urgent``, ``index`` (in ``index.note``) and ``activity`` (in
-``replication.client_activity``) see there.
+
+The formats of ``losses`` (``mark_reasons``), ``ledger_map`` (``ledger_map_updater``), ``urgent``
+(``replication.marks``) and ``activity`` (``replication.client_activity``) are defined there.
 """
 
 import json
@@ -14,9 +15,10 @@ from typing import Any
 
 import structlog
 
-from auditor.absence import StoredAbsences, UnavailableLedgers
-from auditor.findings import Cause, causes_to_bytes
+from auditor.absence import StoredAbsences
 from auditor.ledger_map_updater import LedgerMapRecord
+from auditor.mark_reasons import LossRecord, losses_path, losses_to_bytes
+from auditor.unavailable_ledgers import UnavailableLedgers
 from ledgers.errors import UnauthorizedError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
@@ -103,15 +105,15 @@ class Records:
             "version": 1,
             "seen_ms": absences.seen_ms,
             "bookies": dict(sorted(absences.since_ms.items())),
-            "naming": dict(sorted(absences.naming.items())),
-            "are_all_named": absences.are_all_named,
+            "ledger_counts": dict(sorted(absences.ledger_counts.items())),
+            "are_counts_complete": absences.are_counts_complete,
             "excused": dict(sorted(absences.excused_ms.items())),
-            **_unavailable_record(absences.unavailable),
+            "unavailable": absences.unavailable and asdict(absences.unavailable),
         }
         await self._put(self._paths.absences, json.dumps(record).encode())
 
-    async def write_causes(self, causes: Mapping[BookieId, Cause]) -> None:
-        await self._put(self._paths.causes, causes_to_bytes(causes))
+    async def write_losses(self, losses: Mapping[BookieId, LossRecord]) -> None:
+        await self._put(losses_path(self._paths), losses_to_bytes(losses))
 
     async def write_audit(self, audit: AuditRecord) -> None:
         record = {
@@ -124,8 +126,8 @@ class Records:
         }
         await self._put(self._paths.last_audit, json.dumps(record).encode())
 
-    async def write_index(self, note: LedgerMapRecord) -> None:
-        await self._put(self._paths.ledger_map, note.to_json())
+    async def write_ledger_map(self, record: LedgerMapRecord) -> None:
+        await self._put(self._paths.ledger_map, record.to_json())
 
     async def write_activity(self, activity: ClientActivity) -> None:
         await self._put(self._paths.activity, activity.to_json())
@@ -144,12 +146,11 @@ class Records:
 
 async def read_identities(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, int]:
     """Return, by bookie, the czxid of the cookie that was handled; empty if nothing is stored."""
-    return await read_if_allowed(store, paths.identities, _cookies) or {}
-
-
-def _cookies(record: Mapping[str, Any]) -> dict[BookieId, int]:
-    cookies = object_field(record, "cookies")
-    return {BookieId(as_text(b, "bookie")): int_field(cookies, b) for b in cookies}
+    path = paths.identities
+    return (
+        await read_if_allowed(store, path, lambda record: _counts(object_field(record, "cookies")))
+        or {}
+    )
 
 
 async def read_absences(store: MetadataStore, paths: ClusterPaths) -> StoredAbsences:
@@ -158,62 +159,31 @@ async def read_absences(store: MetadataStore, paths: ClusterPaths) -> StoredAbse
 
 
 def _absences(record: Mapping[str, Any]) -> StoredAbsences:
-    away = object_field(record, "bookies")
+    since, excused = object_field(record, "bookies"), object_field(record, "excused")
+    has_unavailable = record.get("unavailable") is not None
     return StoredAbsences(
-        since_ms={BookieId(as_text(b, "bookie")): time_field(away, b) for b in away},
+        since_ms={BookieId(as_text(b, "bookie")): time_field(since, b) for b in since},
         seen_ms=time_field(record, "seen_ms"),
-        excused_ms=_excused(record),
-        **_naming(record),
+        ledger_counts=_counts(object_field(record, "ledger_counts")),
+        are_counts_complete=bool_field(record, "are_counts_complete"),
+        unavailable=_unavailable(object_field(record, "unavailable")) if has_unavailable else None,
+        excused_ms={BookieId(as_text(b, "bookie")): time_field(excused, b) for b in excused},
     )
 
 
-def _excused(record: Mapping[str, Any]) -> dict[BookieId, int]:
-    """Return no bookie if an earlier release wrote the record."""
-    if "excused" not in record:
-        return {}
-    excused = object_field(record, "excused")
-    return {BookieId(as_text(b, "bookie")): time_field(excused, b) for b in excused}
-
-
-def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nothing, or only a part, if an earlier release wrote the record."""
-    if "naming" not in record:
-        return {}
-    naming = object_field(record, "naming")
-    return {
-        "unavailable": _unavailable(record),
-        "naming": {BookieId(as_text(b, "bookie")): int_field(naming, b) for b in naming},
-        "are_all_named": bool_field(record, "are_all_named"),
-    }
-
-
-def _unavailable_record(unavailable: UnavailableLedgers | None) -> dict[str, Any]:
-    """``unavailable`` is the count, as in records of earlier releases."""
-    if unavailable is None:
-        return {"unavailable": None}
-    return {
-        "unavailable": unavailable.count,
-        "copyless_first": list(unavailable.first),
-        "copyless_enough_for": dict(sorted(unavailable.enough_for.items())),
-    }
-
-
-def _unavailable(record: Mapping[str, Any]) -> UnavailableLedgers | None:
-    """Return only the count if an earlier release wrote the record."""
-    if record.get("unavailable") is None:
-        return None
-    count = int_field(record, "unavailable")
-    if "copyless_first" not in record:
-        return UnavailableLedgers(count=count)
-    enough_for = object_field(record, "copyless_enough_for")
+def _unavailable(record: Mapping[str, Any]) -> UnavailableLedgers:
     return UnavailableLedgers(
-        count=count,
-        first=ints_field(record, "copyless_first"),
-        enough_for={BookieId(as_text(b, "bookie")): int_field(enough_for, b) for b in enough_for},
+        count=int_field(record, "count"),
+        first=ints_field(record, "first"),
+        restored_by=_counts(object_field(record, "restored_by")),
     )
 
 
-async def last_audit(store: MetadataStore, paths: ClusterPaths) -> AuditRecord | None:
+def _counts(record: Mapping[str, Any]) -> dict[BookieId, int]:
+    return {BookieId(as_text(b, "bookie")): int_field(record, b) for b in record}
+
+
+async def read_audit(store: MetadataStore, paths: ClusterPaths) -> AuditRecord | None:
     """Return None if there was no audit, or a later release wrote the record in a format that we
     cannot read."""
     return await read_record(store, paths.last_audit, _audit)
@@ -229,7 +199,7 @@ def _audit(record: Mapping[str, Any]) -> AuditRecord:
     )
 
 
-async def last_drains(store: MetadataStore, paths: ClusterPaths) -> DrainRecord | None:
+async def read_drains(store: MetadataStore, paths: ClusterPaths) -> DrainRecord | None:
     """Return None if nothing was drained yet, or a later release wrote the record in a format that
     we cannot read."""
     return await read_record(store, paths.drains, _drains)

@@ -1,22 +1,22 @@
-"""Carries out safety holds: ``holding`` decides which hold is due; the leader writes the order and
-logs it as an error. Observe mode keeps the order in memory instead.
+"""The safety hold: a pause of marking and fencing after a mass failure.
 
-The safety hold: so many bookies went at once that it is hardly they who failed.
+A failed switch, rack or ZooKeeper removes the znodes of many bookies at once, while their disks are
+intact. It would be wrong to copy all their ledgers, and harmful to fence ledgers that are being
+written. So the leader writes an order of a hold: no node marks ledgers for lost bookies or fences
+any more. The hold ends when enough bookies are back, after its own time, or when an operator says
+that the bookies are lost.
 
-A switch, a rack's power or ZooKeeper itself takes many bookies' znodes away together, while their
-disks are as they were. To copy all that they hold would be the wrong answer, and to fence what is
-being written a harmful one. So the leader orders a hold (``holds``): no further ledger is marked
-for lost bookies, and nothing fenced, by any node, until enough of them are back, the hold's own end
-comes, or an operator says that they are lost.
+A hold begins when more than a set share of the bookies disappeared within a window, and they are at
+least a set number or a whole rack. The share counts in both cases: where racks are small, the loss
+of one is an ordinary loss. Bookies that are absent when a leader begins, and that no leader before
+it recorded, count as having disappeared now: after a power failure bookies may start later than our
+nodes.
 
-A hold begins when more than a set share of the bookies went within a window of each other, and they
-are at least so many, or a whole rack. The share must be exceeded in either case: where racks are
-small, losing one is an ordinary loss. What a leader finds away when it begins, and no leader before
-it knew of, went just now: after a power cut bookies may come back later than we do.
+A hold that has ended keeps its order as long as one of its bookies is absent. No new hold begins
+because of these bookies; it may begin because of others.
 
-A hold that is over, by its own end or an operator's word, is kept as long as one of its bookies is
-away: it binds for these, so that nothing holds on their account again; a further wave of others
-does.
+``wanted_hold`` decides without I/O. ``SafetyHolds`` writes the order; ``SimulatedHolds`` keeps it
+in memory for observe mode.
 """
 
 import math
@@ -37,21 +37,30 @@ from replication.orders import HoldOrder, Orders, OrderStore, VersionedOrder, ho
 from replication.transactions import Batcher
 from replication.znodes import ClusterPaths, ensure_znode
 
+log = structlog.get_logger()
+
+CALM_S = 15.0
+"""How long too few bookies for a hold must be absent before the hold ends. Otherwise bookies that
+come and go would end and begin it again and again."""
+TRIES_MAX = 5
+BOOKIES_LOGGED_MAX = 20
 RACK_BOOKIES_MIN = 2
-"""A rack of one bookie is no more than that bookie."""
+"""The loss of a rack with fewer bookies is not the loss of a whole rack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieCensus:
-    """Who is there and who is not, of the bookies that count. Times are seconds of one clock.
+    """Which of the bookies that count for a hold are present and absent. Times are seconds of one
+    clock.
 
-    ``absent_since_s``: those that were set up and are away neither on purpose nor for good.
+    ``absent_since_s``: bookies with a cookie that are absent and neither in maintenance nor
+    draining.
     """
 
     present: frozenset[BookieId]
     absent_since_s: Mapping[BookieId, float]
     settled: frozenset[BookieId] = frozenset()
-    """Those whose ledgers are marked: on their account alone it is too late to hold."""
+    """Bookies whose ledgers are marked. It is too late for a hold because of these alone."""
     rack_of: Locate = lambda _: DEFAULT_RACK
 
     @classmethod
@@ -63,13 +72,14 @@ class BookieCensus:
         lost_since_s: Mapping[BookieId, float],
         rack_of: Locate,
     ) -> "BookieCensus":
-        """Without those that are away on purpose: under maintenance, or drained and then gone. Nor
-        does one count that ledgers name and that has no cookie (any more).
+        """Return the census. Bookies in maintenance, draining bookies and bookies without a cookie
+        do not count.
 
-        ``lost_since_s``: whose ledgers are marked, by an earlier leader perhaps, which saw them go.
+        ``lost_since_s``: bookies whose ledgers are marked, perhaps by an earlier leader, and since
+        when each is absent.
         """
-        # Without a single cookie, somebody deleted their directory: then every bookie counts, as no
-        # hold would begin.
+        # If there is no cookie at all, somebody deleted their directory. Then every bookie counts;
+        # otherwise no hold could begin.
         known = view.cookies.keys() or view.available | absent_since_s.keys()
         counted = known - view.orders.maintenance.keys() - view.orders.draining.keys()
         return cls(
@@ -86,36 +96,36 @@ class BookieCensus:
 
 def wanted_hold(
     census: BookieCensus,
-    standing: HoldOrder | None,
+    current: HoldOrder | None,
     *,
     settings: HoldSettings,
     now_s: float,
     now_ms: int,
     is_calm: bool,
 ) -> HoldOrder | None:
-    """The order that should stand now, in place of ``standing``; None: there should be none.
+    """Return the order that is due now in place of ``current``; None if none is due.
 
-    ``is_calm``: the standing hold has not been warranted for long enough.
+    ``is_calm``: True if too few bookies have been absent for long enough to end the current hold.
     """
-    standing = Orders(hold=standing).at(now_ms).hold
+    current = Orders(hold=current).at(now_ms).hold
     recent = {
         bookie: since_s
         for bookie, since_s in census.absent_since_s.items()
         if bookie not in census.settled or now_s - since_s <= settings.window_s
     }
-    if standing is None or standing.is_released:
-        return _after_release(census, recent, standing, settings, now_ms=now_ms)
-    if standing.is_by_operator:
-        return standing
+    if current is None or current.is_released:
+        return _after_release(census, recent, current, settings, now_ms=now_ms)
+    if current.is_by_operator:
+        return current
     if is_calm or not settings.enabled:
         return None
-    return replace(standing, bookies=_in_order(recent.keys() | set(standing.bookies)))
+    return replace(current, bookies=_sorted(recent.keys() | set(current.bookies)))
 
 
 def is_warranted(hold: HoldOrder, census: BookieCensus, settings: HoldSettings) -> bool:
-    """Whether the bookies of a hold that are still away are enough for it, whenever they went."""
-    away = census.absent_since_s.keys() & set(hold.bookies)
-    return _is_enough(away, census, settings, bookie_count=len(census.present) + len(away))
+    """True if the bookies of the hold that are still absent suffice for a hold."""
+    absent = census.absent_since_s.keys() & set(hold.bookies)
+    return _is_enough(absent, census, settings, bookie_count=len(census.present) + len(absent))
 
 
 def _after_release(
@@ -128,44 +138,48 @@ def _after_release(
 ) -> HoldOrder | None:
     named = set() if released is None else set(released.bookies)
     wave = {bookie: since_s for bookie, since_s in recent.items() if bookie not in named}
-    if settings.enabled and (gone := _gone_at_once(wave, census, settings)):
+    if settings.enabled and (disappeared := _wave_of(wave, census, settings)):
         return HoldOrder(
             since_ms=now_ms,
             until_ms=now_ms + int(settings.lasts_s * 1000) if settings.lasts_s else None,
-            bookies=_in_order(wave),
-            reason=_reason(gone, census, settings),
+            bookies=_sorted(wave),
+            reason=_reason(disappeared, census, settings),
         )
     bound = named & census.absent_since_s.keys()
-    return replace(released, bookies=_in_order(bound)) if released is not None and bound else None
+    return replace(released, bookies=_sorted(bound)) if released is not None and bound else None
 
 
-def _gone_at_once(
+def _wave_of(
     wave: Mapping[BookieId, float], census: BookieCensus, settings: HoldSettings
 ) -> frozenset[BookieId]:
-    """Those that went within the window of each other, if they are enough for a hold; else none.
+    """Return the bookies that disappeared within one window, if they suffice for a hold; else none.
 
-    The share is of the bookies that were there when the first of them went.
+    The share is of the bookies that were present when the first of them disappeared.
     """
     for start_s in sorted(set(wave.values())):
         later = {bookie: since_s for bookie, since_s in wave.items() if since_s >= start_s}
-        gone = {b for b, since_s in later.items() if since_s <= start_s + settings.window_s}
-        if _is_enough(gone, census, settings, bookie_count=len(census.present) + len(later)):
-            return frozenset(gone)
+        disappeared = {b for b, since_s in later.items() if since_s <= start_s + settings.window_s}
+        if _is_enough(disappeared, census, settings, bookie_count=len(census.present) + len(later)):
+            return frozenset(disappeared)
     return frozenset()
 
 
 def _is_enough(
-    gone: Collection[BookieId], census: BookieCensus, settings: HoldSettings, *, bookie_count: int
+    disappeared: Collection[BookieId],
+    census: BookieCensus,
+    settings: HoldSettings,
+    *,
+    bookie_count: int,
 ) -> bool:
-    if len(gone) <= settings.share * bookie_count:
+    if len(disappeared) <= settings.share * bookie_count:
         return False
-    return len(gone) >= settings.bookies_min or bool(_whole_racks(gone, census))
+    return len(disappeared) >= settings.bookies_min or bool(_whole_racks(disappeared, census))
 
 
-def _whole_racks(gone: Collection[BookieId], census: BookieCensus) -> list[str]:
-    """Racks, the default one being none, of which several bookies are gone and nobody is left."""
+def _whole_racks(disappeared: Collection[BookieId], census: BookieCensus) -> list[str]:
+    """Return the racks, except the default one, that lost several bookies and have none left."""
     members = defaultdict(set)
-    for bookie in gone:
+    for bookie in disappeared:
         members[census.rack_of(bookie)].add(bookie)
     inhabited = {DEFAULT_RACK, *map(census.rack_of, census.present)}
     return sorted(
@@ -175,24 +189,18 @@ def _whole_racks(gone: Collection[BookieId], census: BookieCensus) -> list[str]:
     )
 
 
-def _reason(gone: Collection[BookieId], census: BookieCensus, settings: HoldSettings) -> str:
-    count = len(census.present) + len(gone)
-    racks = _whole_racks(gone, census)
-    told = f", all of {', '.join(racks)} among them" if racks else ""
-    return f"{len(gone)} of {count} bookies went within {settings.window_s:g} s{told}"
+def _reason(disappeared: Collection[BookieId], census: BookieCensus, settings: HoldSettings) -> str:
+    count = len(census.present) + len(disappeared)
+    racks = _whole_racks(disappeared, census)
+    text = f", including all of {', '.join(racks)}" if racks else ""
+    return f"{len(disappeared)} of {count} bookies disappeared within {settings.window_s:g} s{text}"
 
 
-def _in_order(bookies: Collection[BookieId]) -> tuple[BookieId, ...]:
+def _sorted(bookies: Collection[BookieId]) -> tuple[BookieId, ...]:
     return tuple(sorted(bookies))
 
 
-log = structlog.get_logger()
-
-CALM_S = 15.0
-"""How long too few bookies for a hold must be absent before the hold ends. Otherwise bookies that
-come and go would end and begin it again and again."""
-TRIES_MAX = 5
-BOOKIES_LOGGED_MAX = 20
+# --- Over time -----------------------------------------------------------------------------------
 
 
 class SafetyHoldPolicy:
@@ -218,7 +226,7 @@ class SafetyHoldPolicy:
         *,
         lost_since_s: Mapping[BookieId, float],
     ) -> BookieCensus:
-        """Arguments as for ``Holds.keep``."""
+        """Arguments as for ``SafetyHolds.update``."""
         return BookieCensus.of(
             view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of
         )
@@ -244,7 +252,7 @@ class SafetyHoldPolicy:
             return math.inf
         return max(0.0, self._calm_since_s + CALM_S - self._clock.now_s())
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget the last hold, because none is in force any more."""
         self._calm_since_s = None
 
@@ -258,7 +266,7 @@ class SafetyHoldPolicy:
         return self.wait_s <= 0
 
 
-class Holds:
+class SafetyHolds:
     """The holds of a leader. Writes through ``batcher``, whose guards prove the leadership (rule
     S9)."""
 
@@ -275,11 +283,11 @@ class Holds:
         self._store, self._paths = store, paths
         self._batcher = batcher
         self._order_store, self._znode = OrderStore(store, paths), hold_znode(paths)
-        self._judge = SafetyHoldPolicy(settings, clock, rack_of=rack_of)
-        self._told: HoldOrder | None = None
+        self._policy = SafetyHoldPolicy(settings, clock, rack_of=rack_of)
+        self._logged: HoldOrder | None = None
         """The hold in force that was logged last."""
 
-    async def keep(
+    async def update(
         self,
         view: ClusterView,
         absent_since_s: Mapping[BookieId, float],
@@ -293,24 +301,24 @@ class Holds:
         ledgers are marked, and since when each is absent. Raises UnavailableError if the hold in
         force is unknown; then nothing may be marked.
         """
-        census = self._judge.census(view, absent_since_s, lost_since_s=lost_since_s)
+        census = self._policy.census(view, absent_since_s, lost_since_s=lost_since_s)
         seen = view.orders.hold
         is_held = seen is not None and not seen.is_released
         # The usual case: the order need not be read.
-        if not is_held and self._judge.wanted(seen, census) == seen:
-            return self._tell(seen, seen, census)
+        if not is_held and self._policy.wanted(seen, census) == seen:
+            return self._log_change(seen, seen, census)
         for _ in range(TRIES_MAX):
-            standing = await self._order_store.stored(self._znode)
-            order = None if standing is None else standing.order
-            wanted = self._judge.wanted(order, census)
-            if wanted == order or await self._write(wanted, over=standing):
-                return self._tell(order, wanted, census)
+            current = await self._order_store.stored(self._znode)
+            order = None if current is None else current.order
+            wanted = self._policy.wanted(order, census)
+            if wanted == order or await self._write(wanted, over=current):
+                return self._log_change(order, wanted, census)
         raise UnavailableError("other clients keep changing the hold", path=self._znode.path)
 
     @property
     def wait_s(self) -> float:
-        """Seconds until ``keep`` must be called again even without any event."""
-        return self._judge.wait_s
+        """Seconds until ``update`` must be called again even without any event."""
+        return self._policy.wait_s
 
     async def _write(
         self, wanted: HoldOrder | None, *, over: VersionedOrder[HoldOrder] | None
@@ -337,43 +345,43 @@ class Holds:
             return Delete(path=path, version=over.version)
         return SetData(path=path, data=wanted.to_json(), version=over.version)
 
-    def _tell(
+    def _log_change(
         self, before: HoldOrder | None, now: HoldOrder | None, census: BookieCensus
     ) -> HoldOrder | None:
         """Log what changed. Return ``now`` if it is in force."""
         held = _in_force(now)
-        if held is not None and not _is_same(held, self._told):
-            _tell_of_hold(held, census, is_new=not _is_same(held, before))
-        if held is None and self._told is not None:
-            log.warning("hold.ended", away=_told_bookies(census.absent_since_s))
-            self._judge.begin_anew()
-        self._told = held
+        if held is not None and not _is_same(held, self._logged):
+            _log_hold(held, census, is_new=not _is_same(held, before))
+        if held is None and self._logged is not None:
+            log.warning("hold.ended", absent=_first_bookies(census.absent_since_s))
+            self._policy.reset()
+        self._logged = held
         return held
 
 
-class ForeseenHolds:
+class SimulatedHolds:
     """The holds that a leader would keep, for observe mode. Writes nothing."""
 
-    def __init__(self, judge: SafetyHoldPolicy) -> None:
-        self._judge = judge
+    def __init__(self, policy: SafetyHoldPolicy) -> None:
+        self._policy = policy
         self._order: HoldOrder | None = None
         """The order that a leader would have written."""
 
-    async def keep(
+    async def update(
         self,
         view: ClusterView,
         absent_since_s: Mapping[BookieId, float],
         *,
         lost_since_s: Mapping[BookieId, float],
     ) -> HoldOrder | None:
-        """As ``Holds.keep``. An existing order has priority over ours."""
-        census = self._judge.census(view, absent_since_s, lost_since_s=lost_since_s)
-        self._order = self._judge.wanted(view.orders.hold or self._order, census)
+        """As ``SafetyHolds.update``. An existing order has priority over ours."""
+        census = self._policy.census(view, absent_since_s, lost_since_s=lost_since_s)
+        self._order = self._policy.wanted(view.orders.hold or self._order, census)
         return _in_force(self._order)
 
     @property
     def wait_s(self) -> float:
-        return self._judge.wait_s
+        return self._policy.wait_s
 
 
 def _in_force(order: HoldOrder | None) -> HoldOrder | None:
@@ -385,20 +393,20 @@ def _is_same(hold: HoldOrder, other: HoldOrder | None) -> bool:
     return other is not None and hold.since_ms == other.since_ms
 
 
-def _tell_of_hold(hold: HoldOrder, census: BookieCensus, *, is_new: bool) -> None:
+def _log_hold(hold: HoldOrder, census: BookieCensus, *, is_new: bool) -> None:
     """Log the hold as an error, because an operator must look. Each new leader logs an existing
     hold once."""
     log.error(
-        "hold.begun" if is_new else "hold.found",
+        "hold.began" if is_new else "hold.found",
         reason=hold.reason,
         is_by_operator=hold.is_by_operator,
-        away_count=len(census.absent_since_s),
+        absent_count=len(census.absent_since_s),
         bookie_count=len(census.present) + len(census.absent_since_s),
-        away=_told_bookies(census.absent_since_s),
+        absent=_first_bookies(census.absent_since_s),
         until_ms=hold.until_ms,
-        next_step="nothing more is marked, and nothing fenced, until they are back; bookmender hold end says they are lost",
+        next_step="Nothing more is marked or fenced until the bookies are back. To count them as lost: bookmender hold end",
     )
 
 
-def _told_bookies(bookies: Collection[BookieId]) -> list[BookieId]:
+def _first_bookies(bookies: Collection[BookieId]) -> list[BookieId]:
     return sorted(bookies)[:BOOKIES_LOGGED_MAX]

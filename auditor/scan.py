@@ -1,8 +1,8 @@
-"""Reading every ledger's metadata, many at a time, to find those that a loss touches: for a
-command, which looks once. The leader has its index.
+"""Reads the metadata of all ledgers, for commands that need a single scan. The leader uses its
+ledger map.
 
-One unreadable ledger stops nothing: it is reported by id and counted, and the rest goes on. A walk
-that breaks off is a failure of the whole scan, never a shorter result (rule S8).
+An unreadable ledger is reported and counted, and the scan continues. If the listing fails, the
+whole scan fails; it never returns a part (rule S8).
 """
 
 import asyncio
@@ -24,13 +24,12 @@ log = structlog.get_logger()
 
 READS_AT_ONCE = 500
 UNREADABLE_LOGGED_MAX = 20
-"""Ledgers named in the log by one scan; the count tells of the rest."""
+"""Ledgers named in the log of one scan. The rest is only counted."""
 
 
 @dataclass(slots=True)
 class Scan:
-    """What a scan found. ``underreplicated``: in the order of their ids, as far as they were listed
-    so."""
+    """Result of a scan. ``underreplicated``: in the order of the listing."""
 
     ledger_count: int = 0
     unreadable: list[int] = field(default_factory=list)
@@ -38,12 +37,12 @@ class Scan:
 
 
 async def scan_ledgers(manager: LedgerManager, *, lost: Collection[BookieId]) -> Scan:
-    """Raises UnavailableError when the walk cannot be completed."""
+    """Return which ledgers name the ``lost`` bookies. Raises UnavailableError if the listing fails."""
     scan = Scan()
     async for ledger_ids in manager.ledger_ids():
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             part = ledger_ids[start : start + READS_AT_ONCE]
-            ledgers, unreadable = await read_indexed(manager, part)
+            ledgers, unreadable = await read_mapped_ledgers(manager, part)
             scan.ledger_count += len(ledgers) + len(unreadable)
             scan.unreadable += unreadable
             scan.underreplicated += filter(None, (underreplicated(each, lost) for each in ledgers))
@@ -52,7 +51,7 @@ async def scan_ledgers(manager: LedgerManager, *, lost: Collection[BookieId]) ->
             "scan.unreadable_ledgers",
             count=len(scan.unreadable),
             ledger_ids=scan.unreadable[:UNREADABLE_LOGGED_MAX],
-            next_step="bookmender ledger show ID says what is wrong with one",
+            next_step="bookmender ledger show ID shows the reason",
         )
     return scan
 
@@ -63,14 +62,14 @@ async def may_be_named(
     unreadable: Sequence[int],
     bookies: Collection[BookieId],
 ) -> dict[BookieId, list[int]]:
-    """Which of these ledgers may name which of the bookies, though their metadata cannot be read.
+    """Return, by bookie, which of these unreadable ledgers may name it.
 
-    All of them, but for those whose bytes prove that they name others only (``may_name``). A ledger
-    that is gone names nobody; one that may not be read, anybody. Raises UnavailableError when that
-    cannot be told.
+    Bytes that prove that a ledger names only other bookies are believed (``may_name``). A deleted
+    ledger names no bookie; a ledger that ACLs deny access to may name any. Raises UnavailableError
+    if a ledger cannot be read.
     """
 
-    async def named_in(ledger_id: int) -> Collection[BookieId]:
+    async def named_by(ledger_id: int) -> Collection[BookieId]:
         try:
             data, _ = await store.get(manager.path(ledger_id))
         except NoNodeError:
@@ -80,18 +79,18 @@ async def may_be_named(
         return [bookie for bookie in bookies if may_name(data, bookie)]
 
     found: dict[BookieId, list[int]] = {}
-    named = await gather_in_parts(named_in, unreadable, at_once=READS_AT_ONCE)
+    named = await gather_in_parts(named_by, unreadable, at_once=READS_AT_ONCE)
     for ledger_id, among in zip(unreadable, named, strict=True):
         for bookie in among:
             found.setdefault(bookie, []).append(ledger_id)
     return found
 
 
-async def read_indexed(
+async def read_mapped_ledgers(
     manager: LedgerManager, ledger_ids: Sequence[int]
 ) -> tuple[list[MappedLedger], list[int]]:
-    """The ledgers, and which of them cannot be read; those that were deleted are in neither. Raises
-    UnavailableError."""
+    """Read these ledgers. Return those that can be read, and the ids of those that cannot. Deleted
+    ledgers are left out. Raises UnavailableError."""
     results = await asyncio.gather(
         *(manager.read(ledger_id) for ledger_id in ledger_ids), return_exceptions=True
     )

@@ -1,4 +1,4 @@
-"""What an operator may set of the auditor. Parsed and checked in ``daemon.settings``."""
+"""The settings of the auditor. ``daemon.settings`` parses them."""
 
 import math
 from dataclasses import dataclass
@@ -13,18 +13,17 @@ class AuditorSettings:
     """The section ``[auditor]``."""
 
     enabled: bool = True
-    """False: this node never stands for election; its worker half may still run."""
+    """False: this node does not take part in the election. Its worker may still run."""
     lost_bookie_recovery_delay_s: int = 0
-    """How long a bookie may be away before its ledgers are marked. Only the value for a cluster
-    that has none yet: afterwards the znode ``lostBookieRecoveryDelay`` decides, as with Java."""
+    """How long a bookie may be absent before its ledgers are marked. Used only if the cluster has
+    no znode ``lostBookieRecoveryDelay`` yet; afterwards the znode decides, as with Java."""
     bookie_check_interval_s: float = 86_400.0
-    """How often the list of bookies is compared with all ledgers, whatever was seen to happen."""
+    """Interval of audits of all ledgers, whether or not a change was noticed."""
     rescan_interval_s: float = 3_600.0
-    """How often all metadata is read again where ZooKeeper (before 3.6) does not tell what
-    changed."""
-    standbys_keep_index: bool = False
-    """Whether this node knows all ledgers also while another one leads: it takes over at once, for
-    about 100 bytes of memory a ledger and the reads of one scan."""
+    """Interval of scans of all metadata if ZooKeeper (before 3.6) does not report changes."""
+    standbys_keep_ledger_map: bool = False
+    """True: this node keeps the ledger map also while another node leads, so that it can take over
+    at once. That costs about 100 bytes of memory per ledger and the reads of one scan."""
 
     def __post_init__(self) -> None:
         delay_s = self.lost_bookie_recovery_delay_s
@@ -35,19 +34,21 @@ class AuditorSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldSettings:
-    """The section ``[hold]``: when so many bookies go at once that it is hardly they who failed."""
+    """The section ``[hold]``: when a safety hold begins. A mass failure is probably a failure of
+    the network or of ZooKeeper, not of the bookies."""
 
     enabled: bool = True
-    """False: no hold begins by itself; one that an operator orders still stands."""
+    """False: no hold begins by itself. Holds that operators order are still obeyed."""
     share: float = 0.3
-    """A hold begins when more than this share of the bookies is gone at once (0: whatever their
-    share; 1: never), and"""
+    """A hold begins when more than this share of the bookies disappears at once (0: any share; 1:
+    never), and"""
     bookies_min: int = 3
-    """at least so many of them, or a whole rack of at least two."""
+    """at least this many bookies, or a whole rack of at least two."""
     window_s: float = 120.0
-    """At once: they went within so long of each other."""
+    """Bookies disappear at once if they disappear within this time."""
     lasts_s: float = 3_600.0
-    """After so long it ends by itself, and they are lost. 0: only when an operator ends it."""
+    """After this time a hold ends by itself, and its bookies count as lost. 0: only an operator
+    ends it."""
 
     def __post_init__(self) -> None:
         _require("share", self.share, 0, 1, section="hold")
@@ -58,33 +59,34 @@ class HoldSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksSettings:
-    """The section ``[checks]``: what the leader looks at from time to time. An interval of 0:
-    never."""
+    """The section ``[checks]``: the periodic checks. An interval of 0 disables a check."""
 
     all_ledgers_interval_s: float = 604_800.0
-    """Reads entries of every copy of every ledger (auditorPeriodicCheckInterval)."""
+    """Interval of the check that reads entries of every copy of every ledger
+    (auditorPeriodicCheckInterval)."""
     all_ledgers_share: float = 0.0
-    """The share of a copy's entries that it reads besides the first and the last
-    (auditorLedgerVerificationPercentage, of which it is the hundredth). 1: all."""
+    """The share of a copy's entries that this check reads besides the first and the last. 1: all.
+    (A hundredth of auditorLedgerVerificationPercentage.)"""
     replicas_interval_s: float = 0.0
     """Interval of the check that counts the copies of every entry of every closed ledger
     (auditorReplicasCheckInterval), in seconds. It reads all entries, unless ``entry_lists`` is on.
     0: never."""
     placement_interval_s: float = 86_400.0
-    """Compares where copies are with the placement policy; reads no entry
-    (auditorPeriodicPlacementPolicyCheckInterval)."""
+    """Interval of the check that compares where copies are with the placement policy. It reads no
+    entries (auditorPeriodicPlacementPolicyCheckInterval)."""
     repairs_placement: bool = False
-    """Whether closed ledgers whose placement breaks a rule are marked, by the leader, and moved, by
-    workers: to be the same on all nodes (repairedPlacementPolicyNotAdheringBookieEnabled)."""
+    """True: the leader marks closed ledgers whose placement breaks a rule, and workers move their
+    copies. Set it to the same value on all nodes (repairedPlacementPolicyNotAdheringBookieEnabled).
+    """
     idle_open_after_s: float = 86_400.0
-    """An open ledger that got no entry for so long is reported as idle. 0: none is."""
+    """An open ledger that got no entry for this long is reported as idle. 0: none is."""
     overdue_after_s: float = 0.0
     """A ledger that is marked for longer is reported as overdue
     (underreplicatedLedgerRecoveryGracePeriod). 0: none is."""
     reads_per_s: int = 1_000
-    """Entries that all checks together read in a second at most. 0: no limit."""
+    """Entries that all checks together read per second. 0: no limit."""
     bytes_per_s: int = 50_000_000
-    """Likewise stored bytes."""
+    """Stored bytes that all checks together read per second. 0: no limit."""
 
     def __post_init__(self) -> None:
         for key in (
@@ -101,7 +103,7 @@ class ChecksSettings:
 
     @property
     def counts_as_idle_after_s(self) -> float:
-        """``idle_open_after_s``, where 0 is never."""
+        """``idle_open_after_s``; infinite if that is 0."""
         return self.idle_open_after_s or math.inf
 
 

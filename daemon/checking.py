@@ -9,16 +9,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from auditor.checks.base import Check, Reports
+from auditor.checks.base import Check, FindingReporter
 from auditor.checks.copies import AllLedgersCheck, CopyReader, ReplicasCheck
-from auditor.checks.idle import IdleOpenCheck, Sightings
+from auditor.checks.idle import IdleOpenCheck, IdleRecords
 from auditor.checks.overdue import OverdueMarks
 from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRecords
 from auditor.checks.runner import CheckRunner
-from auditor.findings import Findings
+from auditor.finding_marker import FindingMarker
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.marker import BothQueues
+from auditor.mark_reasons import Findings
 from daemon.limits import keep_to_our_share
 from daemon.placement import Placing
 from daemon.session import Session, tell_of_returns
@@ -107,7 +107,7 @@ class LeaderChecks:
             store=self.session.store,
             paths=self.session.paths,
             ledger_map=self.updater.ledger_map,
-            is_index_ready=lambda: self.updater.completed_count > 0,
+            is_ledger_map_ready=lambda: self.updater.completed_count > 0,
             views=self.session.views,
             records=records,
             is_audit_pending=self.is_audit_pending,
@@ -155,14 +155,14 @@ class LeaderChecks:
             manager=session.manager,
             bookies=bookies,
             views=session.views,
-            sightings=Sightings(session.store, self.batcher, session.paths),
+            idle_records=IdleRecords(session.store, self.batcher, session.paths),
             after_s=ours.idle_open_after_s,
             reads_per_s=ours.reads_per_s,
             clock=session.clock,
         )
         return (check,)
 
-    def _reports(self) -> Reports:
+    def _reports(self) -> FindingReporter:
         session = self.session
-        queues = BothQueues(session.store, self.batcher, session.paths, session.clock)
-        return Reports(queues, self.findings)
+        queues = FindingMarker(session.store, self.batcher, session.paths, session.clock)
+        return FindingReporter(queues, self.findings)

@@ -107,7 +107,7 @@ async def yield_to_clients(
         if said is None:
             worker_count = await until_answered(
                 membership.worker_count,
-                event="workers.uncounted",
+                event="workers.count_failed",
                 clock=clock,
                 errors=(UnavailableError, UnauthorizedError),
             )
@@ -149,7 +149,7 @@ async def keep_to_our_share(
         async for limits in in_force:
             reader_count = await until_answered(
                 membership.reader_count,
-                event="readers.uncounted",
+                event="readers.count_failed",
                 clock=clock,
                 errors=(UnavailableError, UnauthorizedError),
             )

@@ -86,7 +86,7 @@ def _step_back(nice: int) -> None:
         try:
             os.setpriority(os.PRIO_PROCESS, 0, nice)
         except OSError as error:  # forbidden by a sandbox; the node works without it
-            log.warning("node.not_nice", nice=nice, error=error.strerror)
+            log.warning("node.nice_failed", nice=nice, error=error.strerror)
 
 
 def _spare_the_collector() -> None:

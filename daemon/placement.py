@@ -305,7 +305,7 @@ async def begin_placing(
         await rack_keeper.start()
     elif await has_unused_racks(store):
         log.warning(
-            "racks.not_used",
+            "racks.unused",
             path=PULSAR_RACKS_PATH,
             next_step=f'set placement.racks_znode = "{PULSAR_RACKS_PATH}", as Pulsar goes by it',
         )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from auditor.findings import read_findings
+from auditor.mark_reasons import read_findings
 from auditor.scan import may_be_named
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import known_bookies, require_known

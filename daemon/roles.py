@@ -18,18 +18,19 @@ from typing import Any
 from auditor.absence import Outages
 from auditor.activity import ActivityWatch
 from auditor.auditor import Auditor
-from auditor.checks.base import Reports
+from auditor.checks.base import FindingReporter
 from auditor.checks.copies import CopyReader
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
-from auditor.findings import Findings
+from auditor.finding_marker import FindingMarker
 from auditor.fsck.results.summary import meter_last
 from auditor.ledger_map_updater import LedgerMapReporter, LedgerMapUpdater, RecentWrites
 from auditor.loss_tracker import LossTracker
-from auditor.marker import BothQueues, Marker
+from auditor.mark_reasons import Findings
+from auditor.marker import Marker
 from auditor.recheck import CopyRecheck
 from auditor.records import Records
-from auditor.safety_hold import Holds
+from auditor.safety_hold import SafetyHolds
 from daemon.checking import LeaderChecks
 from daemon.limits import keep_to_our_share, keep_to_pace, yield_to_clients
 from daemon.placement import Placing, placing_of
@@ -63,7 +64,7 @@ async def run_worker_session(
     settings: Settings, journal: MetadataJournal, recent_writes: RecentWrites
 ) -> None:
     """Repair marked ledgers until the session ends. ``recent_writes``: receives metadata writes for
-    this node's index."""
+    this node's ledger map."""
     async with open_worker(settings, journal, on_written=recent_writes.keep) as opened:
         await opened.worker.run()
 
@@ -193,8 +194,8 @@ class _Parts:
                 rng=session.rng,
                 fallback_digest=self.settings.replication.fallback_digest,
             ),
-            reports=Reports(
-                BothQueues(session.store, batcher, session.paths, session.clock),
+            reports=FindingReporter(
+                FindingMarker(session.store, batcher, session.paths, session.clock),
                 Findings(session.store, batcher, session.paths, session.clock),
             ),
             after_s=after_s,
@@ -303,7 +304,7 @@ async def run_auditor_session(
     """Stand for election, and audit while elected. Ends with SessionLostError, LeadershipLostError
     or another error.
 
-    ``recent_writes``: metadata writes of this node's worker, which the index takes over without
+    ``recent_writes``: metadata writes of this node's worker, which the ledger map takes over without
     reading them again.
     """
     async with (
@@ -318,7 +319,7 @@ async def run_auditor_session(
             rescan_interval_s=settings.auditor.rescan_interval_s,
             recent_writes=recent_writes,
         )
-        if settings.auditor.standbys_keep_index:
+        if settings.auditor.standbys_keep_ledger_map:
             tasks.create_task(updater.run())
         # Prepared before the election, so that a new leader can act at once.
         placing = await placing_of(session, settings.placement)
@@ -332,7 +333,7 @@ async def run_auditor_session(
         )
         leadership = await election.win()
         tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
-        if not settings.auditor.standbys_keep_index:
+        if not settings.auditor.standbys_keep_ledger_map:
             tasks.create_task(updater.run())
         await _lead(settings, session, leadership, updater, placing, outages)
 
@@ -361,7 +362,7 @@ async def _lead(
     )
     drainer = _drainer(session, batcher, updater, records)
     teller = LedgerMapReporter(
-        updater, records.write_index, session_id=session.store.session_id, clock=session.clock
+        updater, records.write_ledger_map, session_id=session.store.session_id, clock=session.clock
     )
     async with asyncio.TaskGroup() as tasks:
         for work in (
@@ -387,7 +388,7 @@ def _auditor(
     records: Records,
     outages: Outages,
 ) -> Auditor:
-    holds = Holds(
+    holds = SafetyHolds(
         store=session.store,
         batcher=batcher,
         paths=session.paths,

@@ -555,7 +555,7 @@ class EndFinder:
         beyond = {bookie: last for bookie, last in self._shown.items() if last > last_entry_id}
         if beyond:
             log.warning(
-                "recovery.left_behind",
+                "recovery.entries_excluded",
                 ledger_id=self._ledger_id,
                 last_entry_id=last_entry_id,
                 shown=beyond,

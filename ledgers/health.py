@@ -345,7 +345,7 @@ class QuarantiningBookies:
     def _note_answer(self, bookie: BookieId) -> None:
         silent_s = self._quarantine.note_answer(bookie)
         if silent_s is not None:
-            log.info("bookie.answers", bookie=bookie, silent_s=round(silent_s, 1))
+            log.info("bookie.answered_again", bookie=bookie, silent_s=round(silent_s, 1))
 
     def _note_silence(self, bookie: BookieId, error: BookmenderError | None = None) -> None:
         reason = "" if error is None else str(error.args[0])

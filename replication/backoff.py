@@ -340,7 +340,9 @@ class WaitingList:
         )
         if reason is Reason.JOURNAL:
             self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
-        log.debug("ledger.deferred", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries)
+        log.debug(
+            "ledger.retry_scheduled", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries
+        )
         return is_told
 
     async def rewrite_note(self, leased: LeasedLedger) -> bool:
@@ -473,7 +475,7 @@ class WaitingList:
         if before is None or (before.reason, before.detail) != (reason, detail):
             # Of its own trouble the journal tells once, not for each ledger.
             tell = log.debug if reason is Reason.JOURNAL else log.warning
-            tell("ledger.put_aside", ledger_id=leased.ledger_id, reason=reason.value, detail=detail)
+            tell("ledger.deferred", ledger_id=leased.ledger_id, reason=reason.value, detail=detail)
         leased.note = WaitingNote(
             ledger_id=leased.ledger_id,
             reason=reason,
@@ -495,7 +497,7 @@ class WaitingList:
             await writing
         except (UnavailableError, LockLostError, RejectedError) as error:
             if not self._is_untold:
-                log.warning("notes.unwritable", error=str(error))
+                log.warning("notes.write_failed", error=str(error))
             self._is_untold = True
         else:
             self._is_untold = False

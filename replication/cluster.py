@@ -334,7 +334,7 @@ class ViewSource(Changing):
             await read()
         except UnavailableError as error:
             if not self._is_blind:  # told once, not at each try
-                log.warning("bookies.unreadable", error=str(error))
+                log.warning("bookies.read_failed", error=str(error))
             self._is_blind = True
             return False
         self._is_blind = False

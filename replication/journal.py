@@ -147,7 +147,7 @@ class MetadataJournal:
     def close(self) -> None:
         """Close the file. Does not wait for long if another thread's write hangs."""
         if not self._lock.acquire(timeout=CLOSE_TIMEOUT_S):
-            log.error("journal.hangs", path=str(self._path))
+            log.error("journal.close_timed_out", path=str(self._path))
             return
         try:
             is_empty = os.fstat(self._file.fileno()).st_size == 0

@@ -103,7 +103,7 @@ class SharedClock:
             try:
                 await self.synchronise(store, path, data)
             except UnavailableError as error:
-                log.info("clock.not_synchronised", error=str(error))
+                log.info("clock.sync_failed", error=str(error))
 
     def _tell_skew(self) -> None:
         is_off = abs(self.skew_s) >= SKEW_TOLD_S

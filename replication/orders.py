@@ -541,7 +541,7 @@ class DisableSwitch:
                     if event.kind is EventKind.CREATED:  # no lock while it is being read
                         self.may_lease = False
                     await until_answered(
-                        self._read, event="disable_switch.unread", clock=self._clock
+                        self._read, event="disable_switch.read_failed", clock=self._clock
                     )
                     self._is_watched = True
                     yield

@@ -125,7 +125,9 @@ class RackKeeper(Changing):
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self.refresh()
         except TimeoutError:
-            log.warning("racks.late", source=self._source.name, timeout_s=START_TIMEOUT_S)
+            log.warning(
+                "racks.source_timed_out", source=self._source.name, timeout_s=START_TIMEOUT_S
+            )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -254,7 +256,7 @@ class RackMemory:
         try:
             await self.write()
         except (UnavailableError, UnauthorizedError) as error:
-            log.warning("racks.not_remembered", error=str(error))
+            log.warning("racks.write_failed", error=str(error))
             return False
         return True
 

@@ -339,7 +339,12 @@ class Queue:
         try:
             await self._answered(lambda: self._unlock(lease.lock))
         except RejectedError as error:
-            log.error("lock.kept", ledger_id=lease.ledger_id, error=str(error), next_step=ACL_HINT)
+            log.error(
+                "lock.release_denied",
+                ledger_id=lease.ledger_id,
+                error=str(error),
+                next_step=ACL_HINT,
+            )
 
     async def _unlock(self, lock: LedgerLock) -> None:
         """Delete the lock. May be called repeatedly."""
@@ -403,7 +408,7 @@ class Queue:
         self, call: Callable[[], Awaitable[T]], errors: type[BookmenderError] = UnavailableError
     ) -> T:
         return await until_answered(
-            call, event="queue.unanswered", clock=self._clock, errors=errors
+            call, event="queue.request_failed", clock=self._clock, errors=errors
         )
 
     async def _is_ours(self, lock: LedgerLock) -> bool:

@@ -186,7 +186,7 @@ class ReplicationWorker:
         try:
             return await self.run_once(tasks)
         except (UnavailableError, RejectedError) as error:  # RejectedError: access denied by an ACL
-            log.warning("queue.unreadable", error=str(error))
+            log.warning("queue.read_failed", error=str(error))
             return False
 
     async def run_once(self, tasks: asyncio.TaskGroup) -> bool:

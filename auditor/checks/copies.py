@@ -1,23 +1,16 @@
-"""A ledger's copies, asked for and, where something seems wrong, asked for again. Writes and fences
-nothing.
+"""The two checks that read copies: ``AllLedgersCheck`` reads a sample of every copy of every
+ledger, and ``ReplicasCheck`` counts the good copies of every entry of every closed ledger.
 
-What comes of it is certain enough to be acted on: an entry is bad on a bookie only if that said so
-twice, a while apart, and the metadata then still was what it had been asked by. That a bookie said
-nothing is unknown, never bad (rule S5); one that is not registered is not asked. Open fragments are
-left out: their entries may be on their way still.
+``CopyReader`` reads for both, without writing or fencing. Its results are certain enough to act on.
+An entry counts as damaged on a bookie only if the bookie said so twice, some time apart, and the
+metadata was the same afterwards. An entry without an answer is unknown, never damaged (rule S5).
+Bookies that are not registered are not asked. Open fragments are left out, because their entries
+may still be on their way.
 
-Counts the copies of every entry of every closed ledger; the worst entry decides what is said of
-it.
-
-Java's AuditorReplicasCheckTask asks for lists of entries, which bookies with DbLedgerStorage never
-answer, counts, and leaves it at that. Ours reads every entry, unless lists are switched on, and
-marks what it finds.
-
-Reads entries of every copy of every ledger, and marks the ledgers that lack some.
-
-Java's AuditorCheckAllLedgersTask takes a time-out for a missing copy, ends with the first ledger
-that it cannot open, and does not look at what it reads: ours verifies digests, and marks only what
-was said twice.
+Java's AuditorCheckAllLedgersTask counts a timeout as a missing copy, stops at the first ledger that
+it cannot open, and verifies no digests. Java's AuditorReplicasCheckTask only counts, and asks for
+entry lists, which bookies with DbLedgerStorage never answer. Ours reads every entry, unless entry
+lists are switched on, and marks what it finds.
 """
 
 import asyncio
@@ -28,9 +21,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from heapq import merge
 
-from auditor.checks.base import Check, Reports, look_at_each
+from auditor.checks.base import Check, FindingReporter, check_each
 from auditor.checks.records import ALL_LEDGERS, REPLICAS
-from auditor.underreplication import Damage, Sight, java_visibility
+from auditor.finding_marker import (
+    Damage,
+    JavaVisibility,
+    java_visibility,
+)
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.digest import EntryDigest
@@ -45,19 +42,20 @@ from replication.inspection import entry_bytes_guess
 from replication.marks import MarkTree
 
 SECOND_LOOK_S = 2.0
-"""After the first one, fsck's too: what is a matter of a moment is over by then."""
+"""Pause before damage is read again, also by fsck. It outlasts momentary problems."""
 LOOKS_MAX = 3
-"""At metadata that keeps changing, fsck's too; what seemed bad is unknown then."""
+"""How often a ledger whose metadata keeps changing is read, also by fsck. After that, its damage
+counts as unknown."""
 LARGE_ENTRIES = 1_000
-"""A ledger of which more is asked takes much memory for as long as it is looked at:"""
+"""Reading more entries than this of one ledger takes much memory."""
 LARGE_AT_ONCE = 8
-"""of such ones only so many are."""
+"""Such ledgers that are read at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bad:
-    """What a bookie does not have of a ledger, or has damaged, or cannot read; not all three are
-    empty."""
+class DamagedCopy:
+    """The damaged entries of one ledger on one bookie: ``absent``, digest ``mismatched``, or
+    ``unreadable`` for the bookie. Not all three are empty."""
 
     absent: EntryRuns
     mismatched: EntryRuns
@@ -69,61 +67,62 @@ class Bad:
 
     @property
     def damage(self) -> Damage:
-        return Damage(bad=self.entries, refused=merged(self.absent, self.unreadable))
+        return Damage(entries=self.entries, not_returned=merged(self.absent, self.unreadable))
 
     @classmethod
-    def of(cls, refused: ReadFailures) -> "Bad | None":
-        """None where it refused nothing for good."""
-        bad = cls(
+    def of(cls, refused: ReadFailures) -> "DamagedCopy | None":
+        """Return None if the bookie permanently refused no entry."""
+        copy = cls(
             absent=refused.absent,
             mismatched=refused.mismatched,
             unreadable=refused.unreadable,
         )
-        return bad if bad.entries else None
+        return copy if copy.entries else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
-    """What is known of the copies in a ledger's closed fragments. ``bad``: only what was said
-    twice."""
+class CopyReport:
+    """What is known of the copies in the closed fragments of a ledger. ``damaged``: confirmed by a
+    second reading."""
 
     metadata: LedgerMetadata
     fragments: tuple[Fragment, ...]
-    bad: Mapping[BookieId, Bad] = field(default_factory=dict)
+    damaged: Mapping[BookieId, DamagedCopy] = field(default_factory=dict)
     unknown: frozenset[BookieId] = frozenset()
-    """Bookies that were asked and left something unanswered."""
+    """Bookies that did not answer some read."""
     is_key_suspect: bool = False
-    """No entry fits the configured key, and the metadata holds none (rule S7): nothing is known."""
+    """No entry matches the configured key, and the metadata holds no key (rule S7). Then nothing is
+    known."""
 
     @property
-    def sight(self) -> Sight:
-        """Only bookies that are registered were asked."""
-        damage = {bookie: bad.damage for bookie, bad in self.bad.items()}
+    def visibility(self) -> JavaVisibility:
+        """What Java's workers can detect. Only registered bookies were asked."""
+        damage = {bookie: copy.damage for bookie, copy in self.damaged.items()}
         return java_visibility(self.fragments, damage, registered=damage)
 
     @property
     def detail(self) -> str:
         """A sentence for an operator."""
         return "; ".join(
-            _told(bookie, verb, entries)
-            for bookie, bad in sorted(self.bad.items())
+            _damage_text(bookie, verb, entries)
+            for bookie, copy in sorted(self.damaged.items())
             for verb, entries in (
-                ("lacks", bad.absent),
-                ("holds damaged", bad.mismatched),
-                ("cannot read", bad.unreadable),
+                ("lacks", copy.absent),
+                ("holds damaged", copy.mismatched),
+                ("cannot read", copy.unreadable),
             )
             if entries
         )
 
 
-def _told(bookie: BookieId, verb: str, entries: EntryRuns) -> str:
+def _damage_text(bookie: BookieId, verb: str, entries: EntryRuns) -> str:
     if len(entries) == 1:
         return f"{bookie} {verb} entry {entries[0]}"
     return f"{bookie} {verb} {len(entries)} of the entries {entries[0]} to {entries[-1]}"
 
 
 class CopyReader:
-    """Looks at many ledgers at once. One for all checks of a leader."""
+    """Reads copies of many ledgers at a time. All checks of a leader share one."""
 
     def __init__(
         self,
@@ -147,84 +146,86 @@ class CopyReader:
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     async def metadata(self, ledger_id: int) -> VersionedMetadata | None:
-        """None for a ledger that is gone. Raises CorruptionError."""
+        """Return None if the ledger is deleted. Raises CorruptionError."""
         try:
             return await self._manager.read(ledger_id)
         except NoSuchLedgerError:
             return None
 
-    async def sample(self, versioned: VersionedMetadata, share: float) -> Copies | None:
-        """The ends of each copy, and ``share`` of the entries between them. None: the ledger is
-        gone."""
-        return await self._look(versioned, share=share)
+    async def read_sample(self, versioned: VersionedMetadata, share: float) -> CopyReport | None:
+        """Read the first and the last entry of each copy, and ``share`` of the entries between.
+        Return None if the ledger is deleted."""
+        return await self._read(versioned, share=share)
 
-    async def all(self, versioned: VersionedMetadata) -> Copies | None:
-        """Every entry of each copy; with entry lists, the ends alone of one whose list says it is
-        whole."""
-        return await self._look(versioned, share=0.0 if self._lists else 1.0, lists=self._lists)
+    async def read_all(self, versioned: VersionedMetadata) -> CopyReport | None:
+        """Read every entry of each copy. With entry lists, read only the ends of a copy whose list
+        is complete."""
+        return await self._read(versioned, share=0.0 if self._lists else 1.0, lists=self._lists)
 
-    async def of(
+    async def read_bookies(
         self, versioned: VersionedMetadata, bookies: Collection[BookieId], *, sample_entries: int
-    ) -> Copies | None:
-        """As ``sample``, of these bookies alone, with about ``sample_entries`` entries between the
-        ends in the whole ledger, at least one of each copy."""
+    ) -> CopyReport | None:
+        """Read as ``read_sample``, only from these bookies. ``sample_entries``: about how many
+        entries between the ends are read of the whole ledger; at least one of each copy."""
         metadata = versioned.metadata
         # Of an open ledger only what lies before its last segment is read.
         entry_count = max(metadata.last_entry_id + 1, metadata.last_segment.first_entry_id, 1)
         share = min(1.0, sample_entries / entry_count)
-        return await self._look(versioned, share=share, among=frozenset(bookies))
+        return await self._read(versioned, share=share, among=frozenset(bookies))
 
-    async def _look(
+    async def _read(
         self,
         versioned: VersionedMetadata,
         *,
         share: float,
         lists: EntryLists | None = None,
         among: frozenset[BookieId] | None = None,
-    ) -> Copies | None:
+    ) -> CopyReport | None:
         """``among``: the bookies to ask; None: all that are registered."""
         for _ in range(LOOKS_MAX):
-            copies = await self._look_twice(versioned, share, lists, among)
-            if not copies.bad:
+            copies = await self._read_twice(versioned, share, lists, among)
+            if not copies.damaged:
                 return copies
             await self._manager.sync(versioned.ledger_id)
             current = await self.metadata(versioned.ledger_id)
             if current is None or current.stat.mzxid == versioned.stat.mzxid:
                 return copies if current else None
-            versioned = current  # a worker, or a writer, changed it: what was asked is out of date
-        return replace(copies, bad={}, unknown=copies.unknown.union(copies.bad))
+            versioned = current  # a worker or a writer changed the metadata: read again
+        return replace(copies, damaged={}, unknown=copies.unknown.union(copies.damaged))
 
-    async def _look_twice(
+    async def _read_twice(
         self,
         versioned: VersionedMetadata,
         share: float,
         lists: EntryLists | None,
         among: frozenset[BookieId] | None,
-    ) -> Copies:
+    ) -> CopyReport:
         found = closed_fragments(versioned)
-        copies = Copies(metadata=versioned.metadata, fragments=found)
-        asked = await self._questions(found, share, lists, among)
-        first = await self._ask(versioned, found, asked)
+        copies = CopyReport(metadata=versioned.metadata, fragments=found)
+        asked = await self._read_plan(found, share, lists, among)
+        first = await self._read_planned(versioned, found, asked)
         copies = replace(copies, unknown=_unanswered(first))
-        suspects = _bad(first)
+        suspects = _damaged(first)
         if not suspects:
             return copies
-        if versioned.metadata.password is None and _gave_nothing(asked, first):
+        if versioned.metadata.password is None and _is_nothing_good(asked, first):
             return replace(copies, unknown=frozenset(), is_key_suspect=True)
         await self._clock.sleep(SECOND_LOOK_S)
-        again = {bookie: (bad.entries,) for bookie, bad in suspects.items()}
-        second = await self._ask(versioned, found, again)
-        return replace(copies, bad=_bad(second), unknown=copies.unknown | _unanswered(second))
+        again = {bookie: (copy.entries,) for bookie, copy in suspects.items()}
+        second = await self._read_planned(versioned, found, again)
+        return replace(
+            copies, damaged=_damaged(second), unknown=copies.unknown | _unanswered(second)
+        )
 
-    async def _questions(
+    async def _read_plan(
         self,
         found: Sequence[Fragment],
         share: float,
         lists: EntryLists | None,
         among: frozenset[BookieId] | None,
     ) -> ReadPlan:
-        """Ends, and a share of what is between; with entry lists all of a copy, unless its list
-        says that it is whole."""
+        """Return which entries to read: the ends, and a share of those between; with entry lists,
+        all entries of a copy unless its list is complete."""
         available = self._views.current.available
         if among is not None:
             available &= among
@@ -234,7 +235,7 @@ class CopyReader:
             suspects = available - {bookie for bookie, is_whole in whole.items() if is_whole}
         return plan_reads(found, available=available, suspects=suspects, share=share, rng=self._rng)
 
-    async def _ask(
+    async def _read_planned(
         self, versioned: VersionedMetadata, found: Sequence[Fragment], asked: ReadPlan
     ) -> dict[BookieId, ReadFailures]:
         if not asked:
@@ -251,9 +252,11 @@ class CopyReader:
             )
 
 
-def _bad(refusals: Mapping[BookieId, ReadFailures]) -> dict[BookieId, Bad]:
-    """Of those bookies that refused something for good."""
-    return {bookie: bad for bookie, refused in refusals.items() if (bad := Bad.of(refused))}
+def _damaged(refusals: Mapping[BookieId, ReadFailures]) -> dict[BookieId, DamagedCopy]:
+    """Return the bookies that permanently refused some entry."""
+    return {
+        bookie: copy for bookie, refused in refusals.items() if (copy := DamagedCopy.of(refused))
+    }
 
 
 def _unanswered(refusals: Mapping[BookieId, ReadFailures]) -> frozenset[BookieId]:
@@ -261,25 +264,30 @@ def _unanswered(refusals: Mapping[BookieId, ReadFailures]) -> frozenset[BookieId
 
 
 def closed_fragments(versioned: VersionedMetadata) -> tuple[Fragment, ...]:
-    """Those that never change again. Nobody is asked: that a segment was begun says that all before
-    it is acknowledged."""
+    """Return the fragments that never change again. This asks no bookie: if a later segment exists,
+    every entry before it is acknowledged."""
     metadata = versioned.metadata
     settled = metadata.last_segment.first_entry_id - 1
     found = fragments(versioned.ledger_id, metadata, lac=settled)
     return tuple(fragment for fragment in found if fragment.is_closed)
 
 
-def most_bad(copies: Copies) -> int:
-    """Of how many bookies the worst entry is bad."""
-    return max((_most_bad(fragment, copies.bad) for fragment in copies.fragments), default=0)
+def max_damaged_count(copies: CopyReport) -> int:
+    """Return how many bookies have a damaged copy of the worst entry."""
+    return max(
+        (_max_damaged_in(fragment, copies.damaged) for fragment in copies.fragments), default=0
+    )
 
 
-def _most_bad(fragment: Fragment, bad: Mapping[BookieId, Bad]) -> int:
-    """Sweeps over the runs: a bookie that came back empty may lack millions of entries."""
+def _max_damaged_in(fragment: Fragment, damaged: Mapping[BookieId, DamagedCopy]) -> int:
+    """Return the deepest overlap of the damaged runs in one fragment. Works on runs, because a
+    bookie may lack millions of entries."""
     assert fragment.last_entry_id is not None, fragment
     first, last = fragment.first_entry_id, fragment.last_entry_id
     lacking = [
-        bad[bookie].entries.between(first, last) for bookie in fragment.ensemble if bookie in bad
+        damaged[bookie].entries.between(first, last)
+        for bookie in fragment.ensemble
+        if bookie in damaged
     ]
     depth = deepest = 0
     for _, step in merge(*map(_edges, lacking)):
@@ -289,15 +297,15 @@ def _most_bad(fragment: Fragment, bad: Mapping[BookieId, Bad]) -> int:
 
 
 def _edges(entries: EntryRuns) -> Iterator[tuple[int, int]]:
-    """Where runs begin and end, ascending. Of two at one place the end comes first, also when
-    merged."""
+    """Yield where runs begin (1) and end (-1), ascending. At the same place the end comes first,
+    also after merging."""
     for run in entries.each_run():
         yield run.start, 1
         yield run.stop, -1
 
 
-def _gave_nothing(asked: ReadPlan, refusals: Mapping[BookieId, ReadFailures]) -> bool:
-    """Whether no entry at all was good, and some were not what their digest says."""
+def _is_nothing_good(asked: ReadPlan, refusals: Mapping[BookieId, ReadFailures]) -> bool:
+    """True if no entry read was good, and some did not match their digest."""
     return any(refused.mismatched for refused in refusals.values()) and all(
         sum(map(len, asked[bookie]))
         == sum(map(len, (refused.absent, refused.mismatched, refused.unreadable, refused.unknown)))
@@ -306,7 +314,7 @@ def _gave_nothing(asked: ReadPlan, refusals: Mapping[BookieId, ReadFailures]) ->
 
 
 NO_COPY, BELOW_ACK_QUORUM, BELOW_WRITE_QUORUM = "no_copy", "below_ack_quorum", "below_write_quorum"
-_TOLD = {
+_TEXTS = {
     NO_COPY: "an entry has no copy left",
     BELOW_ACK_QUORUM: "an entry has fewer copies than the ack quorum",
     BELOW_WRITE_QUORUM: "an entry has fewer copies than the write quorum",
@@ -314,49 +322,48 @@ _TOLD = {
 
 
 class ReplicasCheck(Check):
-    """``marks``: the shared queue. What is in it is known to lack copies, and is passed over."""
+    """``marks``: the shared queue. Marked ledgers are known to lack copies, and are skipped."""
 
     kind = REPLICAS
     part_size = 20
-    """Every entry is read: a part of as many ledgers as for a sample would take for ever."""
-    look_size = 1
+    """Small, because every entry is read."""
+    call_size = 1
 
-    def __init__(self, reader: CopyReader, reports: Reports, marks: MarkTree) -> None:
+    def __init__(self, reader: CopyReader, reports: FindingReporter, marks: MarkTree) -> None:
         self._reader = reader
         self._reports = reports
         self._marks = marks
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
-        """Counts ledgers by ``worst_entry``; ``found``, ``marked``, ``unknown`` and ``unopened`` as
-        ``AllLedgersCheck`` does; ``skipped``: open or empty ones, and those that are marked."""
-        return await look_at_each(self.kind, ledger_ids, self._look_at_one)
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
+        """Count ledgers by ``worst_entry``, ``found``, ``marked``, ``unknown`` and ``unreadable``
+        as in ``AllLedgersCheck``, and ``skipped`` (marked, not closed, or empty)."""
+        return await check_each(self.kind, ledger_ids, self._check_one)
 
-    async def _look_at_one(self, ledger_id: int) -> Counter[str]:
+    async def _check_one(self, ledger_id: int) -> Counter[str]:
         versioned = await self._reader.metadata(ledger_id)
         if versioned is None:
-            return Counter(gone=1)
+            return Counter(deleted=1)
         if not _has_entries_for_good(versioned.metadata) or await self._marks.holds(ledger_id):
             return Counter(skipped=1)
-        copies = await self._reader.all(versioned)
+        copies = await self._reader.read_all(versioned)
         if copies is None:
-            return Counter(gone=1)
+            return Counter(deleted=1)
         if copies.is_key_suspect:
-            return Counter(unopened=1)
+            return Counter(unreadable=1)
         counts = Counter(unknown=int(bool(copies.unknown)))
         if (worst := worst_entry(copies)) is not None:
             counts[worst] += 1
-            detail = f"{_TOLD[worst]}: {copies.detail}"
-            counts += await self._reports.report(self.kind, ledger_id, copies.sight, detail)
+            detail = f"{_TEXTS[worst]}: {copies.detail}"
+            counts += await self._reports.report(self.kind, ledger_id, copies.visibility, detail)
         return counts
 
 
-def worst_entry(copies: Copies) -> str | None:
-    """What the entry with the fewest copies has; None where none lacks any.
+def worst_entry(copies: CopyReport) -> str | None:
+    """Return the class of the entry with the fewest copies; None if no copy is damaged.
 
-    Copies that nobody knows of count as there: a bookie that cannot be reached has lost nothing
-    yet.
+    Copies without an answer count as good: a bookie that cannot be reached has lost nothing yet.
     """
-    lacking = most_bad(copies)
+    lacking = max_damaged_count(copies)
     left = copies.metadata.write_quorum - lacking
     if lacking == 0:
         return None
@@ -370,31 +377,35 @@ def _has_entries_for_good(metadata: LedgerMetadata) -> bool:
 
 
 class AllLedgersCheck(Check):
-    """``share``: of a copy's entries how many are read besides the first and the last, 0 to 1."""
+    """``share``: share of a copy's entries, 0 to 1, that are read besides the first and the last."""
 
     kind = ALL_LEDGERS
     part_size = 100
-    """At a pace of 1,000 reads a second, and with two reads of a copy, half a second."""
-    look_size = 1
+    """With 1,000 reads per second and two reads of a copy, a part takes half a second."""
+    call_size = 1
 
-    def __init__(self, reader: CopyReader, reports: Reports, *, share: float) -> None:
+    def __init__(self, reader: CopyReader, reports: FindingReporter, *, share: float) -> None:
         self._reader = reader
         self._reports = reports
         self._share = share
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
-        """Counts ledgers: ``found`` and ``marked``; ``unknown``, of which some copy was not told;
-        ``unopened``, of which none was."""
-        return await look_at_each(self.kind, ledger_ids, self._look_at_one)
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
+        """Count ledgers: ``found`` and ``marked``; ``unknown``: some copy did not answer;
+        ``unreadable``: the metadata cannot be read, or no entry matches the key."""
+        return await check_each(self.kind, ledger_ids, self._check_one)
 
-    async def _look_at_one(self, ledger_id: int) -> Counter[str]:
+    async def _check_one(self, ledger_id: int) -> Counter[str]:
         versioned = await self._reader.metadata(ledger_id)
-        copies = None if versioned is None else await self._reader.sample(versioned, self._share)
+        copies = (
+            None if versioned is None else await self._reader.read_sample(versioned, self._share)
+        )
         if copies is None:
-            return Counter(gone=1)
+            return Counter(deleted=1)
         if copies.is_key_suspect:
-            return Counter(unopened=1)
+            return Counter(unreadable=1)
         counts = Counter(unknown=int(bool(copies.unknown)))
-        if copies.bad:
-            counts += await self._reports.report(self.kind, ledger_id, copies.sight, copies.detail)
+        if copies.damaged:
+            counts += await self._reports.report(
+                self.kind, ledger_id, copies.visibility, copies.detail
+            )
         return counts

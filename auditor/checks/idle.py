@@ -1,13 +1,13 @@
-"""Looks for open ledgers that nobody writes any more, though all their bookies are there (gap G35).
+"""Reports idle open ledgers: nobody has written them for long, though all their bookies are
+registered (gap G35).
 
-The bookies of the last ensemble are asked for their last entry, without fencing; one that stays the
-same from one run to the next, while the metadata is not written either, means that the ledger is
-idle. It is told of, with its age, and never closed: a writer may be slow, and closing locks him out
+The check asks the bookies of the last ensemble for their last entry, without fencing. If neither
+that entry nor the metadata changes from one run to the next, the ledger is idle. It is reported
+with its age and never closed: a writer may just be slow, and closing would stop the writer
 (``bookmender ledger close``).
 
-Open ledgers as they were last seen: ``<ur>/bookmender/idle``, versioned JSON.
-
-Whether one is idle only time can tell, more of it than a leader may last: so what was seen is kept.
+A ledger may have to be watched for longer than one leader lasts. So the last known changes are
+stored in ``<ur>/bookmender/idle``, as versioned JSON.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from auditor.checks.base import Check, look_at_each
+from auditor.checks.base import Check, check_each
 from auditor.checks.records import IDLE_OPEN, CheckRun
 from auditor.ledger_map import LedgerMap
 from ledgers.bookies import Bookies
@@ -32,33 +32,33 @@ from replication.cluster import ViewSource
 from replication.transactions import Batcher
 from replication.znodes import INT_MAX, TIME_MS_MAX, ClusterPaths, as_int, read_record
 
-SIGHTINGS_MAX = 10_000
-"""Kept: those of the longest standing. About 300 kB."""
+KEPT_MAX = 10_000
+"""Ledgers that are stored, the longest idle first. About 300 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """An open ledger has got no entry since ``since_ms`` (wall clock), nor was its metadata
-    written.
+class LastChange:
+    """An open ledger has not changed since ``since_ms`` (wall clock): it got no entry, and its
+    metadata was not written.
 
-    ``last_entry_id``: the last that its bookies told of; -1: none.
+    ``last_entry_id``: the last entry that its bookies reported; -1: none.
     """
 
     last_entry_id: int
     since_ms: int
 
     def idle_s(self, now_ms: int) -> float:
-        """At least so long it has been idle."""
+        """Return for how long the ledger has been idle, at least."""
         return max(0, now_ms - self.since_ms) / 1000
 
 
-def seen_again(
-    before: Sighting | None, *, last_entry_id: int | None, written_ms: int, now_ms: int
-) -> Sighting | None:
-    """What is known of a ledger now. None: nothing, for no bookie said anything.
+def updated_change(
+    before: LastChange | None, *, last_entry_id: int | None, written_ms: int, now_ms: int
+) -> LastChange | None:
+    """Return the last known change of a ledger after another reading; None if nothing is known.
 
-    ``written_ms``: when its metadata was last written. A last entry before the one known comes of
-    bookies that did not answer this time.
+    ``last_entry_id``: None if no bookie answered. ``written_ms``: when the metadata was last
+    written. A last entry below the known one comes from other bookies than before.
     """
     is_as_before = (
         before is not None
@@ -69,33 +69,34 @@ def seen_again(
         return before
     if last_entry_id is None:
         return None
-    return Sighting(last_entry_id=last_entry_id, since_ms=now_ms)
+    return LastChange(last_entry_id=last_entry_id, since_ms=now_ms)
 
 
-def longest_standing(sightings: Mapping[int, Sighting]) -> dict[int, Sighting]:
-    """Those that are kept, the longest idle first."""
-    order = sorted(sightings, key=lambda ledger_id: (sightings[ledger_id].since_ms, ledger_id))
-    return {ledger_id: sightings[ledger_id] for ledger_id in order[:SIGHTINGS_MAX]}
+def longest_idle(changes: Mapping[int, LastChange]) -> dict[int, LastChange]:
+    """Return the changes that are stored, the longest idle first."""
+    order = sorted(changes, key=lambda ledger_id: (changes[ledger_id].since_ms, ledger_id))
+    return {ledger_id: changes[ledger_id] for ledger_id in order[:KEPT_MAX]}
 
 
-def sightings_to_json(sightings: Mapping[int, Sighting]) -> bytes:
-    """By columns: with a name to each value it would be three times as large."""
+def last_changes_to_json(changes: Mapping[int, LastChange]) -> bytes:
+    """Return columns instead of rows: with a key for each value the record would be three times as
+    large."""
     record = {
         "version": 1,
-        "ledger_ids": list(sightings),
-        "last_entry_ids": [each.last_entry_id for each in sightings.values()],
-        "since_ms": [each.since_ms for each in sightings.values()],
+        "ledger_ids": list(changes),
+        "last_entry_ids": [each.last_entry_id for each in changes.values()],
+        "since_ms": [each.since_ms for each in changes.values()],
     }
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-async def read_sightings(store: MetadataStore, paths: ClusterPaths) -> dict[int, Sighting]:
-    """By ledger, the longest idle first; none where nothing is stored, or nothing that can be
-    read."""
-    return await read_record(store, paths.idle, _sightings) or {}
+async def read_last_changes(store: MetadataStore, paths: ClusterPaths) -> dict[int, LastChange]:
+    """Return the stored changes by ledger, the longest idle first; empty if none is stored or
+    readable."""
+    return await read_record(store, paths.idle, _changes) or {}
 
 
-def _sightings(record: Mapping[str, Any]) -> dict[int, Sighting]:
+def _changes(record: Mapping[str, Any]) -> dict[int, LastChange]:
     if record.get("version") != 1:
         return {}
     columns = [record.get(key) for key in ("ledger_ids", "last_entry_ids", "since_ms")]
@@ -105,28 +106,29 @@ def _sightings(record: Mapping[str, Any]) -> dict[int, Sighting]:
 def _rows(columns: list[object]) -> list[tuple[object, ...]]:
     lists = [column for column in columns if isinstance(column, list)]
     if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
-        raise CorruptionError("a record whose columns do not fit together")
+        raise CorruptionError("the columns of the record have different lengths")
     return list(zip(*lists, strict=True))
 
 
-def _row(ledger_id: object, last_entry_id: object, since_ms: object) -> tuple[int, Sighting]:
-    return as_int(ledger_id, "ledger"), Sighting(
+def _row(ledger_id: object, last_entry_id: object, since_ms: object) -> tuple[int, LastChange]:
+    return as_int(ledger_id, "ledger"), LastChange(
         last_entry_id=as_int(last_entry_id, "last entry", least=NO_ENTRY, most=INT_MAX),
         since_ms=as_int(since_ms, "time", most=TIME_MS_MAX),
     )
 
 
-class Sightings:
-    """The leader's: written through ``batcher``, whose guards prove the leadership (rule S9)."""
+class IdleRecords:
+    """Reads and writes the stored changes, through ``batcher``, whose guards prove the leadership
+    (rule S9)."""
 
     def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
         self._store, self._batcher, self._paths = store, batcher, paths
 
-    async def read(self) -> dict[int, Sighting]:
-        return await read_sightings(self._store, self._paths)
+    async def read(self) -> dict[int, LastChange]:
+        return await read_last_changes(self._store, self._paths)
 
-    async def write(self, sightings: Mapping[int, Sighting]) -> None:
-        data = sightings_to_json(longest_standing(sightings))
+    async def write(self, changes: Mapping[int, LastChange]) -> None:
+        data = last_changes_to_json(longest_idle(changes))
         await self._batcher.put(self._paths.idle, data)
 
 
@@ -136,8 +138,7 @@ LEDGERS_AT_ONCE = 16
 
 
 class IdleOpenCheck(Check):
-    """Counts ``open`` ledgers, those that are ``idle``, and those of which no bookie said anything:
-    ``unknown``."""
+    """Counts ``open`` ledgers, ``idle`` ledgers, and ``unknown`` ones whose bookies did not answer."""
 
     kind = IDLE_OPEN
     part_size = 1_000
@@ -149,7 +150,7 @@ class IdleOpenCheck(Check):
         manager: LedgerManager,
         bookies: Bookies,
         views: ViewSource,
-        sightings: Sightings,
+        idle_records: IdleRecords,
         after_s: float,
         reads_per_s: int,
         clock: Clock,
@@ -159,11 +160,11 @@ class IdleOpenCheck(Check):
         self._manager = manager
         self._bookies = bookies
         self._views = views
-        self._sightings = sightings
+        self._idle_records = idle_records
         self._after_s = after_s
         self._read_s = 1 / reads_per_s if reads_per_s else 0.0
         self._clock = clock
-        self._known: dict[int, Sighting] = {}
+        self._known: dict[int, LastChange] = {}
         self._started_ms: int | None = None
         """Of the run that ``_known`` is of."""
         self._next_read_s = 0.0
@@ -171,37 +172,37 @@ class IdleOpenCheck(Check):
         """The idle ledgers that were logged last."""
 
     async def begin(self, run: CheckRun) -> None:
-        """What an earlier leader saw in this run is lost: those ledgers are as the run before saw
-        them."""
+        """What an earlier leader read in this run is lost. For those ledgers the previous run
+        counts."""
         if self._started_ms != run.started_ms:
-            self._known = await self._sightings.read()
+            self._known = await self._idle_records.read()
             self._started_ms = run.started_ms
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
         counts: Counter[str] = Counter()
         open_ids = [ledger_id for ledger_id in ledger_ids if self._is_open(ledger_id)]
         for start in range(0, len(open_ids), LEDGERS_AT_ONCE):
             part = open_ids[start : start + LEDGERS_AT_ONCE]
-            counts += await look_at_each(self.kind, part, self._look_at_one)
+            counts += await check_each(self.kind, part, self._check_one)
         return counts
 
     async def finish(self, run: CheckRun) -> None:
-        """Those that were closed or deleted meanwhile are forgotten."""
+        """Forget ledgers that were closed or deleted meanwhile, store the rest, and log the idle
+        ones."""
         self._known = {i: each for i, each in self._known.items() if self._is_open(i)}
-        await self._sightings.write(self._known)
+        await self._idle_records.write(self._known)
         now_ms = self._clock.wall_ms()
         ages_s = {i: each.idle_s(now_ms) for i, each in self._known.items()}
-        self._tell({i: age_s for i, age_s in ages_s.items() if age_s >= self._after_s})
+        self._report({i: age_s for i, age_s in ages_s.items() if age_s >= self._after_s})
 
-    def _tell(self, ages_s: Mapping[int, float]) -> None:
-        """``ages_s``: of those that are idle. A warning only where others are than were at the last
-        look of this leader."""
-        is_news, self._warned_of = ages_s.keys() != self._warned_of, frozenset(ages_s)
+    def _report(self, ages_s: Mapping[int, float]) -> None:
+        """Log the idle ledgers, as a warning if they are not the ones that this leader logged last."""
+        has_changed, self._warned_of = ages_s.keys() != self._warned_of, frozenset(ages_s)
         if not ages_s:
             return
         oldest = max(ages_s, key=lambda ledger_id: ages_s[ledger_id])
-        tell = log.warning if is_news else log.info
-        tell(
+        log_event = log.warning if has_changed else log.info
+        log_event(
             "ledgers.idle",
             ledger_count=len(ages_s),
             oldest_ledger_id=oldest,
@@ -213,27 +214,27 @@ class IdleOpenCheck(Check):
         ledger = self._ledger_map.get(ledger_id)
         return ledger is not None and ledger.state is not LedgerState.CLOSED
 
-    async def _look_at_one(self, ledger_id: int) -> Counter[str]:
+    async def _check_one(self, ledger_id: int) -> Counter[str]:
         try:
             versioned = await self._manager.read(ledger_id)
         except NoSuchLedgerError:
             return Counter()
         if versioned.metadata.is_closed:
             return Counter()
-        there = self._views.current.available
-        members = [b for b in versioned.metadata.last_segment.ensemble if b in there]
+        registered = self._views.current.available
+        members = [b for b in versioned.metadata.last_segment.ensemble if b in registered]
         await self._wait_turn(len(members))
         last, silent = await highest_entry_id(self._bookies, members, ledger_id)
         last_entry_id = None if silent.issuperset(members) else last
-        found = seen_again(
+        found = updated_change(
             self._known.get(ledger_id),
             last_entry_id=last_entry_id,
             written_ms=versioned.stat.mtime_ms,
             now_ms=self._clock.wall_ms(),
         )
-        return Counter(open=1) + self._note(ledger_id, found, is_unknown=last_entry_id is None)
+        return Counter(open=1) + self._count(ledger_id, found, is_unknown=last_entry_id is None)
 
-    def _note(self, ledger_id: int, found: Sighting | None, *, is_unknown: bool) -> Counter[str]:
+    def _count(self, ledger_id: int, found: LastChange | None, *, is_unknown: bool) -> Counter[str]:
         if found is None:
             self._known.pop(ledger_id, None)
         else:

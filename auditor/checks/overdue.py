@@ -1,10 +1,9 @@
-"""Ledgers that have been marked for too long: somebody should look why they are not repaired.
+"""Reports ledgers that have been marked for too long, so that an operator finds out why they are
+not repaired.
 
-Those in our private queue count where a check or fsck found damage; what operators ordered takes its
-time.
-
-Java's auditor looks in its placement check, at the time in the mark, which it sets anew whenever it
-adds a bookie. Ours goes by the older of that and the znode's own.
+Ledgers in our private queue count only if a check or fsck found damage; drains and other orders of
+operators may take their time. Java's auditor uses the time in the mark, which it sets again
+whenever it adds a bookie. Ours uses the older of that time and the creation time of the znode.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from prometheus_client import Gauge
 
 from auditor.checks import runner
 from auditor.checks.records import OVERDUE, CheckRecord, CheckRecords, CheckRun
-from auditor.marker import read_private_queue
+from auditor.finding_marker import read_private_queue
 from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
@@ -31,17 +30,17 @@ from replication.znodes import ClusterPaths, MarkPaths
 log = structlog.get_logger()
 MARKS = Gauge(
     "bookmender_overdue_marks",
-    "Ledgers marked for longer than checks.overdue_after_s, as this leader last saw it.",
+    "Ledgers that have been marked for longer than checks.overdue_after_s, as of this leader's last reading.",
 )
 
 LOOK_MIN_S, LOOK_MAX_S = 60.0, 3_600.0
 LOGGED_MAX = 20
-"""Ledgers named in the log; the counts tell of the rest."""
+"""Ledgers named in the log. The rest is only counted."""
 
 
 class OverdueMarks:
-    """The leader's. Reads the queue now and then, and writes a record; marks nothing, so it never
-    pauses."""
+    """Reads the queue regularly and records overdue marks. It writes no marks, so nothing pauses
+    it."""
 
     def __init__(
         self,
@@ -57,11 +56,11 @@ class OverdueMarks:
         self._records = records
         self._after_s = after_s
         self._clock = clock
-        self._told: frozenset[int] = frozenset()
-        self._told_unopened: frozenset[int] = frozenset()
+        self._logged: frozenset[int] = frozenset()
+        self._logged_unreadable: frozenset[int] = frozenset()
 
     async def run(self) -> None:
-        """Ends at once where no mark is ever overdue; else as ``CheckRunner.run`` does."""
+        """Run until cancelled, as ``CheckRunner.run``; end at once if the setting is 0."""
         if self._after_s == 0:
             return
         try:
@@ -78,8 +77,8 @@ class OverdueMarks:
             log.warning("check.failed", check=OVERDUE, error=str(error))
 
     async def run_once(self) -> list[int]:
-        """The overdue ledgers, ascending. Of a mark that ACLs shut away nobody knows: it is told
-        of, and not among them."""
+        """Return the overdue ledgers, ascending. The age of a mark that ACLs deny access to is
+        unknown: its ledger is logged, and not returned."""
         started_ms = self._clock.wall_ms()
         shared = await marked_ledger_ids(self._store, self._paths)
         own = await read_private_queue(self._store, self._paths, shared=shared)
@@ -93,20 +92,20 @@ class OverdueMarks:
         )
         limit_ms = started_ms - int(self._after_s * 1000)
         overdue: list[int] = []
-        unopened: list[int] = []
+        unreadable: list[int] = []
         for ledger_id, since_ms in zip(ledger_ids, since, strict=True):
             if isinstance(since_ms, UnauthorizedError):
-                unopened.append(ledger_id)
+                unreadable.append(ledger_id)
             elif since_ms is not None and since_ms < limit_ms:
                 overdue.append(ledger_id)
-        await self._tell(overdue, unopened, looked_at=ledger_ids, started_ms=started_ms)
+        await self._report(overdue, unreadable, checked=ledger_ids, started_ms=started_ms)
         return overdue
 
     async def _marked_since_ms(
         self, queue: MarkPaths, ledger_id: int
     ) -> int | UnauthorizedError | None:
-        """Return when the ledger was marked. None for a ledger that is not marked any more; the error where ACLs
-        shut us out."""
+        """Return since when the ledger is marked; None if it is not marked any more; the error if
+        ACLs deny access. ``queue``: root path of the queue."""
         try:
             data, stat = await self._store.get(queue.mark(ledger_id))
             mark = znodes.parse_mark(data)
@@ -118,32 +117,31 @@ class OverdueMarks:
             return stat.ctime_ms
         return min(stat.ctime_ms, mark.ctime_ms or stat.ctime_ms)
 
-    async def _tell(
+    async def _report(
         self,
         overdue: Sequence[int],
-        unopened: Sequence[int],
+        unreadable: Sequence[int],
         *,
-        looked_at: Sequence[int],
+        checked: Sequence[int],
         started_ms: int,
     ) -> None:
         MARKS.set(len(overdue))
         self._log(overdue)
-        self._log_unopened(unopened)
+        self._log_unreadable(unreadable)
         now_ms = self._clock.wall_ms()
         run = CheckRun(
             started_ms=started_ms,
             finished_ms=now_ms,
-            ledger_count=len(looked_at),
+            ledger_count=len(checked),
             active_ms=now_ms - started_ms,
-            counts={"overdue": len(overdue), "unopened": len(unopened)},
+            counts={"overdue": len(overdue), "unreadable": len(unreadable)},
         )
         runner.show_finished(OVERDUE, run)
         await self._records.write(OVERDUE, CheckRecord(last=run))
 
     def _log(self, overdue: Sequence[int]) -> None:
-        """Once of each ledger, not at each look, nor when others are repaired; and when none is
-        left."""
-        new = [ledger_id for ledger_id in overdue if ledger_id not in self._told]
+        """Log each overdue ledger once, and once when none is left."""
+        new = [ledger_id for ledger_id in overdue if ledger_id not in self._logged]
         if new:
             log.error(
                 "marks.overdue",
@@ -153,18 +151,19 @@ class OverdueMarks:
                 after_s=self._after_s,
                 next_step="bookmender queue list says why they wait",
             )
-        if self._told and not overdue:
+        if self._logged and not overdue:
             log.info("marks.overdue_ended")
-        self._told = frozenset(overdue)
+        self._logged = frozenset(overdue)
 
-    def _log_unopened(self, unopened: Sequence[int]) -> None:
-        """Likewise once of each ledger."""
-        new = [ledger_id for ledger_id in unopened if ledger_id not in self._told_unopened]
+    def _log_unreadable(self, unreadable: Sequence[int]) -> None:
+        """Log each mark that cannot be read once."""
+        new = [ledger_id for ledger_id in unreadable if ledger_id not in self._logged_unreadable]
         if new:
-            log.warning("marks.unopened", count=len(unopened), ledger_ids=new[:LOGGED_MAX])
-        self._told_unopened = frozenset(unopened)
+            log.warning("marks.read_denied", count=len(unreadable), ledger_ids=new[:LOGGED_MAX])
+        self._logged_unreadable = frozenset(unreadable)
 
 
 def look_interval_s(after_s: float) -> float:
-    """A tenth of what is overdue, within bounds: the whole queue is read each time."""
+    """Return the interval between two readings of the whole queue: a tenth of ``after_s``, within
+    bounds."""
     return min(LOOK_MAX_S, max(LOOK_MIN_S, after_s / 10))

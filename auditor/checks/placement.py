@@ -1,15 +1,16 @@
-"""Compares where copies are with the placement policy: from the index and the racks, asking nobody.
+"""Compares where copies are with the placement policy, from the ledger map and the racks. Asks no
+bookie.
 
-A ledger counts once, by its worst segment; closed ledgers and those still written to apart (Java's
-AuditorPlacementPolicyCheckTask looks at closed ones only). Where the verdict depends on a bookie of
-which nobody knows where it is, or was, it is unknown, not a failure (gap G19). Where nobody has set
-a source of racks there is nothing to compare with: no finding, and no doubt either.
+Each ledger counts once, by its worst segment. Closed ledgers are counted apart from others; Java's
+AuditorPlacementPolicyCheckTask looks at closed ones only. If the verdict depends on a bookie whose
+rack is unknown, it is unknown, not a failure (gap G19). Without a source of racks there is nothing
+to compare with, and ledgers count as ``uncompared``.
 
-Where that is wanted, closed ledgers that fail are marked for a worker to move their copies: in our
-private queue, for a Java worker would find them whole, or move them by a policy of its own. No others
-are marked than those that some writable bookie would make better now (gap G18) and whose bookies
-are all there, and no more than a few thousand in a run: a slip in the file of racks is not to set
-the whole cluster moving.
+If so configured, closed ledgers that break a rule are marked, and a worker moves their copies. The
+marks go to our private queue: a Java worker would find these ledgers healthy, or move copies by a
+policy of its own. A ledger is marked only if some writable bookie would improve it now (gap G18)
+and all its bookies are registered. One run marks at most ``MARKS_MAX`` ledgers, so that a mistake
+in the file of racks does not move the copies of the whole cluster.
 """
 
 import asyncio
@@ -18,10 +19,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 import structlog
 
-from auditor.checks.base import Check, Reports
+from auditor.checks.base import Check, FindingReporter
 from auditor.checks.records import PLACEMENT, CheckRun
+from auditor.finding_marker import JavaVisibility
 from auditor.ledger_map import LedgerMap, MappedLedger
-from auditor.underreplication import Sight
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.model import BookieId, LedgerState
 from ledgers.placement import Adherence, Candidate, Locate, PlacementPolicy
@@ -31,14 +32,14 @@ from replication.cluster import ViewSource
 log = structlog.get_logger()
 
 MARKS_MAX = 10_000
-"""Ledgers that one run marks, give or take a handful. The next one goes on: those that were moved
-are well placed by then."""
+"""About how many ledgers one run marks. The next run continues, because moved ledgers are well
+placed by then."""
 REPORTS_AT_ONCE = 16
 LEDGERS_PER_TURN = 100
-"""Judged before others on the loop have theirs."""
+"""Ledgers judged before other tasks get a turn."""
 
 UNCOMPARED = "uncompared"
-"""Counts ledgers whose verdict hangs on racks where these have no source."""
+"""Counts ledgers whose verdict depends on racks that no source provides."""
 
 _WORST_FIRST = (Adherence.FAIL, Adherence.UNKNOWN, Adherence.SOFT, Adherence.STRICT)
 
@@ -46,7 +47,7 @@ Ensemble = tuple[BookieId, ...]
 
 
 def verdict(ledger: MappedLedger, policy: PlacementPolicy) -> Adherence:
-    """Of its worst segment."""
+    """Return the verdict of the ledger's worst segment."""
     found = {_adherence(ledger, ensemble, policy) for ensemble in set(ledger.ensembles)}
     return next(adherence for adherence in _WORST_FIRST if adherence in found)
 
@@ -54,7 +55,7 @@ def verdict(ledger: MappedLedger, policy: PlacementPolicy) -> Adherence:
 def can_be_better(
     ledger: MappedLedger, policy: PlacementPolicy, candidates: Collection[Candidate]
 ) -> bool:
-    """Whether any segment that fails would fail less with one of these bookies in it."""
+    """True if one of the candidates would improve a segment that breaks a rule."""
     return any(
         _can_be_better(ledger, ensemble, policy, candidates)
         for ensemble in _failing(ledger, policy)
@@ -92,10 +93,12 @@ def _can_be_better(
 
 
 class PlacementCheck(Check):
-    """Counts ledgers by verdict: ``fail``, ``soft``, ``strict``, ``unknown``, and ``open_fail`` and
-    so on of those that are not closed; ``marked`` marks that are new; ``unreadable`` those of which
-    nothing is known; ``uncompared``, open ones too, instead of ``unknown`` where no source of racks
-    is set."""
+    """Counts ledgers by verdict.
+
+    ``fail``, ``soft``, ``strict``, ``unknown``: closed ledgers; with the prefix ``open_``: others.
+    ``uncompared``: instead of ``unknown``, if no source of racks is set. ``unreadable``: nothing is
+    known of the ledger. ``marked``: new marks.
+    """
 
     kind = PLACEMENT
 
@@ -107,9 +110,9 @@ class PlacementCheck(Check):
         policy: PlacementPolicy,
         rack_of: Locate,
         has_rack_source: bool,
-        reports: Reports | None,
+        reports: FindingReporter | None,
     ) -> None:
-        """``reports``: what is found is marked. None: ledgers are only counted."""
+        """``reports``: marks what is found; None: ledgers are only counted."""
         self._ledger_map = ledger_map
         self._views = views
         self._policy = policy
@@ -121,7 +124,7 @@ class PlacementCheck(Check):
     async def begin(self, run: CheckRun) -> None:
         self._marks_left = max(0, MARKS_MAX - run.counts.get("marked", 0))
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
         counts: Counter[str] = Counter()
         misplaced: list[MappedLedger] = []
         for position, ledger_id in enumerate(ledger_ids):
@@ -155,7 +158,8 @@ class PlacementCheck(Check):
             )
 
     async def _mark(self, misplaced: Sequence[MappedLedger]) -> int:
-        """How many marks are new. Raises UnavailableError."""
+        """Mark the misplaced ledgers that can be improved. Return the number of new marks. Raises
+        UnavailableError."""
         if self._reports is None:
             return 0
         view = self._views.current
@@ -168,7 +172,7 @@ class PlacementCheck(Check):
             movable = [
                 ledger
                 for ledger in misplaced[start : start + REPORTS_AT_ONCE]
-                # Of one that misses a bookie the loss is seen to first.
+                # If a bookie is absent, the loss is handled first.
                 if ledger.bookies <= view.checked
                 and can_be_better(ledger, self._policy, candidates)
             ]
@@ -177,7 +181,7 @@ class PlacementCheck(Check):
         return marked_count
 
     async def _report_all(self, ledgers: Sequence[MappedLedger]) -> int:
-        """How many of the marks are new."""
+        """Return the number of new marks."""
         async with task_scope() as scope:
             tasks = [scope.start(self._report(ledger)) for ledger in ledgers]
             return sum([(await task)["marked"] for task in tasks])
@@ -187,5 +191,8 @@ class PlacementCheck(Check):
         ensemble = next(_failing(ledger, self._policy))
         where = ", ".join(f"{bookie} in {self._rack_of(bookie)}" for bookie in ensemble)
         return await self._reports.report(
-            self.kind, ledger.ledger_id, Sight(), f"misplaced by the placement policy: {where}"
+            self.kind,
+            ledger.ledger_id,
+            JavaVisibility(),
+            f"misplaced by the placement policy: {where}",
         )

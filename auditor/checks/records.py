@@ -1,9 +1,8 @@
-"""How far each check is, and what it found when it last ran: ``<ur>/bookmender/checks/<name>``.
+"""The kinds of periodic checks, and the records of their progress and results:
+``<ur>/bookmender/checks/<name>``.
 
-A leader goes on from here where the one before it stopped. The time at which Java's auditor, too,
-looks stands in a znode of its own (``last_run_ms``).
-
-Which periodic checks there are, for who runs them and for who asks about them.
+A new leader continues a run from its record. The time of the last run, which Java's auditor reads
+too, is in a znode of Java's (``last_run_ms``).
 """
 
 import json
@@ -33,10 +32,10 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRun:
-    """One run, under way or over. Times are wall-clock milliseconds.
+    """One run, in progress or finished. Times are wall-clock milliseconds.
 
-    ``cursor``: ledgers below it were looked at. ``ledgers_left``: when it was last told.
-    ``active_ms``: what the run took, pauses and changes of leader left out.
+    ``cursor``: ledgers with lower ids were checked. ``ledgers_left``: as of the last write.
+    ``active_ms``: duration without pauses and changes of leader.
     """
 
     started_ms: int
@@ -46,20 +45,20 @@ class CheckRun:
     ledgers_left: int = 0
     active_ms: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What came of it, by kind."""
+    """Outcomes by kind."""
     pause: str = ""
-    """Why it does not go on now; empty while it does."""
+    """Why the run is paused now; empty if it is not."""
 
     @property
     def ledgers_per_s(self) -> float | None:
-        """None while nobody can tell."""
+        """None if not known yet."""
         if self.ledger_count == 0 or self.active_ms == 0:
             return None
         return self.ledger_count * 1000 / self.active_ms
 
     @property
     def remaining_s(self) -> float | None:
-        """By the speed so far; None while nobody can tell."""
+        """Estimated from the speed so far; None if not known yet."""
         speed = self.ledgers_per_s
         return None if speed is None else self.ledgers_left / speed
 
@@ -82,18 +81,19 @@ class CheckRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRecord:
-    """``running``: the run that is not over, be anybody at it or not. ``last``: the last one that
-    is."""
+    """``running``: the unfinished run, also if nobody continues it now. ``last``: the last finished
+    run."""
 
     running: CheckRun | None = None
     last: CheckRun | None = None
     last_ms: int | None = None
-    """Of a check that Java does not know: as its znode would say (``schedule``)."""
+    """For a check that Java does not have: the time of the last run, as its znode would hold it
+    (``runner.due_in_s``)."""
 
     def unfinished(self, last_ms: int | None) -> CheckRun | None:
-        """The run to go on with. ``last_ms``: when a run was last completed.
+        """Return the run to continue. ``last_ms``: when a run was last finished.
 
-        None too where Java's auditor, leading in between, has completed one since this one began.
+        Return None also if Java's auditor led meanwhile and finished a run after this one began.
         """
         if self.running is not None and (last_ms is None or last_ms <= self.running.started_ms):
             return self.running
@@ -111,7 +111,7 @@ class CheckRecord:
     def parse(cls, record: Mapping[str, Any]) -> Self:
         """Raises CorruptionError."""
         if record.get("version") != VERSION:
-            raise CorruptionError("a check's record of a kind that this release does not know")
+            raise CorruptionError("this release does not know this version of a check's record")
         given = {key: record.get(key) is not None for key in ("running", "last", "last_ms")}
         return cls(
             running=CheckRun.parse(object_field(record, "running")) if given["running"] else None,
@@ -121,14 +121,15 @@ class CheckRecord:
 
 
 async def read_check(store: MetadataStore, paths: ClusterPaths, name: str) -> CheckRecord:
-    """An empty one where none can be read: then it begins anew."""
+    """Return the record of a check; an empty one if there is none or it cannot be read."""
     return await read_record(store, paths.check(name), CheckRecord.parse) or CheckRecord()
 
 
 async def last_run_ms(
     store: MetadataStore, paths: ClusterPaths, name: str, audit: Audit | None
 ) -> int | None:
-    """When the check was last completed, by anybody; None: never, or nobody can tell."""
+    """Return when any auditor last finished the check; None if never, or if the time cannot be
+    read."""
     if audit is None:
         return (await read_check(store, paths, name)).last_ms
     try:
@@ -139,7 +140,7 @@ async def last_run_ms(
 
 
 class CheckRecords:
-    """Written through ``batcher``, whose guards prove the leadership (rule S9)."""
+    """Writes records through ``batcher``, whose guards prove the leadership (rule S9)."""
 
     def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
         self._store, self._batcher, self._paths = store, batcher, paths
@@ -154,7 +155,7 @@ class CheckRecords:
         await self._commit({self._paths.check(name): record.to_json()})
 
     async def write_finished(self, name: str, record: CheckRecord, audit: Audit | None) -> None:
-        """And the time that Java looks at, in the same transaction."""
+        """Write the record, and the time that Java reads, in one transaction."""
         assert record.last_ms is not None, record
         written = {self._paths.check(name): record.to_json()}
         if audit is not None:
@@ -163,7 +164,7 @@ class CheckRecords:
         await self._commit(written)
 
     async def _commit(self, written: Mapping[str, bytes]) -> None:
-        """Each created, or put in place of what an earlier leader left."""
+        """Create or replace these znodes."""
         parent = self._paths.checks
         operations: list[Create | SetData] = []
         if await self._store.exists(parent) is None:
@@ -180,27 +181,25 @@ class CheckRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckKind:
-    """``name``: as people and our znodes call it. ``about``: what it does, for people."""
+    """``name``: as commands and our znodes show it. ``about``: what the check does, for people."""
 
     name: str
     about: str
     audit: Audit | None = None
-    """Whose znode keeps the time of the last run, as Java's auditor does; None: our record
-    alone."""
+    """The Java znode that holds the time of the last run; None: only our record holds it."""
     interval_of: Callable[[ChecksSettings], float]
-    """Seconds from the end of a run to the beginning of the next. 0: only when somebody asks for
-    it."""
+    """Seconds between the end of a run and the start of the next. 0: only on request."""
 
 
 ALL_LEDGERS = CheckKind(
     name="all-ledgers",
-    about="reads entries of every copy of every ledger, and marks what lacks some",
+    about="reads entries of every copy of every ledger, and marks ledgers with damaged copies",
     audit=Audit.ALL_LEDGERS,
     interval_of=lambda settings: settings.all_ledgers_interval_s,
 )
 REPLICAS = CheckKind(
     name="replicas",
-    about="counts the copies of every entry of every closed ledger, and marks where some lack",
+    about="counts the copies of every entry of every closed ledger, and marks ledgers that lack some",
     audit=Audit.REPLICAS,
     interval_of=lambda settings: settings.replicas_interval_s,
 )
@@ -212,16 +211,16 @@ PLACEMENT = CheckKind(
 )
 IDLE_OPEN = CheckKind(
     name="idle-open",
-    about="looks for open ledgers that nobody writes any more",
+    about="finds open ledgers that nobody writes any more",
     interval_of=lambda settings: settings.idle_open_after_s,
 )
 RECENT_COPIES = CheckKind(
     name="recent-copies",
-    about="reads copies again that a repair made, once the bookies have flushed",
+    about="reads the copies of recent repairs again, once the bookies have flushed",
     interval_of=lambda settings: 0,
 )
-"""Looks at what repairs recorded instead of all ledgers, beside the others, and needs no asking."""
+"""Not a ``Check``: reads what repairs recorded (``auditor.recheck``), and cannot be requested."""
 OVERDUE = "overdue"
-"""Looks at marks instead of ledgers, beside the others, and needs no asking."""
+"""Not a ``Check``: reads marks (``overdue``), and cannot be requested."""
 
 KINDS = (ALL_LEDGERS, REPLICAS, PLACEMENT, IDLE_OPEN)

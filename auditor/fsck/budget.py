@@ -246,7 +246,7 @@ class LeasedPace:
                 apply(None)
                 raise
 
-        return await until_answered(attempt, event="fsck_share.unknown", clock=self._clock)
+        return await until_answered(attempt, event="fsck_share.read_failed", clock=self._clock)
 
     async def _others_must_shrink(self) -> bool:
         count = len(await self._executors())

@@ -14,10 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import islice
 
-from auditor.findings import Findings
+from auditor.finding_marker import Damage, FindingMarker, JavaVisibility, java_visibility
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict, entries_text
-from auditor.marker import BothQueues
-from auditor.underreplication import Damage, Sight, java_visibility
+from auditor.mark_reasons import Findings
 from ledgers.errors import CorruptionError, UnauthorizedError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, known_fragments
@@ -59,7 +58,9 @@ class DamagedLedger:
         """The bookies with bad copies, ascending."""
         return tuple(sorted(self.damage))
 
-    def visibility(self, versioned: VersionedMetadata, registered: Collection[BookieId]) -> Sight:
+    def visibility(
+        self, versioned: VersionedMetadata, registered: Collection[BookieId]
+    ) -> JavaVisibility:
         """Return which damage Java's workers can detect. ``versioned``: the metadata that the
         verdict is based on."""
         found = known_fragments(self.ledger_id, versioned.metadata, lac=self.last_entry_id)
@@ -138,7 +139,9 @@ def _damage(evidence: Sequence[Evidence]) -> dict[BookieId, Damage]:
         if each.finding in NOT_RETURNED:
             not_returned[each.bookie] |= ends
     return {
-        bookie: Damage(bad=EntryRuns(sorted(ends)), refused=EntryRuns(sorted(not_returned[bookie])))
+        bookie: Damage(
+            entries=EntryRuns(sorted(ends)), not_returned=EntryRuns(sorted(not_returned[bookie]))
+        )
         for bookie, ends in bad.items()
     }
 
@@ -155,7 +158,7 @@ def _clause(each: Evidence) -> str:
 
 async def current_visibility(
     ledger: DamagedLedger, manager: LedgerManager, view: ClusterView
-) -> Sight | None:
+) -> JavaVisibility | None:
     """Return how to mark the ledger; None if it must not be marked, because it is deleted or
     unreadable, or its metadata was written since the verdict."""
     try:
@@ -182,7 +185,7 @@ async def preview_marks(
         to_mark += [
             ledger for ledger, visibility in zip(part, found, strict=True) if visibility is not None
         ]
-        own += sum(each is not None and each.needs_own_mark for each in found)
+        own += sum(each is not None and each.needs_private_mark for each in found)
         left -= len(part)
         show(left)
     return MarkPreview(ledgers=tuple(to_mark), changed=len(ledgers) - len(to_mark), own=own)
@@ -196,7 +199,7 @@ class DamageMarker:
     """
 
     def __init__(
-        self, queues: BothQueues, findings: Findings, manager: LedgerManager, views: ViewSource
+        self, queues: FindingMarker, findings: Findings, manager: LedgerManager, views: ViewSource
     ) -> None:
         self._queues, self._findings = queues, findings
         self._manager, self._views = manager, views
@@ -222,7 +225,7 @@ class DamageMarker:
         await self._findings.write(ledger.ledger_id, CHECK_NAME, ledger.bookies, ledger.detail)
         is_new = await self._queues.mark(ledger.ledger_id, visibility)
         return MarkCounts(
-            new=int(is_new), known=int(not is_new), own=int(visibility.needs_own_mark)
+            new=int(is_new), known=int(not is_new), own=int(visibility.needs_private_mark)
         )
 
 

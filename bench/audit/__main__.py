@@ -18,7 +18,7 @@ from bench.audit.plot import plot
 from bench.audit.records import Idle, Loss, Record, Weight
 from bench.audit.report import MEASURED_SIZE, report
 from bench.audit.turns import BY_NAME, JAVA, lose_repeatedly, stay_idle
-from bench.audit.weight import weigh_index
+from bench.audit.weight import weigh_ledger_map
 from bench.contenders import Contender
 from bench.repair import RESULTS, chosen, results_folder
 from bench.runs import RunFile
@@ -119,8 +119,8 @@ class Bench:
 
     async def _run_size(self, ground: Field, size: int) -> None:
         if "weight" in self.parts and size >= MEASURED_SIZE:  # of few, chance decides
-            self._say(f"{size:,} ledgers: weighing the index")
-            self._add(weigh_index(size))
+            self._say(f"{size:,} ledgers: weighing the ledger map")
+            self._add(weigh_ledger_map(size))
         self._say(f"{size:,} ledgers: making those that are not there yet")
         victim = await ground.grow(size)
         if "losses" in self.parts:
@@ -160,7 +160,7 @@ def _line(record: Record) -> str:
             weight_mb, share = record.rss_bytes / 1e6, record.core_share
             return f"{start}, {record.contender}, idle: {weight_mb:.0f} MB, {share:.2%} of a core"
         case Weight():
-            return f"{start}: {record.index_bytes / record.size:.0f} bytes each"
+            return f"{start}: {record.ledger_map_bytes / record.size:.0f} bytes each"
 
 
 def _time(time_s: float | None) -> str:

@@ -56,10 +56,10 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True, tag="idle"):
 
 
 class Weight(msgspec.Struct, frozen=True, kw_only=True, tag="weight"):
-    """What our index of so many ledgers weighs, alone in a process."""
+    """What our ledger map of so many ledgers weighs, alone in a process."""
 
     size: int
-    index_bytes: int
+    ledger_map_bytes: int
 
     @property
     def key(self) -> Hashable:
@@ -107,10 +107,10 @@ def rss_per_ledger(records: Sequence[Record], size: int, contender: str) -> floa
     return grown / (size - smallest)
 
 
-def index_bytes_per_ledger(records: Sequence[Record], size: int) -> float | None:
+def ledger_map_bytes_per_ledger(records: Sequence[Record], size: int) -> float | None:
     for each in records:
         if isinstance(each, Weight) and each.size == size:
-            return each.index_bytes / size
+            return each.ledger_map_bytes / size
     return None
 
 

@@ -8,7 +8,7 @@ from bench.audit.records import (
     Loss,
     Record,
     idle_of,
-    index_bytes_per_ledger,
+    ledger_map_bytes_per_ledger,
     losses_of,
     median_all_s,
     median_first_s,
@@ -62,8 +62,8 @@ def own_first_ms(records: Sequence[Record]) -> float | None:
     return max(known) * 1000 if known else None
 
 
-def index_bytes(size: int) -> Value:
-    return lambda records: index_bytes_per_ledger(records, size)
+def ledger_map_bytes(size: int) -> Value:
+    return lambda records: ledger_map_bytes_per_ledger(records, size)
 
 
 def idle_mb(records: Sequence[Record]) -> float | None:
@@ -85,8 +85,13 @@ GOALS = (
     ),
     Goal(title="all marks, times sooner", value=times_sooner(median_all_s), limit=5, at_least=True),
     Goal(title="first mark, at every size", value=own_first_ms, limit=100, unit=" ms"),
-    Goal(title="index, a ledger", value=index_bytes(MEASURED_SIZE), limit=150, unit=" B"),
-    Goal(title="index, a ledger of a million", value=index_bytes(1_000_000), limit=150, unit=" B"),
+    Goal(title="ledger map, a ledger", value=ledger_map_bytes(MEASURED_SIZE), limit=150, unit=" B"),
+    Goal(
+        title="ledger map, a ledger of a million",
+        value=ledger_map_bytes(1_000_000),
+        limit=150,
+        unit=" B",
+    ),
     Goal(title="idle node, RSS", value=idle_mb, limit=100, unit=" MB"),
     Goal(title="idle node, of a core", value=idle_share, limit=0.5, unit=" %"),
 )
@@ -136,7 +141,7 @@ def _section(records: Sequence[Record], size: int) -> str:
         ["RSS, MB", *_medians(shown, lambda loss: loss.rss_bytes / 1e6, 0)],
         ["highest RSS, MB", *_medians(shown, lambda loss: loss.rss_bytes_max / 1e6, 0)],
         ["RSS a ledger beyond the fewest, B", *(_rss(records, size, name) for name in shown)],
-        ["index alone, a ledger, B", *(_index(records, size, name) for name in shown)],
+        ["ledger map alone, a ledger, B", *(_ledger_map(records, size, name) for name in shown)],
     ]
     return f"## {size:,} ledgers\n\n" + table(["", *(BY_NAME[name].title for name in shown)], rows)
 
@@ -149,7 +154,7 @@ def _medians(
 
 
 def _read_rate(losses: Sequence[Loss]) -> str:
-    """Who keeps no index reads all of them before the first mark."""
+    """Who keeps no ledger map reads all of them before the first mark."""
     rates = [each.ledgers_per_s for each in losses if each.ledgers_per_s is not None]
     first_s = median_first_s(losses)
     if rates:
@@ -162,8 +167,8 @@ def _rss(records: Sequence[Record], size: int, name: str) -> str:
     return _bytes(rss_per_ledger(records, size, name) if BY_NAME[name].is_ours else None)
 
 
-def _index(records: Sequence[Record], size: int, name: str) -> str:
-    return _bytes(index_bytes_per_ledger(records, size) if BY_NAME[name].is_ours else None)
+def _ledger_map(records: Sequence[Record], size: int, name: str) -> str:
+    return _bytes(ledger_map_bytes_per_ledger(records, size) if BY_NAME[name].is_ours else None)
 
 
 def _bytes(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What the index alone weighs: filled in a process of its own, with ledgers like those of the
+"""What the ledger map alone weighs: filled in a process of its own, with ledgers like those of the
 field.
 
 The daemon's memory says less of that: it has buffers for what it reads, whose size is by chance.
@@ -23,7 +23,7 @@ TIMEOUT_S = 600.0
 STAT = Stat(version=1, czxid=10**12, mzxid=10**12)
 
 
-def weigh_index(size: int) -> Weight:
+def weigh_ledger_map(size: int) -> Weight:
     """Raises UnavailableError when it takes too long."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -31,8 +31,8 @@ def weigh_index(size: int) -> Weight:
     process.start()
     try:
         if not ours.poll(TIMEOUT_S):
-            raise UnavailableError("the index is not filled in time")
-        return Weight(size=size, index_bytes=ours.recv())
+            raise UnavailableError("the ledger map is not filled in time")
+        return Weight(size=size, ledger_map_bytes=ours.recv())
     finally:
         process.kill()
         process.join()
@@ -42,14 +42,14 @@ def _fill_and_tell(size: int, connection: Connection) -> None:
     _filled(WARM_COUNT)
     gc.collect()
     before = rss_bytes(os.getpid())
-    index = _filled(size)
+    ledger_map = _filled(size)
     gc.collect()
     connection.send(rss_bytes(os.getpid()) - before)
-    assert len(index) == size
+    assert len(ledger_map) == size
 
 
 def _filled(size: int) -> LedgerMap:
-    index, nobody = LedgerMap(), Victim(bookie=bookie(0), ledger_ids=())
+    ledger_map, nobody = LedgerMap(), Victim(bookie=bookie(0), ledger_ids=())
     for ledger_id, metadata in drawn_ledgers(random.Random(SEED), range(size), nobody):
-        index.put(ledger_id, metadata, STAT)
-    return index
+        ledger_map.put(ledger_id, metadata, STAT)
+    return ledger_map

@@ -17,7 +17,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from auditor.records import DrainProgress, last_drains, read_absences, read_identities
+from auditor.records import DrainProgress, read_absences, read_drains, read_identities
 from auditor.underreplication import reformatted_bookies
 from daemon.admin_session import AdminSession, admin_session, log_errors_only
 from daemon.cli.orders import bookies_of
@@ -74,7 +74,7 @@ async def known_bookies(cluster: AdminSession) -> frozenset[BookieId]:
     """Registered now, ever set up, named by an order, or by a ledger, as a leader of ours has
     told."""
     orders = await OrderStore(cluster.store, cluster.paths).read()
-    naming = (await read_absences(cluster.store, cluster.paths)).naming
+    naming = (await read_absences(cluster.store, cluster.paths)).ledger_counts
     return frozenset(
         (
             *(bookie for bookie, count in naming.items() if count),
@@ -297,7 +297,7 @@ def with_losses(
 
 async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId, DrainProgress]:
     """What the leader last told of each drain that stands, and of no earlier one."""
-    record = await last_drains(cluster.store, cluster.paths)
+    record = await read_drains(cluster.store, cluster.paths)
     if record is None:
         return {}
     return {

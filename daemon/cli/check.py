@@ -30,7 +30,7 @@ from auditor.checks.records import (
 )
 from auditor.checks.runner import FORCED_MS, due_in_s
 from auditor.election import current_leader
-from auditor.records import last_audit
+from auditor.records import read_audit
 from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
 from daemon.cli.progress import (
@@ -215,7 +215,7 @@ async def _row(cluster: AdminSession, kind: CheckKind, now_ms: int) -> CheckRow:
 
 
 async def _bookies_row(cluster: AdminSession, now_ms: int) -> CheckRow:
-    audit = await last_audit(cluster.store, cluster.paths)
+    audit = await read_audit(cluster.store, cluster.paths)
     interval_s = cluster.settings.auditor.bookie_check_interval_s
     last = None
     if audit is not None:
@@ -475,10 +475,10 @@ def _report(output: str, *, is_paused: bool, has_changed: bool) -> None:
 
 
 NOTHING_WRONG = (
-    *("gone", "skipped", "open", "strict", "soft", "open_strict", "open_soft"),
+    *("deleted", "skipped", "open", "strict", "soft", "open_strict", "open_soft"),
     UNCOMPARED,
 )
-NOTHING_KNOWN = ("unknown", "open_unknown", "unopened", "unreadable", "failed")
+NOTHING_KNOWN = ("unknown", "open_unknown", "unreadable", "failed")
 
 
 def _exit_code(run: CheckRun) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from auditor.checks.idle import Sighting, read_sightings, seen_again
+from auditor.checks.idle import LastChange, read_last_changes, updated_change
 from daemon.admin_session import AdminSession, writing_session
 from daemon.cli.progress import duration_text, printable, tell
 from daemon.cli.stuck import try_now
@@ -98,7 +98,7 @@ class Closing:
 
 
 def doubts_about(
-    sighting: Sighting | None,
+    sighting: LastChange | None,
     *,
     last_entry_id: int | None,
     written_ms: int,
@@ -110,7 +110,9 @@ def doubts_about(
         return ["none of its bookies says how far it reaches"]
     if sighting is None:
         return ["no check has seen it idle: nobody knows when it got its last entry"]
-    now = seen_again(sighting, last_entry_id=last_entry_id, written_ms=written_ms, now_ms=now_ms)
+    now = updated_change(
+        sighting, last_entry_id=last_entry_id, written_ms=written_ms, now_ms=now_ms
+    )
     if now != sighting:
         return ["it got an entry, or other bookies, since the last check"]
     idle_s = sighting.idle_s(now_ms)
@@ -208,7 +210,7 @@ class LedgerCloser:
         doubts: list[str] = []
         if found.metadata.state is LedgerState.OPEN:  # else a recovery has locked its writer out
             doubts = doubts_about(
-                (await read_sightings(self._store, self._paths)).get(ledger_id),
+                (await read_last_changes(self._store, self._paths)).get(ledger_id),
                 last_entry_id=last_entry_id,
                 written_ms=found.stat.mtime_ms,
                 now_ms=self._clock.wall_ms(),

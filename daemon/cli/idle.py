@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from auditor.checks.idle import Sighting, read_sightings
+from auditor.checks.idle import LastChange, read_last_changes
 from auditor.checks.records import IDLE_OPEN, read_check
 from daemon.admin_session import AdminSession, admin_session, log_errors_only, run_in_session
 from daemon.cli.close_ledger import Closing, close_by_hand, look_before_closing
@@ -62,8 +62,8 @@ class IdleLedgers:
 async def find_idle(cluster: AdminSession, *, after_s: float, clock: Clock) -> IdleLedgers:
     """Those that have got no entry for so long, and whose metadata still is as it was."""
     now_ms = clock.wall_ms()
-    sightings = await read_sightings(cluster.store, cluster.paths)
-    idle = [(i, each) for i, each in sightings.items() if each.idle_s(now_ms) >= after_s]
+    changes = await read_last_changes(cluster.store, cluster.paths)
+    idle = [(i, each) for i, each in changes.items() if each.idle_s(now_ms) >= after_s]
     look = partial(_still_idle, cluster, now_ms=now_ms)
     looked = await gather_in_parts(look, idle, at_once=READS_AT_ONCE)
     record = await read_check(cluster.store, cluster.paths, IDLE_OPEN.name)
@@ -74,10 +74,10 @@ async def find_idle(cluster: AdminSession, *, after_s: float, clock: Clock) -> I
 
 
 async def _still_idle(
-    cluster: AdminSession, sighted: tuple[int, Sighting], *, now_ms: int
+    cluster: AdminSession, change: tuple[int, LastChange], *, now_ms: int
 ) -> IdleLedger | None:
     """None where it was closed, written or deleted since it was seen, or cannot be read."""
-    ledger_id, sighting = sighted
+    ledger_id, sighting = change
     try:
         found = await cluster.manager.read(ledger_id)
     except (NoSuchLedgerError, CorruptionError, UnauthorizedError):

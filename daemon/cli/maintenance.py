@@ -17,8 +17,8 @@ import click
 
 from auditor.absence import read_delay
 from auditor.records import read_absences
-from auditor.scan import read_indexed
-from auditor.underreplication import has_unavailable_entry
+from auditor.scan import read_mapped_ledgers
+from auditor.unavailable_ledgers import has_unavailable_entry
 from daemon.admin_session import AdminSession, run_in_session, shared_clock
 from daemon.cli.bookies import (
     BookieArgument,
@@ -137,7 +137,7 @@ class _Look:
         self.count = self.looked_at = self.unreadable_count = 0
 
     async def at(self, cluster: AdminSession, ledger_ids: Sequence[int]) -> None:
-        ledgers, unreadable = await read_indexed(cluster.manager, ledger_ids)
+        ledgers, unreadable = await read_mapped_ledgers(cluster.manager, ledger_ids)
         self.looked_at += len(ledgers)
         self.unreadable_count += len(unreadable)
         self.count += sum(

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from auditor.findings import MarkReasons
+from auditor.mark_reasons import MarkExplainer
 from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import config_option, output_option
 from daemon.cli.progress import counted, printable
@@ -77,7 +77,7 @@ async def queue_rows(
     locks = {lock.ledger_id: lock for lock in held}
     noted = await WaitingNotes(cluster.store, cluster.paths).read_all(ledger_ids)
     notes = {note.ledger_id: note for note in await current_notes(cluster, noted)}
-    reasons = await MarkReasons.read(cluster.store, cluster.paths, ledger_ids)
+    reasons = await MarkExplainer.read(cluster.store, cluster.paths, ledger_ids)
     return [
         {
             "ledger_id": ledger.ledger_id,
@@ -87,7 +87,7 @@ async def queue_rows(
             "is_own": ledger.ledger_id in own,
             "reasons": [
                 reason.to_json()
-                for reason in reasons.of(
+                for reason in reasons.explain(
                     ledger.ledger_id, ledger.mark, is_own=ledger.ledger_id in own
                 )
             ],
@@ -168,7 +168,7 @@ def _reason(reason: dict[str, Any], *, now_ms: int) -> str:
         case "lost":
             told = f"lost for {age}" if not detail else f"lost {age} ago, {detail}"
         case "reformatted":
-            told = f"set up anew {age} ago"
+            told = f"reformatted {age} ago"
         case "drained":
             told = f"draining for {age}"
         case "hand":

@@ -31,7 +31,7 @@ from typing import Any
 import click
 import structlog
 
-from auditor.findings import Findings
+from auditor.finding_marker import FindingMarker
 from auditor.fsck.damage_marker import (
     DamagedLedger,
     DamageMarker,
@@ -43,7 +43,7 @@ from auditor.fsck.damage_marker import (
 from auditor.fsck.options import FsckJob, FsckOptions, OnProgress
 from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster, write_racks
 from auditor.fsck.results.summary import Summary, note_marked, write_last
-from auditor.marker import BothQueues
+from auditor.mark_reasons import Findings
 from daemon.admin_session import AdminSession, admin_session, by_hand
 from daemon.cli.main import EXIT_UNKNOWN
 from daemon.cli.progress import printable, tell
@@ -378,7 +378,7 @@ async def mark_in_session(
     async with task_scope() as scope:
         scope.start(batcher.run())
         marker = DamageMarker(
-            BothQueues(store, batcher, paths, clock),
+            FindingMarker(store, batcher, paths, clock),
             Findings(store, batcher, paths, clock),
             cluster.manager,
             views,

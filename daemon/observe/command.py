@@ -50,18 +50,21 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
     An absent bookie is lost after the recovery delay. The delay counts from the start of this
     command, unless a leader of ours recorded when the bookie disappeared.
 
-    JSON output (with --watch one object a line): index; bookies, with those missing (state: lost;
-    waiting, lost in left_s; reformatted, reformatted); hold and is_disabled, which keep ledgers from
-    being marked; endangered: the ledgers that miss copies, most endangered first; would_mark: how
-    many of them would be marked now; marks: total; standing, those in the queue shared with Java;
-    agreed; unmarked (we would mark them, and they have no mark); partly_marked (their marks name
-    fewer bookies than are lost); surplus (we would not mark them); own_marked (in our private queue,
-    which Java does not read); own_damaged (those of them with damage that Java does not see);
+    JSON output (with --watch one object a line):
+    ledger_map: whether it is complete, and how many ledgers are known and unreadable.
+    bookies: affected: by bookie its state (lost; absent, lost in left_s; reformatted) and ledgers.
+    hold, is_disabled: what keeps ledgers from being marked.
+    underreplicated: ledgers that lack copies, most endangered first.
+    would_mark: how many of them would be marked now.
+    marks: total; shared (in the queue shared with Java); agreed; unmarked (we would mark them, and
+    they have no mark); partly_marked (their marks lack a lost bookie); surplus (we would not mark
+    them); own_marked (in our private queue, which Java does not read); own_damaged (those
+    of them with damage that Java cannot detect).
     would_repair: as bookmender plan --json.
 
     Exit codes: 0 nothing to do except drains and repairs that operators ordered. 1 there is
     something to do, or a bookie is absent that ledgers name. 3 undetermined: ZooKeeper does not
-    answer, or no ledger is known to miss a copy, but the metadata of some ledgers cannot be read,
+    answer, or no ledger is known to lack a copy, but the metadata of some ledgers cannot be read,
     or an ACL denies listing some of them.
     """
     settings = load_settings(config, os.environ)
@@ -125,7 +128,7 @@ def _print(sight: Sight, output: str, *, is_one: bool) -> None:
 def exit_code(sight: Sight) -> int:
     """Return the exit code that ``--help`` describes."""
     seen = sight.observation
-    is_named = any(row.ledger_count for row in seen.missing)
+    is_named = any(row.ledger_count for row in seen.affected)
     if seen.underreplicated or seen.marked_count or seen.own.damaged or is_named:
         return EXIT_FAILED
-    return EXIT_UNKNOWN if seen.unreadable or not seen.is_index_complete else 0
+    return EXIT_UNKNOWN if seen.unreadable or not seen.is_ledger_map_complete else 0

@@ -11,7 +11,7 @@ from prometheus_client import Gauge
 
 from auditor.absence import Outages
 from auditor.fsck.results.files import replace_file
-from auditor.observer import Absence, Observation
+from auditor.observer import BookieCondition, Observation
 from daemon.observe.observing import PLANNED_MAX, Sight, open_observing
 from daemon.observe.report import SHOWN_MAX, to_record
 from daemon.previews import Previews
@@ -28,11 +28,11 @@ WOULD_MARK = Gauge(
 GAUGES = {
     "unmarked_count": Gauge(
         "bookmender_observe_unmarked_ledgers",
-        "UnderreplicatedLedger ledgers without a mark, whichever auditor leads.",
+        "Under-replicated ledgers without a mark, whichever auditor leads.",
     ),
     "partly_marked_count": Gauge(
         "bookmender_observe_partly_marked_ledgers",
-        "UnderreplicatedLedger ledgers whose mark names fewer bookies than are lost.",
+        "Under-replicated ledgers whose mark names fewer bookies than are lost.",
     ),
     "surplus_count": Gauge(
         "bookmender_observe_surplus_marks",
@@ -40,7 +40,7 @@ GAUGES = {
     ),
     "own_damaged_count": Gauge(
         "bookmender_observe_own_damaged_ledgers",
-        "Ledgers marked in our private queue with damage that Java's workers do not see.",
+        "Ledgers marked in our private queue with damage that Java's workers cannot detect.",
     ),
     "lost_bookie_count": Gauge(
         "bookmender_observe_lost_bookies",
@@ -48,7 +48,7 @@ GAUGES = {
     ),
     "lost_bytes": Gauge(
         "bookmender_observe_lost_bytes",
-        "Approximate size of the lost copies of endangered ledgers.",
+        "Approximate size of the lost copies of under-replicated ledgers.",
     ),
     "is_held": Gauge(
         "bookmender_observe_held",
@@ -124,19 +124,19 @@ def _set_would_mark(seen: Observation) -> None:
 def _mark_fields(seen: Observation) -> dict[str, Any]:
     return {
         "ledger_count": len(seen.would_mark),
-        "endangered_count": len(seen.underreplicated),
+        "underreplicated_count": len(seen.underreplicated),
         "by_copies_left": seen.by_copies_left,
-        "bookies": {row.bookie: row.absence.value for row in seen.missing[:SHOWN_MAX]},
+        "bookies": {row.bookie: row.condition.value for row in seen.affected[:SHOWN_MAX]},
         "unmarked_count": len(seen.difference.unmarked),
         "partly_marked_count": len(seen.difference.partly_marked),
         "surplus_count": len(seen.difference.surplus),
         "own_damaged_count": len(seen.own.damaged),
         "first_ledger_ids": [each.ledger_id for each in seen.underreplicated[:SHOWN_MAX]],
-        "lost_bookie_count": sum(row.absence is Absence.LOST for row in seen.missing),
+        "lost_bookie_count": sum(row.condition is BookieCondition.LOST for row in seen.affected),
         "lost_bytes": seen.lost_bytes,
         "is_held": seen.hold is not None,
         "is_disabled": seen.is_disabled,
-        "is_index_complete": seen.is_index_complete,
+        "is_ledger_map_complete": seen.is_ledger_map_complete,
     }
 
 

@@ -18,7 +18,7 @@ from auditor.absence import Outages
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
 from auditor.observer import Observation, Observer
-from auditor.safety_hold import ForeseenHolds, SafetyHoldPolicy
+from auditor.safety_hold import SafetyHoldPolicy, SimulatedHolds
 from daemon.admin_session import AdminSession
 from daemon.limits import keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
@@ -68,7 +68,7 @@ class Observing:
 
     async def look(self, *, planned_max: int) -> Sight:
         """Raises UnavailableError if something could not be read completely."""
-        seen = await self.observer.look()
+        seen = await self.observer.observe()
         to_repair = seen.would_repair
         chosen = to_repair[:planned_max]
         plan = Previews(
@@ -95,7 +95,7 @@ class Observing:
 async def open_observing(
     settings: Settings, outages: Outages | None = None
 ) -> AsyncIterator[Observing]:
-    """Open a session that cannot write, and build the ledger index in it. The end of the session
+    """Open a session that cannot write, and build the ledger map in it. The end of the session
     ends the body.
 
     Raises UnavailableError (also if there is no such cluster), SettingsError (another layout),
@@ -156,7 +156,7 @@ async def observe(
         paths=cluster.paths,
         updater=updater,
         views=views,
-        holds=ForeseenHolds(SafetyHoldPolicy(settings.hold, clock, rack_of=racks.rack)),
+        holds=SimulatedHolds(SafetyHoldPolicy(settings.hold, clock, rack_of=racks.rack)),
         settings=settings.auditor,
         clock=clock,
         outages=outages,

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from auditor.observer import Absence, MissingBookie, Observation
+from auditor.observer import AffectedBookie, BookieCondition, Observation
 from daemon.cli.hold import hold_record, hold_text
 from daemon.cli.plan import to_json as plan_record
 from daemon.cli.progress import counted, duration_text, printable
@@ -22,20 +22,20 @@ def to_record(sight: Sight) -> dict[str, Any]:
     return {
         "version": 1,
         "seen_ms": seen.seen_ms,
-        "index": {
-            "is_complete": seen.is_index_complete,
+        "ledger_map": {
+            "is_complete": seen.is_ledger_map_complete,
             "ledgers": seen.ledger_count,
             **_first("unreadable", seen.unreadable),
         },
         "bookies": {
             "writable": seen.writable_count,
             "read_only": seen.read_only_count,
-            "missing": [_missing_record(row) for row in seen.missing],
+            "affected": [_affected_record(row) for row in seen.affected],
         },
         "recovery_delay_s": seen.recovery_delay_s,
         "is_disabled": seen.is_disabled,
         "hold": seen.hold and {**hold_record(seen.hold), "is_ordered": seen.is_hold_ordered},
-        "endangered": {
+        "underreplicated": {
             "ledgers": len(seen.underreplicated),
             "by_copies_left": {str(left): count for left, count in seen.by_copies_left.items()},
             "lost_bytes": seen.lost_bytes,
@@ -44,7 +44,7 @@ def to_record(sight: Sight) -> dict[str, Any]:
         "would_mark": len(seen.would_mark),
         "marks": {
             "total": seen.queued_count,
-            "standing": seen.marked_count,
+            "shared": seen.marked_count,
             "agreed": seen.difference.agreed_count,
             **_first("unmarked", seen.difference.unmarked),
             **_first("partly_marked", seen.difference.partly_marked),
@@ -61,10 +61,10 @@ def _first(name: str, ledger_ids: Sequence[int]) -> dict[str, Any]:
     return {name: len(ledger_ids), f"{name}_ledgers": list(ledger_ids[:SHOWN_MAX])}
 
 
-def _missing_record(row: MissingBookie) -> dict[str, Any]:
+def _affected_record(row: AffectedBookie) -> dict[str, Any]:
     return {
         "bookie": row.bookie,
-        "state": row.absence.value,
+        "state": row.condition.value,
         "left_s": round(row.left_s),
         "ledgers": row.ledger_count,
     }
@@ -79,12 +79,12 @@ def to_text(sight: Sight) -> str:
     sections = [
         ("DISABLED", ["auto-recovery is disabled: nothing is marked"] if seen.is_disabled else []),
         ("HOLD", _hold(seen)),
-        ("missing", _missing(seen)),
+        ("affected", _affected(seen)),
         ("would mark", _would_mark(seen)),
         ("marks", _marks(seen)),
         ("would copy", _plan(sight.plan)),
         ("bookies", _bookies(seen)),
-        ("ledgers", _index(seen)),
+        ("ledgers", _ledger_map(seen)),
     ]
     return "\n".join(
         f"{'' if number else label:<12}{line}"
@@ -101,25 +101,25 @@ def _hold(seen: Observation) -> list[str]:
     return [f"our leader would begin a safety hold: {printable(seen.hold.reason)}"]
 
 
-def _missing(seen: Observation) -> list[str]:
-    if not seen.missing:
+def _affected(seen: Observation) -> list[str]:
+    if not seen.affected:
         return ["no bookie"]
-    width = max(len(row.bookie) for row in seen.missing[:SHOWN_MAX])
+    width = max(len(row.bookie) for row in seen.affected[:SHOWN_MAX])
     lines = [
         f"{row.bookie:<{width}}  {_state(row, seen)}, {counted(row.ledger_count, 'ledger')}"
-        for row in seen.missing[:SHOWN_MAX]
+        for row in seen.affected[:SHOWN_MAX]
     ]
-    more = len(seen.missing) - SHOWN_MAX
+    more = len(seen.affected) - SHOWN_MAX
     return [*lines, f"and {more} more"] if more > 0 else lines
 
 
-def _state(row: MissingBookie, seen: Observation) -> str:
-    match row.absence:
-        case Absence.LOST:
+def _state(row: AffectedBookie, seen: Observation) -> str:
+    match row.condition:
+        case BookieCondition.LOST:
             return "held" if seen.hold is not None else "lost"
-        case Absence.WAITING:
+        case BookieCondition.ABSENT:
             return f"absent, lost in {duration_text(row.left_s)}"
-        case Absence.REBORN:
+        case BookieCondition.REFORMATTED:
             return "reformatted, may lack its earlier copies"
 
 
@@ -181,8 +181,8 @@ def _bookies(seen: Observation) -> list[str]:
     ]
 
 
-def _index(seen: Observation) -> list[str]:
-    text = f"{seen.ledger_count:,} known" + ("" if seen.is_index_complete else " so far")
+def _ledger_map(seen: Observation) -> list[str]:
+    text = f"{seen.ledger_count:,} known" + ("" if seen.is_ledger_map_complete else " so far")
     if seen.unreadable:
         text += f", metadata of {len(seen.unreadable)} unreadable: {_ids(seen.unreadable)}"
     return [text]

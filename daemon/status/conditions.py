@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from auditor.absence import UnavailableLedgers
 from auditor.fsck.verdicts import Grade
+from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.cli.bookies import BookieRow
 from daemon.cli.hold import hold_record
 from daemon.cli.progress import counted, duration_text, printable
@@ -264,7 +264,7 @@ def _draining(rows: Sequence[BookieRow]) -> Condition:
 
 def _unavailable(unavailable: UnavailableLedgers, *, is_complete: bool) -> Condition:
     count, first = unavailable.count, unavailable.first
-    ordered = sorted(unavailable.enough_for.items(), key=lambda each: (-each[1], each[0]))
+    ordered = sorted(unavailable.restored_by.items(), key=lambda each: (-each[1], each[0]))
     enough = [bookie for bookie, n in ordered if n == count]
     useful = [f"{bookie} (enough for {counted(n, 'ledger')})" for bookie, n in ordered if n]
     if enough:
@@ -281,7 +281,7 @@ def _unavailable(unavailable: UnavailableLedgers, *, is_complete: bool) -> Condi
             "ledger_count": count,
             "is_count_complete": is_complete,
             "first_ledgers": list(first),
-            "enough_for": dict(unavailable.enough_for),
+            "restored_by": dict(unavailable.restored_by),
         },
     )
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from auditor.election import current_leader
+from auditor.finding_marker import read_private_queue
 from auditor.fsck.results.summary import read_closer, read_last
-from auditor.marker import read_private_queue
-from auditor.records import AuditRecord, last_audit
+from auditor.records import AuditRecord, read_audit
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import (
     BookieRow,
@@ -174,7 +174,7 @@ async def _current_audit(cluster: AdminSession) -> AuditRecord | None:
 
     Only the ids in the record, at most a hundred, are read again.
     """
-    audit = await last_audit(cluster.store, cluster.paths)
+    audit = await read_audit(cluster.store, cluster.paths)
     if audit is None or not audit.unreadable:
         return audit
     are_unreadable = await asyncio.gather(*(_is_unreadable(cluster, i) for i in audit.unreadable))

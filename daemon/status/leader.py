@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from auditor.absence import StoredAbsences, UnavailableLedgers, read_delay
+from auditor.absence import StoredAbsences, read_delay
 from auditor.election import current_leader
-from auditor.findings import MarkReasons
 from auditor.ledger_map_updater import LedgerMapRecord, read_ledger_map_record
+from auditor.mark_reasons import MarkExplainer
 from auditor.records import read_absences
+from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import loss_due_text
 from daemon.cli.check import CheckRow, read_checks, run_record
@@ -107,7 +108,7 @@ class LeaderState:
             else {
                 "count": unavailable.count,
                 "first": list(unavailable.first),
-                "enough_for": dict(unavailable.enough_for),
+                "restored_by": dict(unavailable.restored_by),
             },
         }
 
@@ -153,12 +154,12 @@ async def gather_leader(
     is_fresh = absences.is_fresh(now_ms=now_ms)
     are_all_named = (
         is_fresh
-        and absences.are_all_named
+        and absences.are_counts_complete
         and index is not None
         and is_its_own
         and index.is_complete
     )
-    is_counted = is_fresh and absences.naming.keys() == {*absent, *in_maintenance}
+    is_counted = is_fresh and absences.ledger_counts.keys() == {*absent, *in_maintenance}
     unavailable = absences.unavailable
     # While ledgers are still counted, zero means nothing.
     is_told = unavailable is not None and (unavailable.count > 0 or are_all_named)
@@ -170,7 +171,11 @@ async def gather_leader(
         untracked=_untracked(absences, absent, delay_s=delay.delay_s),
         by_cause=by_cause,
         checks=tuple(row for row in checks.rows if row.running is not None),
-        named_by={b: absences.naming[b] for b in (*absent, *in_maintenance) if b in absences.naming}
+        named_by={
+            b: absences.ledger_counts[b]
+            for b in (*absent, *in_maintenance)
+            if b in absences.ledger_counts
+        }
         if is_fresh
         else {},
         counted_age_s=max(0, now_ms - absences.seen_ms) / 1000 if is_fresh else 0.0,
@@ -254,11 +259,11 @@ async def _cause_counts(cluster: AdminSession, marked: Sequence[MarkedLedger]) -
     ledger_ids = [ledger.ledger_id for ledger in marked]
     if not ledger_ids:
         return Counter()
-    reasons = await MarkReasons.read(cluster.store, cluster.paths, ledger_ids)
+    reasons = await MarkExplainer.read(cluster.store, cluster.paths, ledger_ids)
     return Counter(
         cause
         for ledger in marked
         for cause in {
-            reason.cause for reason in reasons.of(ledger.ledger_id, ledger.mark, is_own=False)
+            reason.cause for reason in reasons.explain(ledger.ledger_id, ledger.mark, is_own=False)
         }
     )

@@ -301,7 +301,7 @@ class Lane(ABC):
     def closed(self, inbox: Inbox, error: Exception | None) -> None:
         if inbox is self._inbox:  # else it was broken off before
             if isinstance(error, CorruptionError):
-                log.warning("bookie.lied", bookie=self.bookie, reason=str(error))
+                log.warning("bookie.protocol_violated", bookie=self.bookie, reason=str(error))
             kind = UnavailableError if self._is_proven else NoAnswerError
             failure = kind("connection to bookie broke", bookie=self.bookie)
             failure.__cause__ = error

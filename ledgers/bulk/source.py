@@ -717,7 +717,7 @@ class BatchReads(SourceLane[BatchReading]):
             and not isinstance(error, CorruptionError)
         )
         if is_refusal:
-            log.info("bookie.refused_batches", bookie=self.bookie)
+            log.info("bookie.batches_refused", bookie=self.bookie)
             self._hand_over()
         super().closed(inbox, error)
         if is_refusal:

@@ -269,7 +269,7 @@ class KazooSession(Session):
             self._handler.forbid_connections()
             self._inbox.post(self._handle_lost, session_lost)
             log.error(
-                "session.loop_stands_still",
+                "session.loop_stalled",
                 session=f"{self.session_id:#x}",
                 for_s=round(now_s - self._loop_asked_s),
                 next_step="does a disk of this host hang? What this session held is free for others",

@@ -375,7 +375,7 @@ class ZooKeeperStore:
         watch, although no event was lost."""
         return await until_answered(
             lambda: self._read(request, path),
-            event="watch.unanswered",
+            event="watch.request_failed",
             clock=self._clock,
             path=path,
         )

@@ -13,7 +13,7 @@ from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
 from auditor.marker import Marker
 from auditor.records import Records
-from auditor.safety_hold import Holds
+from auditor.safety_hold import SafetyHolds
 from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
@@ -73,7 +73,7 @@ async def leading(
             clock=cluster.clock,
             rescan_interval_s=settings.rescan_interval_s,
         )
-        holds = Holds(
+        holds = SafetyHolds(
             store=store,
             batcher=batcher,
             paths=PATHS,

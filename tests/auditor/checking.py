@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from auditor.checks.base import Check, Reports
+from auditor.checks.base import Check, FindingReporter
 from auditor.checks.copies import AllLedgersCheck, CopyReader, ReplicasCheck
 from auditor.checks.records import (
     ALL_LEDGERS,
@@ -22,9 +22,9 @@ from auditor.checks.records import (
 )
 from auditor.checks.runner import CheckRunner
 from auditor.election import Election
-from auditor.findings import Findings
+from auditor.finding_marker import FindingMarker
 from auditor.ledger_map import LedgerMap
-from auditor.marker import BothQueues
+from auditor.mark_reasons import Findings
 from auditor.settings import ChecksSettings
 from ledgers.bookies import Bookies
 from ledgers.codec.layout import Layout
@@ -75,12 +75,12 @@ class CountingCheck(Check):
         kind: CheckKind = HOURLY,
         *,
         part_size: int = 2,
-        look_size: int | None = None,
+        call_size: int | None = None,
         part_s: float = 1.0,
     ) -> None:
         self.kind = kind
         self.part_size = part_size
-        self.look_size = look_size
+        self.call_size = call_size
         self.part_s = part_s
         self.looked_at: list[int] = []
         self.started_at: list[int] = []
@@ -92,7 +92,7 @@ class CountingCheck(Check):
     async def begin(self, run: CheckRun) -> None:
         self.started_at.append(run.cursor)
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
         if self.before is not None:
             await self.before(ledger_ids)
         await asyncio.sleep(self.part_s)
@@ -105,7 +105,7 @@ class CountingCheck(Check):
 
 @dataclass(slots=True, kw_only=True)
 class Checker:
-    """An elected node's checks. ``is_audit_pending``, ``is_index_ready``: as the test likes."""
+    """An elected node's checks. ``is_audit_pending``, ``is_ledger_map_ready``: as the test likes."""
 
     store: MemoryStore
     views: ViewSource
@@ -115,7 +115,7 @@ class Checker:
     replicas: ReplicasCheck
     findings: Findings
     is_audit_pending: bool = False
-    is_index_ready: bool = True
+    is_ledger_map_ready: bool = True
     tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
 
 
@@ -154,11 +154,11 @@ async def checker(
             entry_lists=entry_lists,
         )
         findings = Findings(store, batcher, PATHS, cluster.clock)
-        reports = Reports(BothQueues(store, batcher, PATHS, cluster.clock), findings)
+        reports = FindingReporter(FindingMarker(store, batcher, PATHS, cluster.clock), findings)
         made = Checker(
             store=store,
             views=views,
-            ledger_map=await indexed(manager),
+            ledger_map=await filled_ledger_map(manager),
             runner=None,  # type: ignore[arg-type]  # it asks the Checker
             all_ledgers=AllLedgersCheck(reader, reports, share=settings.all_ledgers_share),
             replicas=ReplicasCheck(reader, reports, MarkTree(store, PATHS)),
@@ -169,7 +169,7 @@ async def checker(
             store=store,
             paths=PATHS,
             ledger_map=made.ledger_map,
-            is_index_ready=lambda: made.is_index_ready,
+            is_ledger_map_ready=lambda: made.is_ledger_map_ready,
             views=views,
             records=CheckRecords(store, batcher, PATHS),
             is_audit_pending=lambda: made.is_audit_pending,
@@ -197,8 +197,8 @@ async def running(made: Checker) -> AsyncIterator[None]:
         raise error
 
 
-async def indexed(manager: LedgerManager) -> LedgerMap:
-    """As the leader's index is once it is built."""
+async def filled_ledger_map(manager: LedgerManager) -> LedgerMap:
+    """As the leader's ledger map is once it is built."""
     ledger_map = LedgerMap()
     async for ledger_ids in manager.ledger_ids():
         for ledger_id in ledger_ids:
@@ -243,7 +243,7 @@ async def look(
 ) -> Counter[str]:
     """The check of all ledgers, at these, or at all five."""
     async with checker(cluster, settings=settings) as made:
-        return await made.all_ledgers.look_at(ledger_ids or range(LEDGERS))
+        return await made.all_ledgers.check_ledgers(ledger_ids or range(LEDGERS))
 
 
 def asked_of(cluster: Cluster, bookie: BookieId) -> Counter[tuple[int, int]]:

@@ -3,10 +3,10 @@ memory."""
 
 import random
 
-from auditor.checks.base import Reports
+from auditor.checks.base import FindingReporter
 from auditor.checks.copies import CopyReader
-from auditor.findings import Findings
-from auditor.marker import BothQueues
+from auditor.finding_marker import FindingMarker
+from auditor.mark_reasons import Findings
 from auditor.recheck import CopyRecheck
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.nodes import PATHS, Node
@@ -28,8 +28,8 @@ def recheck_of(node: Node, cluster: Cluster, *, after_s: float) -> CopyRecheck:
             rng=random.Random(0),
             fallback_digest=DIGEST,
         ),
-        reports=Reports(
-            BothQueues(node.store, node.batcher, PATHS, cluster.clock),
+        reports=FindingReporter(
+            FindingMarker(node.store, node.batcher, PATHS, cluster.clock),
             Findings(node.store, node.batcher, PATHS, cluster.clock),
         ),
         after_s=after_s,

@@ -5,7 +5,7 @@ import pytest
 from auditor.absence import (
     UNSEEN_MAX_MS,
     StoredAbsences,
-    left_s,
+    delay_left_s,
     lost_bookies,
     still_absent,
 )
@@ -32,12 +32,12 @@ def test_each_bookie_waits_out_its_own_delay() -> None:
     since_s = {A: 1000.0, B: 1050.0}
 
     assert lost_bookies(since_s, now_s=1070.0, delay_s=60) == {A}
-    assert left_s(since_s, now_s=1070.0, delay_s=60) == {B: 40.0}
+    assert delay_left_s(since_s, now_s=1070.0, delay_s=60) == {B: 40.0}
 
 
 def test_nothing_to_wait_for_when_every_absent_bookie_is_lost_already() -> None:
-    assert left_s({A: 1000.0}, now_s=2000.0, delay_s=60) == {}
-    assert left_s({}, now_s=2000.0, delay_s=60) == {}
+    assert delay_left_s({A: 1000.0}, now_s=2000.0, delay_s=60) == {}
+    assert delay_left_s({}, now_s=2000.0, delay_s=60) == {}
 
 
 def test_a_bookie_that_came_back_begins_anew_when_it_goes_again() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from auditor.activity import ACTIVE_FOR_S, READS_PER_LOOK, GrowthOfLedgers
+from auditor.activity import ACTIVE_FOR_S, READS_PER_LOOK, LedgerGrowth
 from ledgers.bulk.flow_control import Activity
 from ledgers.model import BookieId
 
@@ -20,7 +20,7 @@ class Ledgers:
     def __init__(self, ensembles: dict[int, Sequence[BookieId]]) -> None:
         self.ensembles = ensembles
         self.last: dict[int, int | None] = dict.fromkeys(ensembles, 10)
-        self.growth = GrowthOfLedgers()
+        self.growth = LedgerGrowth()
         self.known: set[int] | None = None
         self.now_s = 100.0
         self.read: list[int] = []
@@ -35,7 +35,9 @@ class Ledgers:
             self.read = self.growth.begin(open_ids, new_ids, count_max=count_max, now_s=self.now_s)
             for ledger_id in self.read:
                 last = self.last[ledger_id]
-                self.growth.note(ledger_id, self.ensembles[ledger_id], last, now_s=self.now_s)
+                self.growth.add_reading(
+                    ledger_id, self.ensembles[ledger_id], last, now_s=self.now_s
+                )
             self.growth.end(new_ids, self.ensembles.__getitem__, now_s=self.now_s)
 
     def of(self, bookie: BookieId) -> Activity:

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from auditor import marker
-from auditor.records import last_audit
+from auditor.records import read_audit
 from auditor.settings import AuditorSettings
 from ledgers.model import BookieId
 from replication.marks import read_urgent
@@ -200,7 +200,7 @@ async def test_how_many_ledgers_a_loss_got_marked_is_told() -> None:
             await cluster.kill(bookie)
             await asyncio.sleep(SOON_S)
 
-            audit = await last_audit(cluster.store, PATHS)
+            audit = await read_audit(cluster.store, PATHS)
             assert audit is not None
             assert audit.mark_count == count
             assert marks_total("lost") - before == count
@@ -236,6 +236,6 @@ async def test_what_the_last_audit_found_is_told_to_everybody() -> None:
     async with auditing(cluster):
         await marked_soon(cluster)
 
-    found = await last_audit(cluster.store, PATHS)
+    found = await read_audit(cluster.store, PATHS)
     assert found is not None
     assert (found.ledger_count, found.unreadable) == (2, (1,))

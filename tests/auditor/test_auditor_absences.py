@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.absence import UNSEEN_MAX_MS, StoredAbsences, UnavailableLedgers
+from auditor.absence import UNSEEN_MAX_MS, StoredAbsences
 from auditor.absence_tracker import COUNTS_WRITE_S, RETRY_S, WRITE_S
 from auditor.marker import MarkSource
 from auditor.records import read_absences
@@ -143,29 +143,9 @@ async def test_how_many_ledgers_name_who_is_away_is_noted_and_follows_them() -> 
         await asyncio.sleep(COUNTS_WRITE_S + SOON_S)
         second = await stored(cluster)
 
-    assert (first.naming, first.are_all_named) == ({B1: 2}, True)
-    assert (second.naming, second.are_all_named) == ({B1: 1}, True)
+    assert (first.ledger_counts, first.are_counts_complete) == ({B1: 2}, True)
+    assert (second.ledger_counts, second.are_counts_complete) == ({B1: 1}, True)
     assert second.since_ms[B1] == pytest.approx(first.since_ms[B1], abs=2)
-
-
-@in_virtual_time
-async def test_what_an_earlier_release_noted_counts_no_ledgers() -> None:
-    cluster = await Cluster.start()
-    earlier = b'{"version": 1, "seen_ms": 7, "bookies": {"%s": 5}}' % B1.encode()
-    await cluster.store.create(ABSENCES, earlier, with_parents=True)
-
-    assert await stored(cluster) == StoredAbsences(since_ms={B1: 5}, seen_ms=7)
-
-
-@in_virtual_time
-async def test_of_an_earlier_release_the_number_of_ledgers_without_any_copy_there_is_known_alone() -> (
-    None
-):
-    cluster = await Cluster.start()
-    earlier = b'{"version": 1, "seen_ms": 7, "bookies": {}, "naming": {}, "are_all_named": true, "unavailable": 3}'
-    await cluster.store.create(ABSENCES, earlier, with_parents=True)
-
-    assert (await stored(cluster)).unavailable == UnavailableLedgers(count=3)
 
 
 @in_virtual_time

@@ -8,7 +8,7 @@ import pytest
 
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, marked_soon, with_ledgers
-from tests.auditor.test_auditor_index import marking_slowly, with_many_ledgers
+from tests.auditor.test_auditor_ledger_map import marking_slowly, with_many_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import PATHS

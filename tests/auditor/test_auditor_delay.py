@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from auditor.absence import read_delay
 from auditor.absence_tracker import WRITE_S
 from auditor.marker import MarkSource
-from auditor.underreplication import Missing
+from auditor.underreplication import BookieLosses
 from ledgers.model import BookieId
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
@@ -202,7 +202,7 @@ async def test_a_bookie_that_becomes_lost_during_a_round_is_found_by_the_next_on
         clock.shift_s = 59
         settle = leader.auditor._settle
 
-        async def settle_slowly(missing: Missing) -> None:
+        async def settle_slowly(missing: BookieLosses) -> None:
             await settle(missing)
             clock.shift_s = 61
 

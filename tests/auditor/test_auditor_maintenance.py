@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from auditor.absence import UnavailableLedgers
 from auditor.absence_tracker import COUNTS_WRITE_S, WRITE_S
 from auditor.records import read_absences
+from auditor.unavailable_ledgers import UnavailableLedgers
 from ledgers.model import BookieId
 from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 from tests.auditor.auditing import auditing
@@ -138,7 +138,7 @@ async def test_how_many_ledgers_name_who_is_away_on_purpose_is_noted_but_no_abse
         await asyncio.sleep(WRITE_S)
         second = await read_absences(cluster.store, PATHS)
 
-    assert (first.naming, first.are_all_named) == ({B1: 2, B4: 0}, True)
+    assert (first.ledger_counts, first.are_counts_complete) == ({B1: 2, B4: 0}, True)
     assert first.since_ms == {}
     assert second.seen_ms > first.seen_ms, "so that readers know that it is not an earlier leader's"
 
@@ -160,17 +160,17 @@ async def test_how_many_ledgers_have_all_copies_on_who_is_away_is_noted_soon() -
 
     assert noted == [
         UnavailableLedgers(count=0),
-        UnavailableLedgers(count=2, first=(0, 1), enough_for={B1: 2, B2: 2}),
-        UnavailableLedgers(count=3, first=(0, 1, 2), enough_for={B1: 2, B2: 3, B3: 1}),
+        UnavailableLedgers(count=2, first=(0, 1), restored_by={B1: 2, B2: 2}),
+        UnavailableLedgers(count=3, first=(0, 1, 2), restored_by={B1: 2, B2: 3, B3: 1}),
         UnavailableLedgers(count=0),
     ]
 
 
 @in_virtual_time
-async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_index_is_complete() -> (
+async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_ledger_map_is_complete() -> (
     None
 ):
-    """Its first note is of an index that is still empty."""
+    """Its first note is of a ledger map that is still empty."""
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
     async with auditing(cluster):
@@ -178,11 +178,11 @@ async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_index_
 
         stored = await read_absences(cluster.store, PATHS)
 
-    assert (stored.naming, stored.are_all_named) == ({B1: 1}, True)
+    assert (stored.ledger_counts, stored.are_counts_complete) == ({B1: 1}, True)
 
 
 @in_virtual_time
-async def test_a_new_leader_notes_no_count_of_an_index_that_was_empty_as_one_of_all_ledgers() -> (
+async def test_a_new_leader_notes_no_count_of_a_ledger_map_that_was_empty_as_one_of_all_ledgers() -> (
     None
 ):
     cluster = await with_ledgers((B1, B2), (B2, B3))
@@ -194,8 +194,8 @@ async def test_a_new_leader_notes_no_count_of_an_index_that_was_empty_as_one_of_
         for _ in range(100):
             await asyncio.sleep(0.1)
             stored = await read_absences(cluster.store, PATHS)
-            if stored.are_all_named:
+            if stored.are_counts_complete:
                 noted.add(None if stored.unavailable is None else stored.unavailable.count)
 
     assert noted - {None} == {1}
-    assert stored.unavailable == UnavailableLedgers(count=1, first=(0,), enough_for={B1: 1, B2: 1})
+    assert stored.unavailable == UnavailableLedgers(count=1, first=(0,), restored_by={B1: 1, B2: 1})

@@ -69,7 +69,7 @@ async def test_rule_s8_an_unreadable_ledger_keeps_no_other_from_being_marked() -
 
 @in_virtual_time
 async def test_a_directory_that_acls_shut_away_keeps_no_other_ledger_from_being_marked() -> None:
-    """Though the index is never complete, and its bookie was lost before it was built."""
+    """Though the ledger map is never complete, and its bookie was lost before it was built."""
     cluster = await with_ledgers((B1, B2))
     await cluster.write_ledger((B1, B2), ledger_id=10_000)
     await cluster.kill(B1)
@@ -137,7 +137,7 @@ async def test_rule_s8_a_delay_that_cannot_be_read_stays_in_force_and_counts_onc
     "path",
     [
         DELAY,
-        *(f"{PATHS.private.directory}/{name}" for name in ("identities", "absences", "causes")),
+        *(f"{PATHS.private.directory}/{name}" for name in ("identities", "absences", "losses")),
     ],
     ids=lambda path: path.rpartition("/")[2],
 )

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from auditor.findings import SWEEP_S, read_findings
 from auditor.fsck.damage_marker import damaged_ledgers
+from auditor.mark_reasons import SWEEP_S, read_findings
 from auditor.settings import ChecksSettings
 from tests.auditor.checking import checker
 from tests.fsck.inspections import inspect_twice
@@ -23,12 +23,12 @@ LONG_S = 10.0
 
 async def all_ledgers(cluster: Cluster) -> None:
     async with checker(cluster, settings=EVERY) as made:
-        await made.all_ledgers.look_at([LEDGER])
+        await made.all_ledgers.check_ledgers([LEDGER])
 
 
 async def replicas(cluster: Cluster) -> None:
     async with checker(cluster) as made:
-        await made.replicas.look_at([LEDGER])
+        await made.replicas.check_ledgers([LEDGER])
 
 
 async def fsck(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from auditor.checks.base import LOGGED_MAX
 from auditor.checks.records import ALL_LEDGERS
-from auditor.findings import read_findings
+from auditor.mark_reasons import read_findings
 from auditor.settings import ChecksSettings
 from ledgers.bookies import Transfer
 from ledgers.errors import UnreadableError
@@ -111,7 +111,7 @@ async def test_very_many_findings_are_all_marked_and_some_of_them_logged() -> No
 
     async with checker(cluster) as made:
         with capture_logs() as logs:
-            counts = await made.all_ledgers.look_at(range(50))
+            counts = await made.all_ledgers.check_ledgers(range(50))
 
     assert counts["marked"] == 50
     assert sum(entry["event"] == "check.found" for entry in logs) == LOGGED_MAX
@@ -253,7 +253,7 @@ async def test_a_ledger_that_cannot_be_opened_is_counted_and_the_rest_goes_on() 
 
     last = (await record(cluster, ALL_LEDGERS)).last
     assert last is not None
-    assert last.counts == {"unopened": 1, "found": 1, "marked": 1}
+    assert last.counts == {"unreadable": 1, "found": 1, "marked": 1}
     assert await checked_at_ms(cluster, ALL_LEDGERS) is not None
     assert await cluster.marked() == [4]
 
@@ -276,7 +276,7 @@ async def test_ledgers_of_very_many_entries_are_looked_at_a_few_at_a_time() -> N
 
     cluster.bookies.before_transfer, cluster.bookies.after_transfer = begin, end
     async with checker(cluster, settings=EVERY) as made:
-        counts = await made.all_ledgers.look_at(range(20))
+        counts = await made.all_ledgers.check_ledgers(range(20))
 
     assert counts == {}
     assert 1 < most <= 8

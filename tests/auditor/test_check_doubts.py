@@ -63,7 +63,7 @@ async def test_under_load_that_leaves_most_reads_unanswered_no_healthy_ledger_is
 
     cluster.bookies.faults = overloaded
     async with checker(cluster, settings=EVERY) as made:
-        counts = await made.all_ledgers.look_at(range(100))
+        counts = await made.all_ledgers.check_ledgers(range(100))
 
     assert counts == {"unknown": 100}
     assert await cluster.marked() == []
@@ -103,7 +103,7 @@ async def test_a_registered_bookie_that_is_silent_is_asked_now_and_then_only() -
 
     async with checker(cluster) as made:
         for ledger_id in range(50):
-            await made.all_ledgers.look_at([ledger_id])
+            await made.all_ledgers.check_ledgers([ledger_id])
 
     assert sum(asked_of(cluster, B2).values()) <= 4, "of the two entries of fifty ledgers"
 
@@ -122,7 +122,7 @@ async def after_the_first_look(
     cluster: Cluster, action: Callable[[], Awaitable[None]]
 ) -> Counter[str]:
     async with checker(cluster) as made:
-        task = asyncio.create_task(made.all_ledgers.look_at([3]))
+        task = asyncio.create_task(made.all_ledgers.check_ledgers([3]))
         await asyncio.sleep(0.5)
         assert not task.done()
         await action()
@@ -162,8 +162,8 @@ async def test_a_ledger_that_is_deleted_meanwhile_is_no_finding() -> None:
     async def delete() -> None:
         await cluster.manager.delete(3, version=-1)
 
-    assert await after_the_first_look(cluster, delete) == {"gone": 1}
-    assert await look(cluster, 3) == {"gone": 1}
+    assert await after_the_first_look(cluster, delete) == {"deleted": 1}
+    assert await look(cluster, 3) == {"deleted": 1}
     assert await cluster.marked() == []
 
 
@@ -202,5 +202,5 @@ async def test_where_no_entry_fits_the_configured_key_the_key_is_suspect_not_the
 
     counts = await look(cluster, 0, 1)
 
-    assert counts == {"unopened": 1, "found": 1, "marked": 1}
+    assert counts == {"unreadable": 1, "found": 1, "marked": 1}
     assert await cluster.marked(PATHS.private) == [1], "of which other entries fit it"

@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 from auditor.checks import idle
 from auditor.checks.idle import (
     IdleOpenCheck,
-    Sighting,
-    Sightings,
-    read_sightings,
-    seen_again,
-    sightings_to_json,
+    IdleRecords,
+    LastChange,
+    last_changes_to_json,
+    read_last_changes,
+    updated_change,
 )
 from auditor.checks.records import CheckRun
 from ledgers.model import LedgerState
@@ -23,26 +23,26 @@ from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.orders import OrderStore
 from replication.transactions import Batcher
-from tests.auditor.checking import indexed
+from tests.auditor.checking import filled_ledger_map
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, ROOT
 from tests.replication.repairs import watch_fencing
 
 DAY_S = 86_400
-BEFORE = Sighting(last_entry_id=5, since_ms=1_000)
+BEFORE = LastChange(last_entry_id=5, since_ms=1_000)
 
 
 @pytest.mark.parametrize(
     ("before", "last_entry_id", "written_ms", "expected"),
     [
-        pytest.param(None, 5, 0, Sighting(last_entry_id=5, since_ms=9_000), id="seen first"),
-        pytest.param(None, -1, 0, Sighting(last_entry_id=-1, since_ms=9_000), id="an empty one"),
+        pytest.param(None, 5, 0, LastChange(last_entry_id=5, since_ms=9_000), id="seen first"),
+        pytest.param(None, -1, 0, LastChange(last_entry_id=-1, since_ms=9_000), id="an empty one"),
         pytest.param(BEFORE, 5, 999, BEFORE, id="nothing came"),
-        pytest.param(BEFORE, 6, 0, Sighting(last_entry_id=6, since_ms=9_000), id="an entry came"),
+        pytest.param(BEFORE, 6, 0, LastChange(last_entry_id=6, since_ms=9_000), id="an entry came"),
         pytest.param(BEFORE, 4, 0, BEFORE, id="whoever has the last one is silent"),
         pytest.param(
-            BEFORE, 5, 1_001, Sighting(last_entry_id=5, since_ms=9_000), id="metadata was written"
+            BEFORE, 5, 1_001, LastChange(last_entry_id=5, since_ms=9_000), id="metadata was written"
         ),
         pytest.param(BEFORE, None, 0, BEFORE, id="nobody says anything"),
         pytest.param(BEFORE, None, 1_001, None, id="nor do we know anything any more"),
@@ -50,9 +50,12 @@ BEFORE = Sighting(last_entry_id=5, since_ms=1_000)
     ],
 )
 def test_what_is_known_of_a_ledger_that_is_seen_again(
-    before: Sighting | None, last_entry_id: int | None, written_ms: int, expected: Sighting | None
+    before: LastChange | None,
+    last_entry_id: int | None,
+    written_ms: int,
+    expected: LastChange | None,
 ) -> None:
-    found = seen_again(before, last_entry_id=last_entry_id, written_ms=written_ms, now_ms=9_000)
+    found = updated_change(before, last_entry_id=last_entry_id, written_ms=written_ms, now_ms=9_000)
 
     assert found == expected
 
@@ -70,11 +73,11 @@ async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
     )
     await views.refresh()
     yield IdleOpenCheck(
-        ledger_map=await indexed(cluster.manager),
+        ledger_map=await filled_ledger_map(cluster.manager),
         manager=cluster.manager,
         bookies=cluster.bookies,
         views=views,
-        sightings=Sightings(cluster.store, batcher, PATHS),
+        idle_records=IdleRecords(cluster.store, batcher, PATHS),
         after_s=DAY_S,
         reads_per_s=1_000,
         clock=cluster.clock,
@@ -87,7 +90,7 @@ async def run(cluster: Cluster) -> Counter[str]:
     """By a leader of its own, as if each were elected for it."""
     async with check(cluster) as made:
         await made.begin(CheckRun(started_ms=cluster.clock.wall_ms()))
-        counts = await made.look_at(range(100))
+        counts = await made.check_ledgers(range(100))
         await made.finish(CheckRun(started_ms=0))
     return +counts
 
@@ -101,7 +104,7 @@ async def open_ledgers(*ledger_ids: int) -> Cluster:
 
 async def idle_ids(cluster: Cluster) -> list[int]:
     now_ms = cluster.clock.wall_ms()
-    found = await read_sightings(cluster.store, PATHS)
+    found = await read_last_changes(cluster.store, PATHS)
     return [i for i, each in found.items() if each.idle_s(now_ms) >= DAY_S]
 
 
@@ -139,7 +142,7 @@ async def test_a_warning_is_of_news_and_a_later_look_that_finds_the_same_is_no_n
         async def look() -> None:
             with capture_logs() as logs:
                 await made.begin(CheckRun(started_ms=cluster.clock.wall_ms()))
-                await made.look_at(range(100))
+                await made.check_ledgers(range(100))
                 await made.finish(CheckRun(started_ms=0))
             told = [each for each in logs if each["event"] == "ledgers.idle"]
             levels.append([(each["log_level"], each["ledger_count"]) for each in told])
@@ -199,14 +202,14 @@ async def test_where_no_bookie_answers_nothing_is_known() -> None:
         cluster.bookie(bookie).is_down = True
 
     assert await run(cluster) == {"open": 1, "unknown": 1}
-    assert await read_sightings(cluster.store, PATHS) == {}
+    assert await read_last_changes(cluster.store, PATHS) == {}
 
 
 @in_virtual_time
 async def test_what_was_closed_or_deleted_meanwhile_is_forgotten() -> None:
     cluster = await open_ledgers(1, 2, 3)
     await run(cluster)
-    assert set(await read_sightings(cluster.store, PATHS)) == {1, 2, 3}
+    assert set(await read_last_changes(cluster.store, PATHS)) == {1, 2, 3}
     await cluster.manager.delete(1, version=-1)
     versioned = await cluster.manager.read(2)
     closed = versioned.metadata.with_state(LedgerState.IN_RECOVERY).closed(
@@ -215,7 +218,7 @@ async def test_what_was_closed_or_deleted_meanwhile_is_forgotten() -> None:
     await cluster.manager.write(2, closed, read_as=versioned)
 
     assert await run(cluster) == {"open": 1}
-    assert set(await read_sightings(cluster.store, PATHS)) == {3}
+    assert set(await read_last_changes(cluster.store, PATHS)) == {3}
 
 
 @in_virtual_time
@@ -226,7 +229,7 @@ async def test_a_run_that_another_leader_goes_on_with_forgets_nothing_of_the_one
 
     async with check(cluster) as resumed:
         await resumed.begin(CheckRun(started_ms=5, cursor=2))
-        assert +(await resumed.look_at([2])) == {"open": 1, "idle": 1}
+        assert +(await resumed.check_ledgers([2])) == {"open": 1, "idle": 1}
         await resumed.finish(CheckRun(started_ms=5))
 
     assert await idle_ids(cluster) == [1, 2]
@@ -249,7 +252,7 @@ async def test_no_more_is_read_in_a_second_than_is_allowed() -> None:
 async def test_of_too_many_those_of_the_longest_standing_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(idle, "SIGHTINGS_MAX", 2)
+    monkeypatch.setattr(idle, "KEPT_MAX", 2)
     cluster = await open_ledgers(1)
     await run(cluster)
     for ledger_id in (2, 3):
@@ -257,13 +260,13 @@ async def test_of_too_many_those_of_the_longest_standing_are_kept(
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
         await run(cluster)
 
-    assert list(await read_sightings(cluster.store, PATHS)) == [1, 2]
+    assert list(await read_last_changes(cluster.store, PATHS)) == [1, 2]
 
 
 def test_ten_thousand_fit_into_a_znode() -> None:
-    many = {10**9 + i: Sighting(last_entry_id=10**6, since_ms=10**12 + i) for i in range(10_000)}
+    many = {10**9 + i: LastChange(last_entry_id=10**6, since_ms=10**12 + i) for i in range(10_000)}
 
-    assert len(sightings_to_json(many)) < 400_000
+    assert len(last_changes_to_json(many)) < 400_000
 
 
 @pytest.mark.parametrize(
@@ -282,5 +285,5 @@ async def test_what_cannot_be_read_counts_as_nothing(data: bytes) -> None:
     cluster = await open_ledgers(1)
     await cluster.store.create(PATHS.idle, data, with_parents=True)
 
-    assert await read_sightings(cluster.store, PATHS) == {}
+    assert await read_last_changes(cluster.store, PATHS) == {}
     assert await run(cluster) == {"open": 1}

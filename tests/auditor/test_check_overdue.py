@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from auditor.checks.overdue import OverdueMarks, look_interval_s
 from auditor.checks.records import CheckRecords, read_check
-from auditor.findings import Finding
+from auditor.mark_reasons import Finding
 from ledgers.model import LedgerState
 from replication.transactions import Batcher
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -75,7 +75,7 @@ async def test_marks_that_stand_for_longer_are_told_open_ledgers_too(
     assert found == expected
     last = (await read_check(cluster.store, PATHS, "overdue")).last
     assert last is not None
-    assert (last.ledger_count, last.counts) == (2, {"overdue": len(expected), "unopened": 0})
+    assert (last.ledger_count, last.counts) == (2, {"overdue": len(expected), "unreadable": 0})
 
 
 @pytest.mark.compat(
@@ -153,8 +153,8 @@ async def test_a_mark_that_acls_shut_away_is_told_of_once_and_hides_no_other() -
 
     assert found == [[1], [1], [0, 1]]
     assert last is not None
-    assert last.counts == {"overdue": 1, "unopened": 1}
-    told = [each for each in logs if each["event"] == "marks.unopened"]
+    assert last.counts == {"overdue": 1, "unreadable": 1}
+    told = [each for each in logs if each["event"] == "marks.read_denied"]
     assert [(each["count"], each["ledger_ids"]) for each in told] == [(1, [0])]
 
 

@@ -152,7 +152,7 @@ async def test_a_run_that_is_paused_goes_on_where_it_was_and_is_complete_only_th
 @in_virtual_time
 async def test_of_a_part_that_is_cut_short_what_was_looked_at_is_not_looked_at_again() -> None:
     cluster = await ten_ledgers()
-    check = CountingCheck(part_size=10, look_size=1)
+    check = CountingCheck(part_size=10, call_size=1)
     trouble = [UnavailableError("no answer")]
 
     async def take_longer_each(ledger_ids: Sequence[int]) -> None:
@@ -184,11 +184,13 @@ async def test_of_a_part_that_is_cut_short_what_was_looked_at_is_not_looked_at_a
             Orders(paused_checks=ChecksOrder(since_ms=1)), False, False, "by order", id="by order"
         ),
         pytest.param(Orders(), True, True, "auto-recovery is disabled", id="disabled"),
-        pytest.param(Orders(hold=HoldOrder(since_ms=1)), False, False, "a hold stands", id="hold"),
+        pytest.param(
+            Orders(hold=HoldOrder(since_ms=1)), False, False, "a safety hold is in force", id="hold"
+        ),
         pytest.param(
             Orders(hold=HoldOrder(since_ms=1, is_released=True)), False, False, "", id="released"
         ),
-        pytest.param(Orders(), False, True, "a bookie is away and not lost yet", id="a delay runs"),
+        pytest.param(Orders(), False, True, "an absent bookie is not lost yet", id="a delay runs"),
     ],
 )
 def test_why_checks_wait(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import pytest
 
 from auditor.checks import placement
-from auditor.checks.base import Reports
+from auditor.checks.base import FindingReporter
 from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRun
-from auditor.findings import Findings, read_findings
-from auditor.marker import BothQueues
+from auditor.finding_marker import FindingMarker
+from auditor.mark_reasons import Findings, read_findings
 from ledgers.model import BookieId, LedgerState
 from ledgers.placement import DEFAULT_RACK, NoRule, RackRule, Rule, RuledPlacement, ZoneRule
 from ledgers.registration import Registration
@@ -22,7 +22,7 @@ from replication.cluster import ViewSource
 from replication.marks import marked_ledger_ids, read_marks
 from replication.orders import OrderStore
 from replication.transactions import Batcher
-from tests.auditor.checking import indexed
+from tests.auditor.checking import filled_ledger_map
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import PATHS, ROOT
@@ -55,7 +55,7 @@ async def check(
         Registration(cluster.store, ROOT), cluster.clock, OrderStore(cluster.store, PATHS)
     )
     await views.refresh()
-    ledger_map = await indexed(cluster.manager)
+    ledger_map = await filled_ledger_map(cluster.manager)
     async with reports(cluster) as made:
         checking = PlacementCheck(
             ledger_map=ledger_map,
@@ -67,7 +67,7 @@ async def check(
         )
         run = CheckRun(started_ms=0)
         await checking.begin(run)
-        counts = await checking.look_at(ledger_map.ledger_ids(count_max=1_000))
+        counts = await checking.check_ledgers(ledger_map.ledger_ids(count_max=1_000))
         await checking.finish(CheckRun(started_ms=0, counts=dict(counts)))
     assert await cluster.marked() == [], "Java's workers would find them whole"
     marked = await read_marks(cluster.store, OWN, await marked_ledger_ids(cluster.store, OWN))
@@ -77,11 +77,11 @@ async def check(
 
 
 @asynccontextmanager
-async def reports(cluster: Cluster) -> AsyncIterator[Reports]:
+async def reports(cluster: Cluster) -> AsyncIterator[FindingReporter]:
     batcher = Batcher(cluster.store, [])
     sender = asyncio.create_task(batcher.run())
-    yield Reports(
-        BothQueues(cluster.store, batcher, PATHS, cluster.clock),
+    yield FindingReporter(
+        FindingMarker(cluster.store, batcher, PATHS, cluster.clock),
         Findings(cluster.store, batcher, PATHS, cluster.clock),
     )
     sender.cancel()

@@ -159,7 +159,7 @@ async def test_a_check_that_java_does_not_know_keeps_its_time_in_its_record() ->
 class _Plain(Check):
     kind = HOURLY
 
-    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
         return Counter(seen=len(ledger_ids))
 
 

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from auditor.checks.copies import Bad, Copies, most_bad
+from auditor.checks.copies import CopyReport, DamagedCopy, max_damaged_count
 from auditor.checks.records import REPLICAS
-from auditor.findings import read_findings
+from auditor.mark_reasons import read_findings
 from auditor.settings import ChecksSettings
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
@@ -28,7 +28,7 @@ by_both_means = pytest.mark.parametrize(
 
 async def count(cluster: Cluster, *ledger_ids: int, entry_lists: bool = False) -> Counter[str]:
     async with checker(cluster, entry_lists=entry_lists) as made:
-        return await made.replicas.look_at(ledger_ids or [0])
+        return await made.replicas.check_ledgers(ledger_ids or [0])
 
 
 async def one_ledger(**fields: object) -> Cluster:
@@ -251,8 +251,8 @@ async def test_many_answers_that_do_not_come_are_no_missing_copies() -> None:
     assert await count(cluster) == {"unknown": 1}
 
 
-def runs(*entry_ids: int) -> Bad:
-    return Bad(absent=EntryRuns(entry_ids), mismatched=NO_ENTRIES, unreadable=NO_ENTRIES)
+def runs(*entry_ids: int) -> DamagedCopy:
+    return DamagedCopy(absent=EntryRuns(entry_ids), mismatched=NO_ENTRIES, unreadable=NO_ENTRIES)
 
 
 @pytest.mark.parametrize(
@@ -267,13 +267,13 @@ def runs(*entry_ids: int) -> Bad:
     ],
 )
 def test_the_worst_entry_is_that_of_which_most_copies_are_bad(
-    bad: dict[BookieId, Bad], expected: int
+    bad: dict[BookieId, DamagedCopy], expected: int
 ) -> None:
-    copies = Copies(
-        metadata=closed_ledger((B1, B2, B3)), fragments=(fragment((B1, B2, B3)),), bad=bad
+    copies = CopyReport(
+        metadata=closed_ledger((B1, B2, B3)), fragments=(fragment((B1, B2, B3)),), damaged=bad
     )
 
-    assert most_bad(copies) == expected
+    assert max_damaged_count(copies) == expected
 
 
 def test_a_bookie_that_lacks_millions_of_entries_weighs_nothing() -> None:
@@ -281,6 +281,13 @@ def test_a_bookie_that_lacks_millions_of_entries_weighs_nothing() -> None:
     empty = EntryRuns()
     empty._append_run(0, count)
     whole = fragment((B1, B2), last=count - 1)
-    bad = {b: Bad(absent=empty, mismatched=NO_ENTRIES, unreadable=NO_ENTRIES) for b in (B1, B2)}
+    bad = {
+        b: DamagedCopy(absent=empty, mismatched=NO_ENTRIES, unreadable=NO_ENTRIES) for b in (B1, B2)
+    }
 
-    assert most_bad(Copies(metadata=closed_ledger((B1, B2)), fragments=(whole,), bad=bad)) == 2
+    assert (
+        max_damaged_count(
+            CopyReport(metadata=closed_ledger((B1, B2)), fragments=(whole,), damaged=bad)
+        )
+        == 2
+    )

@@ -191,11 +191,11 @@ async def test_no_check_begins_before_all_ledgers_are_known() -> None:
     check = CountingCheck()
 
     async with checker(cluster, check, settings=HOURS) as made:
-        made.is_index_ready = False
+        made.is_ledger_map_ready = False
         async with running(made):
             await asyncio.sleep(60)
             assert check.started_at == []
-            made.is_index_ready = True
+            made.is_ledger_map_ready = True
             await asyncio.sleep(10)
 
     assert check.looked_at == list(range(10))

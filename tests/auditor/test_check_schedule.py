@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from auditor.checks.runner import FORCED_MS, Timetable, due_in_s, is_taken_back
+from auditor.checks.runner import FORCED_MS, Timetable, due_in_s, is_requested
 
 HOUR_S = 3_600.0
 HOUR_MS = 3_600_000
@@ -45,7 +45,7 @@ def test_a_check_is_due_an_interval_after_its_last_run(
 def test_a_time_that_goes_backwards_asks_for_the_check(
     before_ms: int | None, last_ms: int | None, expected: bool
 ) -> None:
-    assert is_taken_back(before_ms, last_ms) is expected
+    assert is_requested(before_ms, last_ms) is expected
 
 
 def note(
@@ -58,7 +58,7 @@ def note(
     interval_s: float = HOUR_S,
     is_unfinished: bool = False,
 ) -> None:
-    timetable.note(
+    timetable.update(
         name,
         last_ms,
         interval_s=interval_s,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from auditor.draining import LOOK_S
-from auditor.records import DrainProgress, DrainRecord, last_drains
+from auditor.records import DrainProgress, DrainRecord, read_drains
 from ledgers.model import BookieId
 from tests.auditor.drains import OWN, drained_soon, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
@@ -15,7 +15,7 @@ from tests.replication.nodes import PATHS
 
 
 async def told_of(cluster: Cluster, bookie: BookieId) -> DrainProgress:
-    record = await last_drains(cluster.store, PATHS)
+    record = await read_drains(cluster.store, PATHS)
     assert record is not None
     return record.bookies[bookie]
 
@@ -41,14 +41,14 @@ async def test_a_record_that_this_release_cannot_read_is_none(data: bytes) -> No
     cluster = await Cluster.start()
     await cluster.store.create(f"{OWN.directory}/drains", data)
 
-    assert await last_drains(cluster.store, PATHS) is None
+    assert await read_drains(cluster.store, PATHS) is None
 
 
 @in_virtual_time
 async def test_the_record_says_when_that_was() -> None:
     cluster = await with_ledgers((B1, B2))
     async with drained_soon(cluster, B1):
-        record = await last_drains(cluster.store, PATHS)
+        record = await read_drains(cluster.store, PATHS)
 
     assert record == DrainRecord(
         scanned_ms=record.scanned_ms if record else 0,
@@ -66,7 +66,7 @@ async def test_a_ledger_that_cannot_be_read_is_counted_and_stops_nothing() -> No
     await cluster.store.set(cluster.manager.path(1), b"rubbish", version=-1)
     async with drained_soon(cluster, B1):
         assert await own_marks(cluster) == [0]
-        record = await last_drains(cluster.store, PATHS)
+        record = await read_drains(cluster.store, PATHS)
 
     assert record is not None
     assert record.unreadable_count == 1

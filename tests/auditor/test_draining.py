@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from auditor.draining import LOOK_S, RELIST_S
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.records import last_drains
+from auditor.records import read_drains
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
@@ -48,7 +48,7 @@ async def move(cluster: Cluster, ledger_id: int, *, away: BookieId, to: BookieId
 
 
 async def progress(cluster: Cluster) -> dict[BookieId, tuple[int, int, bool]]:
-    record = await last_drains(cluster.store, PATHS)
+    record = await read_drains(cluster.store, PATHS)
     assert record is not None
     return {b: (p.ledgers_left, p.ledgers_most, p.is_drained) for b, p in record.bookies.items()}
 
@@ -203,14 +203,14 @@ async def test_a_drain_that_does_not_get_on_costs_a_request_every_few_seconds() 
 
 
 @in_virtual_time
-async def test_rule_s8_while_the_index_is_incomplete_nothing_is_said_to_be_drained(
+async def test_rule_s8_while_the_ledger_map_is_incomplete_nothing_is_said_to_be_drained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B1, B2))
     monkeypatch.setattr(LedgerMapUpdater, "is_complete", False)
     async with drained_soon(cluster, B3):
         await asyncio.sleep(60)
-        assert await last_drains(cluster.store, PATHS) is None
+        assert await read_drains(cluster.store, PATHS) is None
 
         monkeypatch.undo()
         await asyncio.sleep(LOOK_S)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from auditor.records import last_drains
+from auditor.records import read_drains
 from daemon.cli.drain import cancel_drains
 from ledgers.model import BookieId, LedgerState
 from tests.auditor.auditing import auditing, draining
@@ -17,7 +17,7 @@ from tests.replication.nodes import PATHS, working
 
 
 async def are_drained(cluster: Cluster, *bookies: BookieId) -> bool:
-    record = await last_drains(cluster.store, PATHS)
+    record = await read_drains(cluster.store, PATHS)
     told = {} if record is None else record.bookies
     return all(bookie in told and told[bookie].is_drained for bookie in bookies)
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from auditor.findings import SWEEP_S, Finding, Findings, read_findings
+from auditor.mark_reasons import SWEEP_S, Finding, Findings, read_findings
 from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
@@ -92,7 +92,7 @@ async def test_a_directory_that_goes_whenever_it_is_made_is_a_refusal_and_no_end
         async def vanish(store: MetadataStore, path: str) -> None:
             assert path == PATHS.findings
 
-        monkeypatch.setattr("auditor.findings.ensure", vanish)
+        monkeypatch.setattr("auditor.mark_reasons.ensure", vanish)
         with pytest.raises(UnavailableError):
             await findings.write(7, "fsck", {B1}, "missing")
 
@@ -207,7 +207,7 @@ async def test_a_sweep_that_fails_is_made_up_for_by_the_next_one() -> None:
 
 @in_virtual_time
 async def test_many_findings_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("auditor.findings.SWEPT_PER_S", 0.1)
+    monkeypatch.setattr("auditor.mark_reasons.SWEPT_PER_S", 0.1)
     cluster = await Cluster.start()
     async with finding(cluster) as findings:
         for ledger_id in range(60):

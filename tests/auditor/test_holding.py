@@ -176,7 +176,7 @@ def test_a_hold_says_why_and_until_when() -> None:
     hold = wanted(census(TEN, all_gone(A, B, C, D)))
 
     assert hold is not None
-    assert hold.reason == "4 of 10 bookies went within 120 s"
+    assert hold.reason == "4 of 10 bookies disappeared within 120 s"
     assert (hold.since_ms, hold.until_ms) == (NOW_MS, NOW_MS + 3_600_000)
 
 

@@ -1,4 +1,4 @@
-"""Holds as the leader writes them: against a view that lags, an operator who is quicker, a vote
+"""SafetyHolds as the leader writes them: against a view that lags, an operator who is quicker, a vote
 that is gone."""
 
 import asyncio
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.safety_hold import Holds
+from auditor.safety_hold import SafetyHolds
 from auditor.settings import HoldSettings
 from ledgers.errors import LeadershipLostError, UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
@@ -25,9 +25,9 @@ PLACE = hold_znode(PATHS)
 
 
 @asynccontextmanager
-async def keeping(cluster: Cluster) -> AsyncIterator[tuple[Leader, Holds]]:
+async def keeping(cluster: Cluster) -> AsyncIterator[tuple[Leader, SafetyHolds]]:
     async with leading(cluster) as leader:
-        holds = Holds(
+        holds = SafetyHolds(
             store=leader.store,
             batcher=leader.batcher,
             paths=PATHS,
@@ -38,7 +38,7 @@ async def keeping(cluster: Cluster) -> AsyncIterator[tuple[Leader, Holds]]:
 
 
 async def keep(
-    leader: Leader, holds: Holds, *away: BookieId, seen: HoldOrder | None = None
+    leader: Leader, holds: SafetyHolds, *away: BookieId, seen: HoldOrder | None = None
 ) -> bool:
     """As if the view showed ``seen``, and these bookies had just gone."""
     now_s = asyncio.get_running_loop().time()
@@ -47,7 +47,7 @@ async def keep(
     view = replace(
         view, bookies=replace(view.bookies, writable=registered), orders=Orders(hold=seen)
     )
-    return await holds.keep(view, dict.fromkeys(away, now_s), lost_since_s={}) is not None
+    return await holds.update(view, dict.fromkeys(away, now_s), lost_since_s={}) is not None
 
 
 async def standing(cluster: Cluster) -> VersionedOrder[HoldOrder] | None:

@@ -3,8 +3,8 @@
 import pytest
 
 from auditor.ledger_map import MappedLedger
-from auditor.observer import Absence, compare, lost_bytes, missing_bookies
-from auditor.underreplication import Missing, ReformattedBookie, UnderreplicatedLedger
+from auditor.observer import BookieCondition, affected_bookies, compare, lost_bytes
+from auditor.underreplication import BookieLosses, ReformattedBookie, UnderreplicatedLedger
 from ledgers.model import BookieId, LedgerState
 from tests.replication.ledger_values import B1, B2, B3, B4
 
@@ -68,21 +68,21 @@ def test_lost_copies_weigh_their_share_of_the_ledger(
 
 def test_a_bookie_is_listed_once_with_what_it_endangers_and_most_first() -> None:
     reformatted = (B3, B4, BookieId("new:3181"))
-    missing = Missing(
+    missing = BookieLosses(
         lost_since_s={B1: 0.0, B4: 0.0},
         reformatted={bookie: ReformattedBookie(czxid=9, was_known=True) for bookie in reformatted},
     )
 
-    rows = missing_bookies(
+    rows = affected_bookies(
         missing,
         {B2: 30.0},
         underreplicated=[underreplicated(1, B1, B3), underreplicated(2, B3)],
         naming={B2: 7},
     )
 
-    assert [(row.bookie, row.absence, row.left_s, row.ledger_count) for row in rows] == [
-        (B2, Absence.WAITING, 30.0, 7),
-        (B3, Absence.REBORN, 0.0, 2),
-        (B1, Absence.LOST, 0.0, 1),
-        (B4, Absence.LOST, 0.0, 0),
+    assert [(row.bookie, row.condition, row.left_s, row.ledger_count) for row in rows] == [
+        (B2, BookieCondition.ABSENT, 30.0, 7),
+        (B3, BookieCondition.REFORMATTED, 0.0, 2),
+        (B1, BookieCondition.LOST, 0.0, 1),
+        (B4, BookieCondition.LOST, 0.0, 0),
     ], "a new bookie lacks nothing, and is not listed"

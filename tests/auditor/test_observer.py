@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from auditor.absence import Outages
-from auditor.findings import Cause, Finding, Why, causes_to_bytes
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
-from auditor.observer import Absence, Observation, Observer
-from auditor.safety_hold import CALM_S, ForeseenHolds, SafetyHoldPolicy
+from auditor.mark_reasons import Finding, LossKind, LossRecord, losses_path, losses_to_bytes
+from auditor.observer import BookieCondition, Observation, Observer
+from auditor.safety_hold import CALM_S, SafetyHoldPolicy, SimulatedHolds
 from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
@@ -45,7 +45,7 @@ async def observing(
     hold: HoldSettings | None = None,
     outages: Outages | None = None,
 ) -> AsyncIterator[Observer]:
-    """An observer in a session that refuses every write, with a complete index."""
+    """An observer in a session that refuses every write, with a complete ledger map."""
     store, settings = ReadOnlyStore(MemoryStore(cluster.tree)), settings or AuditorSettings()
     views = ViewSource(Registration(store, ROOT), cluster.clock, OrderStore(store, PATHS))
     await views.refresh()
@@ -60,7 +60,7 @@ async def observing(
         paths=PATHS,
         updater=updater,
         views=views,
-        holds=ForeseenHolds(SafetyHoldPolicy(hold or HoldSettings(), cluster.clock)),
+        holds=SimulatedHolds(SafetyHoldPolicy(hold or HoldSettings(), cluster.clock)),
         settings=settings,
         clock=cluster.clock,
         outages=outages,
@@ -80,7 +80,7 @@ async def look(cluster: Cluster, observer: Observer) -> Observation:
     """Return a look after all events were seen. The look leaves the tree of znodes unchanged."""
     await asyncio.sleep(SOON_S)
     before = cluster.tree.snapshot()
-    seen = await observer.look()
+    seen = await observer.observe()
     assert cluster.tree.snapshot() == before
     return seen
 
@@ -335,8 +335,8 @@ async def test_an_absence_counts_from_the_first_look_and_the_znode_decides_the_d
     await set_delay(cluster, 100)
     async with observing(cluster) as observer:
         await cluster.kill(B1)
-        [away] = (await look(cluster, observer)).missing
-        assert (away.bookie, away.absence, away.ledger_count) == (B1, Absence.WAITING, 2)
+        [away] = (await look(cluster, observer)).affected
+        assert (away.bookie, away.condition, away.ledger_count) == (B1, BookieCondition.ABSENT, 2)
         assert 99 <= away.left_s <= 100
         assert observer.wait_s == away.left_s
 
@@ -344,7 +344,9 @@ async def test_an_absence_counts_from_the_first_look_and_the_znode_decides_the_d
         assert not (await look(cluster, observer)).would_mark
         await asyncio.sleep(50)
 
-        assert [row.absence for row in (await look(cluster, observer)).missing] == [Absence.LOST]
+        assert [row.condition for row in (await look(cluster, observer)).affected] == [
+            BookieCondition.LOST
+        ]
 
 
 @in_virtual_time
@@ -369,8 +371,8 @@ async def test_after_an_outage_of_its_own_session_an_absent_bookie_has_time_to_r
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
         outages.end()
-        [row] = (await look(cluster, observer)).missing
-        assert row.absence is Absence.WAITING
+        [row] = (await look(cluster, observer)).affected
+        assert row.condition is BookieCondition.ABSENT
         assert row.left_s == pytest.approx(60, abs=1)
 
         await asyncio.sleep(60)
@@ -385,7 +387,7 @@ async def test_it_continues_the_absences_that_a_leader_recorded() -> None:
         await cluster.kill(B1)
         await asyncio.sleep(70)
         async with observing(cluster) as observer:
-            [away] = (await look(cluster, observer)).missing
+            [away] = (await look(cluster, observer)).affected
 
     assert 25 <= away.left_s <= 30
 
@@ -416,11 +418,13 @@ async def test_a_safety_hold_would_last_until_enough_bookies_are_back_for_a_whil
 async def test_bookies_whose_ledgers_were_marked_long_ago_cause_no_safety_hold() -> None:
     cluster = await ring()
     long_ago_ms = cluster.clock.wall_ms() - 3_600_000
-    causes = {bookie: Cause(why=Why.LOST, since_ms=long_ago_ms) for bookie in BOOKIES[:5]}
+    causes = {
+        bookie: LossRecord(kind=LossKind.LOST, since_ms=long_ago_ms) for bookie in BOOKIES[:5]
+    }
     await lose_all_but_two(cluster)
     async with observing(cluster) as observer:
         assert (await look(cluster, observer)).hold is not None, "no record names them"
-    await cluster.store.create(PATHS.causes, causes_to_bytes(causes), with_parents=True)
+    await cluster.store.create(losses_path(PATHS), losses_to_bytes(causes), with_parents=True)
 
     async with observing(cluster) as observer:
         seen = await look(cluster, observer)

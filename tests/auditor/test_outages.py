@@ -5,7 +5,14 @@ import math
 
 import pytest
 
-from auditor.absence import JOINED_MAX_S, Outage, Outages, excused_until_s, left_s, lost_bookies
+from auditor.absence import (
+    JOINED_MAX_S,
+    Outage,
+    Outages,
+    delay_left_s,
+    excused_until_s,
+    lost_bookies,
+)
 from ledgers.model import BookieId
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import marked_soon, with_ledgers
@@ -33,7 +40,7 @@ def test_who_went_in_an_outage_is_lost_when_it_had_time_to_return(
         found = lost_bookies({B1: since_s}, now_s=now_s, delay_s=delay_s, outage=OUTAGE)
         assert found == lost
 
-    assert left_s({B1: since_s}, now_s=lost_s - 1, delay_s=delay_s, outage=OUTAGE) == {B1: 1}
+    assert delay_left_s({B1: since_s}, now_s=lost_s - 1, delay_s=delay_s, outage=OUTAGE) == {B1: 1}
 
 
 def outages_of(cluster: Cluster) -> Outages:

@@ -77,12 +77,12 @@ def test_who_was_not_in_time_once_has_no_time() -> None:
     assert "| not in time |" in report([loss(all_marked_s=None)])
 
 
-def test_memory_a_ledger_is_what_the_daemon_grew_by_and_what_the_index_weighs_alone() -> None:
+def test_memory_a_ledger_is_what_the_daemon_grew_by_and_what_the_ledger_map_weighs_alone() -> None:
     few = loss(size=10_000, rss_bytes=50_000_000)
     many = loss(size=100_000, rss_bytes=64_400_000)
-    weight = Weight(size=100_000, index_bytes=9_000_000)
+    weight = Weight(size=100_000, ledger_map_bytes=9_000_000)
 
-    assert goals(few, many, weight)["index, a ledger"] == ["90 B", "≤ 150 B", "met"]
+    assert goals(few, many, weight)["ledger map, a ledger"] == ["90 B", "≤ 150 B", "met"]
     assert "| RSS a ledger beyond the fewest, B | 160 |" in report([few, many, weight])
 
 

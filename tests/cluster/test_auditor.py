@@ -145,7 +145,7 @@ def test_a_leader_that_is_cut_off_in_the_middle_of_marking_loses_no_mark(
 
 def _has_looked(node: Child) -> bool:
     """At all ledgers, once they were known."""
-    return any(audit["is_index_complete"] for audit in events(node, "audit.finished"))
+    return any(audit["is_ledger_map_complete"] for audit in events(node, "audit.finished"))
 
 
 @pytest.mark.compat(

@@ -151,7 +151,7 @@ def test_a_full_bookie_gets_nothing_and_delays_nobody(
             await on.lose(written)
             await on.wait_repaired(written, GONE)
 
-            assert events(node, "ledger.put_aside") == []
+            assert events(node, "ledger.deferred") == []
             assert errors(node) == []
             assert await on.names(written, full) == []
             await on.assert_whole(written)
@@ -169,7 +169,7 @@ def assert_others_first(
     before any ledger that it cost time: all that touch it but those that were never sent there."""
     spared = {
         event["ledger_id"]
-        for event in events(node, "ledger.put_aside")
+        for event in events(node, "ledger.deferred")
         if event["reason"] == Reason.NO_TARGET.value
     }
     order = [i for i in concluded(node) if i in others | (touching - spared)]
@@ -184,7 +184,7 @@ def ids(written: Sequence[Written]) -> set[int]:
 
 def concluded(node: Child) -> list[int]:
     """Ledgers in the order in which a repair of them ended, well or not."""
-    found = [*events(node, "ledger.repaired"), *events(node, "ledger.put_aside")]
+    found = [*events(node, "ledger.repaired"), *events(node, "ledger.deferred")]
     return [event["ledger_id"] for event in sorted(found, key=lambda each: each["timestamp"])]
 
 

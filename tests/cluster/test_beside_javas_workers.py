@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.findings import read_findings
+from auditor.mark_reasons import read_findings
 from daemon.cli.stuck import listed
 from daemon.local.cluster import LocalCluster
 from ledgers.bookies import Answer, Transfer

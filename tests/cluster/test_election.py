@@ -88,7 +88,7 @@ def test_a_leader_that_stops_leaves_no_vote_behind_and_is_followed_at_once_by_wh
             await nodes.on.write(shape(1))
             patient = {"ZOOKEEPER_SESSION_TIMEOUT_S": str(LONG_S)}
             await nodes.start("one", **patient)
-            await nodes.start("two", **patient, AUDITOR_STANDBYS_KEEP_INDEX="true")
+            await nodes.start("two", **patient, AUDITOR_STANDBYS_KEEP_LEDGER_MAP="true")
             (first, _) = await nodes.votes()
             standby = nodes.running["two"]
             await wait_for(lambda: events(standby, "ledger_map.built"), "index of the standby")

@@ -110,6 +110,6 @@ def test_bookies_that_go_at_once_are_held_for_until_they_are_back_or_somebody_sa
             await wait_for(lambda: events(node, "bookies.lost"), "loss")
 
             await wait_for(lambda: marked(on), "marks")
-            assert {each["event"] for each in errors(node)} == {"hold.begun"}
+            assert {each["event"] for each in errors(node)} == {"hold.began"}
 
     asyncio.run(run())

@@ -60,14 +60,14 @@ def test_an_acknowledged_entry_survives_the_no_of_a_newcomer(
             # 3. The other one hangs for a moment, just when the ledger is recovered.
             node = start("node", settings=SETTINGS)
             await wait_for(
-                lambda: any("grace" in e["reason"] for e in events(node, "ledger.put_aside")),
+                lambda: any("grace" in e["reason"] for e in events(node, "ledger.deferred")),
                 "grace",
             )
             cluster.pause(slow)
             try:
                 await wait_for(
                     lambda: any(
-                        "grace" not in e["reason"] for e in events(node, "ledger.put_aside")
+                        "grace" not in e["reason"] for e in events(node, "ledger.deferred")
                     ),
                     "recovery that failed",
                 )

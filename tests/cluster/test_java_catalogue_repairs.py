@@ -177,7 +177,7 @@ def test_two_workers_try_an_unreadable_ledger_seldom_and_at_once_when_its_bookie
 
             await on.wait_idle()
             assert await on.names([ledger], only)
-            attempts = [event for node in two for event in events(node, "ledger.put_aside")]
+            attempts = [event for node in two for event in events(node, "ledger.deferred")]
             assert 1 <= len(attempts) <= 4
             assert not [error for node in two for error in errors(node)]
             return [ledger]

@@ -112,7 +112,7 @@ def test_open_ledgers_of_java_are_fenced_after_the_grace_and_their_writer_learns
                 await wait_for(lambda: events(node, "audit.finished"), "audit")
                 terminate(module_cluster, victim)
                 await wait_unnamed(on, victim, [writer.ledger_id, *empty])
-                defer = events(node, "ledger.put_aside")
+                defer = events(node, "ledger.deferred")
                 assert Reason.OPEN_LEDGER_GRACE.value in {event["reason"] for event in defer}
                 assert not errors(node)
 

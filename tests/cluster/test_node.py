@@ -283,5 +283,5 @@ def test_an_open_ledger_is_not_fenced_while_its_writer_reaches_a_bookie_that_has
 
 def extra_graces(node: Child) -> list[dict[str, Any]]:
     """Those that a ledger got because its writer was seen to go on."""
-    defer = events(node, "ledger.put_aside")
+    defer = events(node, "ledger.deferred")
     return [event for event in defer if event["reason"] == Reason.WRITER_ALIVE.value]

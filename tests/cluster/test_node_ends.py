@@ -83,7 +83,7 @@ def test_while_a_ledger_sits_in_its_grace_it_ends_at_once_and_holds_nothing(
             await on.lose(written)
             node = start("node")
             await wait_for(lambda: events(node, "election.won"), "vote")
-            await wait_for(lambda: events(node, "ledger.put_aside"), "ledger in its grace")
+            await wait_for(lambda: events(node, "ledger.deferred"), "ledger in its grace")
             assert await locked_ledger_ids(on.seen.store, on.seen.paths) == {written[0].ledger_id}
 
             node.terminate()

@@ -59,7 +59,7 @@ def test_rule_s9_neither_command_nor_node_leaves_a_trace_in_zookeeper_or_fences(
                 assert whole_tree(on) == before
                 assert said.exit_code == 1, said
                 for record in (said.record, report):
-                    [missing] = record["bookies"]["missing"]
+                    [missing] = record["bookies"]["affected"]
                     assert (missing["bookie"], missing["ledgers"]) == (victim, LEDGERS)
                     assert record["marks"]["unmarked"] == LEDGERS
                     assert len(record["would_repair"]["ledgers"]) == LEDGERS
@@ -108,7 +108,7 @@ def test_beside_javas_auditor_the_marks_of_both_come_out_the_same(
 
                 report = await wait_for(agree, "agreement with Java's auditor")
                 assert report["marks"]["unmarked"] == report["marks"]["surplus"] == 0
-                assert report["would_mark"] == report["marks"]["standing"]
+                assert report["would_mark"] == report["marks"]["shared"]
                 reasons = {
                     blocked["reason"]
                     for ledger in report["would_repair"]["ledgers"]
@@ -128,7 +128,7 @@ def told(folder: Path, **fields: object) -> dict[str, Any] | None:
     if not path.exists():
         return None
     record: dict[str, Any] = json.loads(path.read_text())
-    is_built = record["index"]["is_complete"]
+    is_built = record["ledger_map"]["is_complete"]
     return record if is_built and fields.items() <= record.items() else None
 
 

@@ -17,7 +17,7 @@ from ledgers.model import BookieId
 from ledgers.registration import Registration
 from ledgers.store import Event, EventKind, MetadataStore
 from replication.cluster import ViewSource
-from tests.auditor.indexing import closed
+from tests.auditor.ledger_map_scenes import closed
 from tests.contract.metadata_stores import World, ZooKeeperWorld, on_loop
 from tests.prepare import OLD_ZOOKEEPER
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper

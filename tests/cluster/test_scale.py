@@ -40,7 +40,7 @@ def test_among_many_bookies_just_the_ledgers_of_the_lost_are_marked_and_a_wave_i
         await _fill(cluster, bookies)
         async with nodes(f"zk+{LAYOUT.name.lower()}://{address}{ROOT}", tmp_path) as start:
             node = start("node", settings=SETTINGS)
-            await wait_for(lambda: events(node, "ledger_map.built"), "index", within_s=120)
+            await wait_for(lambda: events(node, "ledger_map.built"), "ledger map", within_s=120)
 
             expected = await cluster.lacking(lost)
             assert expected
@@ -50,10 +50,10 @@ def test_among_many_bookies_just_the_ledgers_of_the_lost_are_marked_and_a_wave_i
             print(f"{len(expected)} marks within {time.monotonic() - began_s:.1f} s")
 
             await cluster.send(map(cluster.deregistration, wave))
-            await wait_for(lambda: events(node, "hold.begun"), "hold")
+            await wait_for(lambda: events(node, "hold.began"), "hold")
             assert (await OrderStore(store, PATHS).read()).is_held
             assert await cluster.marks() == expected
-            assert [each["event"] for each in errors(node)] == ["hold.begun"]
+            assert [each["event"] for each in errors(node)] == ["hold.began"]
         await store.close()
 
     with running_zookeeper(tmp_path, heap_mib=1_024) as server:

@@ -194,7 +194,7 @@ async def assert_operators_learn_of(ledger: Unclosed, uri: str) -> None:
 
 
 def failures(node: Child) -> list[str]:
-    defer = events(node, "ledger.put_aside")
+    defer = events(node, "ledger.deferred")
     return [e["detail"] for e in defer if e["reason"] == Reason.END_UNPROVEN.value]
 
 
@@ -318,8 +318,8 @@ def test_an_open_ledger_keeps_its_mark_with_one_bookie_wiped_and_its_entries_wit
 
 def defer(node: Child) -> list[Reason]:
     """Why, each time that this changed."""
-    return [Reason(event["reason"]) for event in events(node, "ledger.put_aside")]
+    return [Reason(event["reason"]) for event in events(node, "ledger.deferred")]
 
 
 def tries(node: Child) -> int:
-    return len(events(node, "ledger.deferred"))
+    return len(events(node, "ledger.retry_scheduled"))

@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from auditor.checks.idle import Sighting, sightings_to_json
+from auditor.checks.idle import LastChange, last_changes_to_json
 from daemon.cli.close_ledger import Closing, LedgerCloser
 from ledgers.model import LedgerState
 from ledgers.placement import RandomPlacement
@@ -24,16 +24,16 @@ from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
 DAY_S = 86_400
 
 
-async def remember(cluster: Cluster, sightings: Mapping[int, Sighting]) -> None:
+async def remember(cluster: Cluster, sightings: Mapping[int, LastChange]) -> None:
     """As the leader's check does."""
-    await cluster.store.create(PATHS.idle, sightings_to_json(sightings), with_parents=True)
+    await cluster.store.create(PATHS.idle, last_changes_to_json(sightings), with_parents=True)
 
 
 async def idle_ledger(state: LedgerState = LedgerState.OPEN, **fields: Any) -> Cluster:
     """Entries 0 to 9, of which the check says that they came more than a day ago."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), state=state, **fields)
-    await remember(cluster, {LEDGER: Sighting(last_entry_id=9, since_ms=cluster.clock.wall_ms())})
+    await remember(cluster, {LEDGER: LastChange(last_entry_id=9, since_ms=cluster.clock.wall_ms())})
     await asyncio.sleep(DAY_S)
     return cluster
 

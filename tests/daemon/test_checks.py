@@ -299,7 +299,7 @@ async def test_whoever_waits_is_told_what_is_left_and_gets_the_run_that_began_th
     ("counts", "expected"),
     [
         pytest.param({}, 0, id="nothing"),
-        pytest.param({"gone": 3, "skipped": 2}, 0, id="nothing that means anything"),
+        pytest.param({"deleted": 3, "skipped": 2}, 0, id="nothing that means anything"),
         pytest.param({"found": 1, "unknown": 1}, 1, id="something is wrong"),
         pytest.param({"unknown": 1}, 3, id="nobody could tell of one"),
         pytest.param({"strict": 2, "open_soft": 1}, 0, id="all is well placed"),
@@ -307,7 +307,7 @@ async def test_whoever_waits_is_told_what_is_left_and_gets_the_run_that_began_th
         pytest.param({"uncompared": 9}, 0, id="no source of racks: nothing to compare"),
         pytest.param({"open": 2}, 0, id="open ledgers, none of them idle"),
         pytest.param({"open": 2, "idle": 1}, 1, id="an idle one"),
-        pytest.param({"unopened": 1}, 3, id="one could not be opened"),
+        pytest.param({"unreadable": 1}, 3, id="one could not be opened"),
         pytest.param({"found": 0, "unknown": 0}, 0, id="kinds of which there are none"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from auditor.checks.idle import Sighting
+from auditor.checks.idle import LastChange
 from daemon.cli.close_ledger import CloseRefusedError, doubts_about
 from daemon.cli.idle import closing_text
 from ledgers.errors import FencedError, NoSuchLedgerError, UnavailableError
@@ -26,7 +26,7 @@ from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import watch_fencing
 
-SEEN = Sighting(last_entry_id=9, since_ms=1_000)
+SEEN = LastChange(last_entry_id=9, since_ms=1_000)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ SEEN = Sighting(last_entry_id=9, since_ms=1_000)
     ],
 )
 def test_what_speaks_against_closing(
-    sighting: Sighting | None,
+    sighting: LastChange | None,
     last_entry_id: int | None,
     written_ms: int,
     idle_s: float,

@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from auditor.checks.idle import Sighting
+from auditor.checks.idle import LastChange
 from daemon.cli.close_ledger import CloseRefusedError, whom_to_start
 from daemon.cli.idle import closing_text
 from ledgers.errors import UnavailableError
@@ -204,7 +204,7 @@ async def test_bookies_that_fail_in_the_midst_of_it_leave_word_of_what_was_done_
     None
 ):
     cluster = await acknowledged_by_two_of_three()
-    await remember(cluster, {LEDGER: Sighting(last_entry_id=9, since_ms=cluster.clock.wall_ms())})
+    await remember(cluster, {LEDGER: LastChange(last_entry_id=9, since_ms=cluster.clock.wall_ms())})
     await asyncio.sleep(DAY_S)
     for bookie in (B2, B3):
         cluster.bookies.fail(bookie, Op.READ_FENCING, Fault(error=UnavailableError))

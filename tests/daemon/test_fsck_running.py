@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from auditor.findings import read_findings
+from auditor.finding_marker import Damage
 from auditor.fsck.damage_marker import DamagedLedger, MarkCounts, MarkPreview
 from auditor.fsck.options import FsckOptions, FsckProgress, Level
 from auditor.fsck.results.cluster import Cluster as Origin
@@ -20,7 +20,7 @@ from auditor.fsck.results.cluster import keep_cluster, read_racks, write_racks
 from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
 from auditor.fsck.results.summary import Counts, Summary, read_last, write_last
 from auditor.fsck.verdicts import Grade
-from auditor.underreplication import Damage
+from auditor.mark_reasons import read_findings
 from daemon.admin_session import AdminSession
 from daemon.fsck.runner import (
     ClusterFacts,
@@ -61,7 +61,7 @@ async def damaged_ledger(cluster: Cluster, *bad: int) -> DamagedLedger:
     return DamagedLedger(
         ledger_id=LEDGER,
         grade=Grade.AT_RISK,
-        damage={B1: Damage(bad=EntryRuns(bad), refused=EntryRuns(bad))},
+        damage={B1: Damage(entries=EntryRuns(bad), not_returned=EntryRuns(bad))},
         detail="missing",
         metadata_version=versioned.stat.version,
         mtime_ms=versioned.stat.mtime_ms,

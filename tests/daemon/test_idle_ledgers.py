@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from auditor.checks.idle import Sighting
+from auditor.checks.idle import LastChange
 from auditor.settings import ChecksSettings
 from daemon.cli.close_ledger import doubts_about
 from daemon.cli.idle import IdleLedger, IdleLedgers, exit_code, find_idle
@@ -32,7 +32,7 @@ async def test_those_that_are_still_as_they_were_seen_are_listed_the_longest_idl
     await remember(
         cluster,
         {
-            ledger_id: Sighting(last_entry_id=9, since_ms=seen_ms + 1000 * (3 - age_s))
+            ledger_id: LastChange(last_entry_id=9, since_ms=seen_ms + 1000 * (3 - age_s))
             for ledger_id, age_s in ages_s.items()
         },
     )
@@ -53,7 +53,7 @@ async def test_of_those_that_cannot_be_read_any_more_nothing_is_listed() -> None
     cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
-    seen = Sighting(last_entry_id=9, since_ms=cluster.clock.wall_ms())
+    seen = LastChange(last_entry_id=9, since_ms=cluster.clock.wall_ms())
     await remember(cluster, dict.fromkeys(range(3), seen))
     await cluster.store.set(cluster.manager.path(0), b"", version=-1)
     await asyncio.sleep(3)
@@ -85,6 +85,6 @@ def test_where_the_settings_count_none_as_idle_none_is_however_long_it_was() -> 
     """0 is no time but never: not "idle from the first moment on", nor closed without a doubt."""
     assert ChecksSettings(idle_open_after_s=0).counts_as_idle_after_s == math.inf
     assert ChecksSettings(idle_open_after_s=60).counts_as_idle_after_s == 60
-    seen = Sighting(last_entry_id=9, since_ms=0)
+    seen = LastChange(last_entry_id=9, since_ms=0)
     told = doubts_about(seen, last_entry_id=9, written_ms=0, now_ms=10**12, after_s=math.inf)
     assert len(told) == 1

@@ -105,7 +105,7 @@ async def test_one_that_no_ledger_names_any_more_is_no_reason_to_look() -> None:
         note = LedgerMapRecord(
             session_id=session_id, written_ms=0, is_complete=True, ledger_count=1
         )
-        await leader.records.write_index(note)
+        await leader.records.write_ledger_map(note)
         await asyncio.sleep(SOON_S)
 
         assert await found(cluster, B2) is None

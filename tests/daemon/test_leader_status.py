@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from structlog.testing import capture_logs
 
-from auditor.absence import NAMING_MAX_MS, StoredAbsences, UnavailableLedgers
+from auditor.absence import NAMING_MAX_MS, StoredAbsences
 from auditor.checks.records import KINDS, CheckRecord, CheckRun
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.settings import AuditorSettings
+from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.status.leader import (
     LeaderState,
     gather_leader,
@@ -106,7 +107,7 @@ async def test_what_a_leader_before_left_is_not_told_as_this_ones() -> None:
     absences = StoredAbsences(since_ms={B1: cluster.clock.wall_ms()}, seen_ms=0)
     async with auditing(cluster, settings=AuditorSettings()) as leader:
         await leader.records.write_absences(absences)
-        await leader.records.write_index(BUILT)
+        await leader.records.write_ledger_map(BUILT)
         await asyncio.sleep(SOON_S)
         assert (await gathered(cluster, BUILT.session_id)).ledger_map == BUILT
 
@@ -156,7 +157,7 @@ async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
         await asyncio.sleep(SOON_S)
         session_id = leader.store.session_id
         building = await gathered(cluster, session_id, B1, B2)
-        await leader.records.write_index(replace(BUILT, session_id=session_id))
+        await leader.records.write_ledger_map(replace(BUILT, session_id=session_id))
         built = await gathered(cluster, session_id, B1)
 
     assert (building.named_by, building.is_count_complete) == ({B1: 2}, False)
@@ -188,12 +189,12 @@ async def test_what_was_counted_for_others_than_those_that_are_away_now_says_not
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with auditing(cluster, settings=delayed(100)) as leader:
         session_id = leader.store.session_id
-        await leader.records.write_index(replace(BUILT, session_id=session_id))
+        await leader.records.write_ledger_map(replace(BUILT, session_id=session_id))
         await cluster.kill(B1, B2)
         await asyncio.sleep(SOON_S)
 
         assert (await gathered(cluster, session_id, B1, B2)).unavailable == UnavailableLedgers(
-            count=1, first=(0,), enough_for={B1: 1, B2: 1}
+            count=1, first=(0,), restored_by={B1: 1, B2: 1}
         )
         assert (await gathered(cluster, session_id, B1)).unavailable is None
         assert (await gathered(cluster, session_id, B1, B2, B3)).unavailable is None

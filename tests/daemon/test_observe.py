@@ -13,8 +13,8 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from auditor.absence import Outages
-from auditor.marker import PrivateQueue
-from auditor.observer import Absence, Difference, MissingBookie, Observation
+from auditor.finding_marker import PrivateQueue
+from auditor.observer import AffectedBookie, BookieCondition, Difference, Observation
 from auditor.underreplication import UnderreplicatedLedger
 from daemon.admin_session import AdminSession
 from daemon.observe.command import built, exit_code
@@ -48,17 +48,17 @@ from tests.replication.test_preview import touching_nothing
 
 COPY = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 WAIT = Blocked(reason=Reason.NO_TARGET, detail="no bookie can take over")
-LOST = MissingBookie(bookie=B1, absence=Absence.LOST, left_s=0.0, ledger_count=2)
+LOST = AffectedBookie(bookie=B1, condition=BookieCondition.LOST, left_s=0.0, ledger_count=2)
 NOTHING = Sight(
     observation=Observation(
         seen_ms=1_700_000_000_000,
-        is_index_complete=True,
+        is_ledger_map_complete=True,
         ledger_count=1_200,
         unreadable=(),
         writable_count=3,
         read_only_count=1,
         recovery_delay_s=90,
-        missing=(),
+        affected=(),
         underreplicated=(),
         lost_bytes=0,
         marked_count=0,
@@ -92,7 +92,7 @@ LOSS = seeing(
         ),
         more=1,
     ),
-    missing=(LOST,),
+    affected=(LOST,),
     underreplicated=(*underreplicated(5), *underreplicated(2, 3, copies_left=2)),
     lost_bytes=5_000,
     marked_count=3,
@@ -202,9 +202,9 @@ async def test_ledgers_in_our_own_queue_are_planned_last() -> None:
 async def test_looks_follow_index_completion_changes_and_an_interval() -> None:
     cluster = await with_ledgers((B1, B2))
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
-        assert not (await anext(looks)).observation.is_index_complete
+        assert not (await anext(looks)).observation.is_ledger_map_complete
         began_s = cluster.clock.now_s()
-        assert (await anext(looks)).observation.is_index_complete
+        assert (await anext(looks)).observation.is_ledger_map_complete
         assert cluster.clock.now_s() - began_s == pytest.approx(LOOK_INTERVAL_MIN_S, abs=1)
 
         await anext(looks)
@@ -223,14 +223,14 @@ async def test_a_failed_look_is_logged_and_repeated(
 ) -> None:
     cluster = await with_ledgers((B1, B2))
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
-        look, failures = looking.observer.look, [error("something cannot be read")]
+        look, failures = looking.observer.observe, [error("something cannot be read")]
 
         async def failing_once() -> Observation:
             if failures:
                 raise failures.pop()
             return await look()
 
-        monkeypatch.setattr(looking.observer, "look", failing_once)
+        monkeypatch.setattr(looking.observer, "observe", failing_once)
         with capture_logs() as logs:
             sight = await anext(looks)
 
@@ -261,7 +261,7 @@ async def test_a_ledger_whose_metadata_is_denied_is_reported_as_unreadable() -> 
             await built(looking.updater)
         sight = await looking.look(planned_max=2)
 
-    assert (sight.observation.unreadable, sight.observation.is_index_complete) == ((1,), True)
+    assert (sight.observation.unreadable, sight.observation.is_ledger_map_complete) == ((1,), True)
     assert exit_code(sight) == 3
 
 
@@ -270,7 +270,7 @@ async def test_a_ledger_whose_metadata_is_denied_is_reported_as_unreadable() -> 
 
 def test_the_text_says_what_is_missing_and_then_what_would_be_done() -> None:
     assert to_text(LOSS).splitlines() == [
-        f"missing     {B1}  lost, 2 ledgers",
+        f"affected    {B1}  lost, 2 ledgers",
         "would mark  3 ledgers, about 5 kB of copies lost; most endangered first",
         "              1 with 1 copy left",
         "              2 with 2 copies left",
@@ -298,36 +298,36 @@ def test_marks_in_our_own_queue_are_part_of_the_total_and_listed_apart() -> None
     )
     assert "1 in our private queue, for a drain or a repair by hand: ledger 9" in lines
     marks = to_record(seen)["marks"]
-    assert (marks["total"], marks["standing"]) == (4, 1)
+    assert (marks["total"], marks["shared"]) == (4, 1)
     assert (marks["own_marked"], marks["own_marked_ledgers"]) == (3, [4, 7, 9])
     assert (marks["own_damaged"], marks["own_damaged_ledgers"]) == (2, [4, 7])
 
 
 def test_what_prevents_marking_comes_first() -> None:
     hold = HoldOrder(since_ms=1_700_000_000_000, reason="3 of 4 bookies went\x1b[2J")
-    held = seeing(missing=(LOST,), underreplicated=underreplicated(5), hold=hold, is_disabled=True)
+    held = seeing(affected=(LOST,), underreplicated=underreplicated(5), hold=hold, is_disabled=True)
 
     lines = to_text(held).splitlines()
 
     assert lines[0].startswith("DISABLED")
     reason = r"3 of 4 bookies went\x1b[2J"
     assert lines[1] == f"HOLD        our leader would begin a safety hold: {reason}"
-    assert lines[2] == f"missing     {B1}  held, 2 ledgers"
+    assert lines[2] == f"affected    {B1}  held, 2 ledgers"
     assert lines[3].startswith("would mark  no ledger now; otherwise 1 ledger")
 
 
 def test_json_has_counts_and_the_first_ids() -> None:
-    record = to_record(seeing(underreplicated=underreplicated(*range(1_000)), missing=(LOST,)))
+    record = to_record(seeing(underreplicated=underreplicated(*range(1_000)), affected=(LOST,)))
 
-    assert json.loads(json.dumps(record))["endangered"]["by_copies_left"] == {"1": 1_000}
+    assert json.loads(json.dumps(record))["underreplicated"]["by_copies_left"] == {"1": 1_000}
     assert record["would_mark"] == 1_000
-    assert record["endangered"]["first_ledgers"] == list(range(20))
-    assert record["bookies"]["missing"] == [
+    assert record["underreplicated"]["first_ledgers"] == list(range(20))
+    assert record["bookies"]["affected"] == [
         {"bookie": B1, "state": "lost", "left_s": 0, "ledgers": 2}
     ]
 
 
-WAITING = replace(LOST, absence=Absence.WAITING, left_s=30.0)
+ABSENT = replace(LOST, condition=BookieCondition.ABSENT, left_s=30.0)
 
 
 @pytest.mark.parametrize(
@@ -335,9 +335,9 @@ WAITING = replace(LOST, absence=Absence.WAITING, left_s=30.0)
     [
         pytest.param(NOTHING, 0, id="nothing to do"),
         pytest.param(LOSS, 1, id="something to do"),
-        pytest.param(seeing(missing=(WAITING,)), 1, id="soon, unless the bookie returns"),
+        pytest.param(seeing(affected=(ABSENT,)), 1, id="soon, unless the bookie returns"),
         pytest.param(
-            seeing(missing=(replace(LOST, ledger_count=0),)), 0, id="a bookie that held nothing"
+            seeing(affected=(replace(LOST, ledger_count=0),)), 0, id="a bookie that held nothing"
         ),
         pytest.param(seeing(marked_count=1), 1, id="another auditor marked a ledger"),
         pytest.param(
@@ -347,7 +347,7 @@ WAITING = replace(LOST, absence=Absence.WAITING, left_s=30.0)
         ),
         pytest.param(seeing(own=PrivateQueue(others=(4,))), 0, id="only what an operator ordered"),
         pytest.param(seeing(unreadable=(7,)), 3, id="an unreadable ledger may miss anything"),
-        pytest.param(seeing(is_index_complete=False), 3, id="not all ledgers are known"),
+        pytest.param(seeing(is_ledger_map_complete=False), 3, id="not all ledgers are known"),
         pytest.param(
             seeing(unreadable=(7,), underreplicated=underreplicated(5)),
             1,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from auditor.marker import PrivateQueue
+from auditor.finding_marker import PrivateQueue
 from auditor.observer import Difference
 from auditor.underreplication import UnderreplicatedLedger
 from replication.orders import HoldOrder

@@ -236,7 +236,7 @@ async def test_with_a_source_that_is_broken_at_the_start_they_are_where_they_wer
 @pytest.mark.parametrize(
     ("given", "is_there", "warnings"),
     [
-        pytest.param({}, True, ["racks.not_used"], id="nobody reads Pulsar's racks"),
+        pytest.param({}, True, ["racks.unused"], id="nobody reads Pulsar's racks"),
         pytest.param({}, False, [], id="there are none"),
         pytest.param({"racks_znode": "/bookies"}, True, [], id="they are read"),
         pytest.param(

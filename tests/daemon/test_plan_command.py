@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from auditor.findings import Finding
+from auditor.mark_reasons import Finding
 from daemon import previews as planning
 from daemon.cli import plan as plan_command
 from daemon.cli.plan import to_json, to_text

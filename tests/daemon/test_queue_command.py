@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.findings import Cause, Finding, Why, causes_to_bytes
+from auditor.mark_reasons import Finding, LossKind, LossRecord, losses_path, losses_to_bytes
 from daemon.cli.queue import line_of, queue_rows
 from daemon.status.gathering import gather_status
 from replication.marks import MarkedLedger, read_locks, read_marks
@@ -23,11 +23,11 @@ async def test_the_queue_tells_why_each_ledger_is_marked() -> None:
     cluster = await Cluster.start()
     now_ms = cluster.clock.wall_ms()
     causes = {
-        B1: Cause(why=Why.LOST, since_ms=now_ms - 60_000),
-        B2: Cause(why=Why.LOST, since_ms=now_ms - 90_000, ended_ms=now_ms),
-        B3: Cause(why=Why.REBORN, since_ms=now_ms - 5_000),
+        B1: LossRecord(kind=LossKind.LOST, since_ms=now_ms - 60_000),
+        B2: LossRecord(kind=LossKind.LOST, since_ms=now_ms - 90_000, ended_ms=now_ms),
+        B3: LossRecord(kind=LossKind.REFORMATTED, since_ms=now_ms - 5_000),
     }
-    await cluster.store.create(PATHS.causes, causes_to_bytes(causes))
+    await cluster.store.create(losses_path(PATHS), losses_to_bytes(causes))
     finding = Finding(check="replicas", bookies=(B4,), detail="entry 3 is gone", found_ms=now_ms)
     await cluster.store.create(PATHS.finding(4), finding.to_json(), with_parents=True)
     for ledger_id, named in enumerate([(B1,), (B2, B3), (B5,), (), (B4,)]):
@@ -38,7 +38,7 @@ async def test_the_queue_tells_why_each_ledger_is_marked() -> None:
 
     assert [line_of(row, now_ms=now_ms).partition(": ")[2] for row in rows] == [
         f"misses {B1} [{B1}: lost for 60 s]",
-        f"misses {B2}, {B3} [{B2}: lost 90 s ago, back by now; {B3}: set up anew 5 s ago]",
+        f"misses {B2}, {B3} [{B2}: lost 90 s ago, registered again; {B3}: reformatted 5 s ago]",
         f"misses {B5}",
         "misses nothing",
         f"misses {B4} [{B4}: replicas check, 0 s ago: entry 3 is gone]",
@@ -93,7 +93,7 @@ async def test_of_a_mark_that_is_damaged_it_is_said_that_nobody_need_mend_it() -
         pytest.param(True, f"to leave {B1} [{B1}: draining for 30 s]", id="drained"),
         pytest.param(
             False,
-            f"to be checked on {B1} [{B1}: by hand, or its drain was taken back]",
+            f"to be checked on {B1} [{B1}: by hand, or its drain was cancelled]",
             id="by hand",
         ),
     ],

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from auditor.absence import UnavailableLedgers
 from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord, DrainProgress
+from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.cli.bookies import BookieRow, BookieState
 from daemon.status.conditions import Code, Severity, conditions, exit_code, health
 from daemon.status.leader import LeaderState, PendingLoss
@@ -408,26 +408,26 @@ def test_maintenance_of_two_bookies_may_make_ledgers_unavailable(
     ("unavailable", "ledgers", "start"),
     [
         pytest.param(
-            UnavailableLedgers(count=1, first=(7,), enough_for={B1: 1, B2: 1}),
+            UnavailableLedgers(count=1, first=(7,), restored_by={B1: 1, B2: 1}),
             "1 ledger is unavailable: no registered bookie has a copy of some entries (ledger 7).",
             f"Start one of {B1}, {B2}.",
             id="each of two is enough",
         ),
         pytest.param(
-            UnavailableLedgers(count=12, first=tuple(range(1, 10)), enough_for={B1: 4, B2: 12}),
+            UnavailableLedgers(count=12, first=tuple(range(1, 10)), restored_by={B1: 4, B2: 12}),
             "12 ledgers are unavailable: no registered bookie has a copy of some entries (ledger 1, 2, 3, "
             "4, 5 and 7 more).",
             f"Start {B2}.",
             id="one is enough for all",
         ),
         pytest.param(
-            UnavailableLedgers(count=3, first=(), enough_for={B1: 1, B2: 2, B3: 0}),
+            UnavailableLedgers(count=3, first=(), restored_by={B1: 1, B2: 2, B3: 0}),
             "3 ledgers are unavailable: no registered bookie has a copy of some entries.",
             f"Start {B2} (enough for 2 ledgers), {B1} (enough for 1 ledger).",
             id="each is enough for some",
         ),
         pytest.param(
-            UnavailableLedgers(count=1, first=(1,), enough_for={B1: 0, B2: 0}),
+            UnavailableLedgers(count=1, first=(1,), restored_by={B1: 0, B2: 0}),
             "1 ledger is unavailable: no registered bookie has a copy of some entries (ledger 1).",
             f"Start {B1}, {B2}.",
             id="both are needed",

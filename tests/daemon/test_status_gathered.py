@@ -311,7 +311,7 @@ async def test_of_a_bookie_that_no_ledger_names_maintenance_affects_nothing() ->
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         session_id = leader.store.session_id
-        await leader.records.write_index(
+        await leader.records.write_ledger_map(
             LedgerMapRecord(session_id=session_id, written_ms=0, is_complete=True, ledger_count=1)
         )
         await open_window(visiting(cluster), B3, duration_s=60, reason="", clock=cluster.clock)
@@ -335,7 +335,7 @@ async def test_two_windows_that_leave_no_copy_of_some_ledgers_are_no_mere_mainte
     found: list[tuple[list[str], int]] = []
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
-        await leader.records.write_index(
+        await leader.records.write_ledger_map(
             LedgerMapRecord(
                 session_id=leader.store.session_id, written_ms=0, is_complete=True, ledger_count=3
             )
@@ -442,7 +442,7 @@ async def test_marks_that_wait_for_another_bookies_maintenance_are_explained() -
 
     async with auditing(cluster) as leader, cluster.node("node-2") as worker, working(worker):
         session_id = leader.store.session_id
-        await leader.records.write_index(
+        await leader.records.write_ledger_map(
             LedgerMapRecord(session_id=session_id, written_ms=0, is_complete=True, ledger_count=9)
         )
         await asyncio.sleep(SOON_S)

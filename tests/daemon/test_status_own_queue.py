@@ -2,7 +2,7 @@
 
 import pytest
 
-from auditor.findings import Finding
+from auditor.mark_reasons import Finding
 from daemon.cli.queue import line_of, queue_rows
 from daemon.status.gathering import gather_status
 from daemon.status.report import to_json, to_text

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.findings import Findings, read_findings
+from auditor.finding_marker import FindingMarker
 from auditor.fsck.damage_marker import (
     DamagedLedger,
     DamageMarker,
@@ -18,7 +18,7 @@ from auditor.fsck.damage_marker import (
     preview_marks,
 )
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict, entries_text
-from auditor.marker import BothQueues
+from auditor.mark_reasons import Findings, read_findings
 from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication import znodes
@@ -67,7 +67,7 @@ async def publishing(cluster: Cluster) -> AsyncIterator[DamageMarker]:
         views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
         await views.refresh()
         yield DamageMarker(
-            BothQueues(leader.store, leader.batcher, PATHS, cluster.clock),
+            FindingMarker(leader.store, leader.batcher, PATHS, cluster.clock),
             Findings(leader.store, leader.batcher, PATHS, cluster.clock),
             cluster.manager,
             views,
@@ -98,7 +98,7 @@ def test_the_bookies_at_fault_are_named_and_no_others() -> None:
 
     assert fault is not None
     assert fault.bookies == (B1, B2)
-    assert (list(fault.damage[B2].bad), list(fault.damage[B2].refused)) == ([3, 4, 9], [3])
+    assert (list(fault.damage[B2].entries), list(fault.damage[B2].not_returned)) == ([3, 4, 9], [3])
     assert fault.detail == (
         f"{B2}: bad digest, entries 4 to 9; {B1}: missing, entry 3; {B2}: missing, entry 3"
     )

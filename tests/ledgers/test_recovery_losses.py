@@ -51,7 +51,7 @@ def test_entries_that_are_shown_and_never_given_hold_nothing_up_and_are_told_of(
         with capture_logs() as logs:
             assert (await world.recover()).last_entry_id == -1
 
-        told = next(line for line in logs if line["event"] == "recovery.left_behind")
+        told = next(line for line in logs if line["event"] == "recovery.entries_excluded")
         assert (told["ledger_id"], told["last_entry_id"], told["shown"]) == (LEDGER_ID, -1, {C: 0})
 
     run(scenario())

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from auditor.absence import StoredAbsences
-from auditor.findings import Finding, read_causes, read_findings
-from auditor.records import last_audit, last_drains, read_absences, read_identities
+from auditor.mark_reasons import Finding, losses_path, read_findings, read_losses
+from auditor.records import read_absences, read_audit, read_drains, read_identities
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
 from replication.client_activity import ClientActivity, read_activity
@@ -94,8 +94,9 @@ ABSENCES = {
     "version": 1,
     "seen_ms": 7,
     "bookies": {B1: 5},
-    "naming": {B1: 3},
-    "are_all_named": True,
+    "ledger_counts": {B1: 3},
+    "are_counts_complete": True,
+    "excused": {},
 }
 DRAINS = {
     "version": 1,
@@ -114,9 +115,9 @@ DRAINS = {
     },
 }
 
-CAUSES = {
+LOSSES = {
     "version": 1,
-    "bookies": {B1: {"cause": "lost", "since_ms": 5, "ended_ms": 7}},
+    "bookies": {B1: {"kind": "lost", "since_ms": 5, "ended_ms": 7}},
 }
 
 ACTIVITY = ClientActivity(active=frozenset({B1}), quiet=frozenset({B2}), copying_node_count=3)
@@ -179,13 +180,13 @@ READERS = {
     "an audit": Reader(
         path=f"{PATHS.private.directory}/audit",
         good=json.dumps(AUDIT).encode(),
-        read=partial(last_audit, paths=PATHS),
+        read=partial(read_audit, paths=PATHS),
         nothing=None,
     ),
     "the drains": Reader(
         path=PATHS.drains,
         good=json.dumps(DRAINS).encode(),
-        read=partial(last_drains, paths=PATHS),
+        read=partial(read_drains, paths=PATHS),
         nothing=None,
     ),
     "the identities": Reader(
@@ -200,10 +201,10 @@ READERS = {
         read=partial(read_absences, paths=PATHS),
         nothing=StoredAbsences(),
     ),
-    "the causes": Reader(
-        path=PATHS.causes,
-        good=json.dumps(CAUSES).encode(),
-        read=partial(read_causes, paths=PATHS),
+    "the losses": Reader(
+        path=losses_path(PATHS),
+        good=json.dumps(LOSSES).encode(),
+        read=partial(read_losses, paths=PATHS),
         nothing={},
     ),
     "a finding": Reader(

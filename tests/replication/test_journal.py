@@ -38,7 +38,7 @@ def test_a_write_that_hangs_keeps_nobody_from_ending(
         ending.join(10)
 
     assert not ending.is_alive()
-    assert [each["event"] for each in logs] == ["journal.hangs"]
+    assert [each["event"] for each in logs] == ["journal.close_timed_out"]
     journal.close()
 
 

@@ -62,5 +62,5 @@ async def test_it_is_noted_without_a_traceback_and_another_node_repairs_it_meanw
     await cluster.assert_queue_empty()
     await cluster.assert_whole()
     assert "repair.crashed" not in {line["event"] for line in logs}
-    told = [line["log_level"] for line in logs if line["event"] == "ledger.put_aside"]
+    told = [line["log_level"] for line in logs if line["event"] == "ledger.deferred"]
     assert told == ["debug"], "the journal has said it, once for all ledgers"

@@ -63,7 +63,7 @@ async def test_a_note_that_cannot_be_written_keeps_no_ledger_from_its_repair(
 
     assert (await cluster.metadata()).state is LedgerState.CLOSED
     assert await cluster.marked() == []
-    assert [each["event"] for each in logs].count("notes.unwritable") == 1
+    assert [each["event"] for each in logs].count("notes.write_failed") == 1
 
 
 @in_virtual_time
@@ -163,7 +163,7 @@ async def test_a_lock_that_may_not_be_deleted_ends_no_session() -> None:
             async with working(node):
                 await asyncio.sleep(60)
 
-        assert "lock.kept" in {each["event"] for each in logs}
+        assert "lock.release_denied" in {each["event"] for each in logs}
         assert len(await cluster.locked()) == 1
 
 

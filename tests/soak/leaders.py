@@ -15,7 +15,7 @@ from tests.znode_cluster import PATHS, ZnodeCluster
 
 SETTINGS = AUDITOR_ONLY | {
     "HOLD_ENABLED": "false",  # so many go at once here that it would stand most of the time
-    "AUDITOR_STANDBYS_KEEP_INDEX": "true",  # the index of a new leader is no growth
+    "AUDITOR_STANDBYS_KEEP_LEDGER_MAP": "true",  # the ledger map of a new leader is no growth
     "LOG_LEVEL": "info",
     "ZOOKEEPER_SESSION_TIMEOUT_S": "4",
 }

@@ -333,7 +333,7 @@ async def meter_last(store: MetadataStore, paths: ClusterPaths) -> None:
                 if (summary := await read_last(store, paths)) is not None:
                     _meter(summary, await read_closer(store, paths))
             except (UnavailableError, UnauthorizedError) as error:
-                log.warning("fsck_summary.unread", error=str(error))
+                log.warning("fsck_summary.read_failed", error=str(error))
 
 
 def _meter(summary: Summary, closer: Summary | None) -> None:

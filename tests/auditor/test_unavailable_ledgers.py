@@ -6,17 +6,17 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from auditor.absence import UnavailableLedgers
 from auditor.ledger_map import LedgerMap, MappedLedger
-from auditor.underreplication import (
+from auditor.unavailable_ledgers import (
     IDS_KEPT_MAX,
     PAUSE_S,
     UnavailableLedgerCounter,
+    UnavailableLedgers,
     has_unavailable_entry,
 )
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Stat
-from tests.auditor.indexing import SOON_S, closed, keeping, with_ledgers
+from tests.auditor.ledger_map_scenes import SOON_S, closed, keeping, with_ledgers
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 
@@ -95,12 +95,12 @@ def ledger(
 def test_a_ledger_is_so_if_all_of_a_write_set_that_has_entries_is_away(
     metadata: LedgerMetadata, away: Collection[BookieId], is_so: bool
 ) -> None:
-    index, stat = LedgerMap(), Stat(version=0, czxid=1, mzxid=1)
-    index.put(7, metadata, stat)
-    indexed = index.get(7)
+    ledger_map, stat = LedgerMap(), Stat(version=0, czxid=1, mzxid=1)
+    ledger_map.put(7, metadata, stat)
+    mapped = ledger_map.get(7)
 
-    assert indexed == MappedLedger.of(7, metadata, stat)
-    assert has_unavailable_entry(indexed, frozenset(away)) is is_so
+    assert mapped == MappedLedger.of(7, metadata, stat)
+    assert has_unavailable_entry(mapped, frozenset(away)) is is_so
 
 
 @in_virtual_time
@@ -112,14 +112,14 @@ async def test_they_are_counted_at_once_when_another_bookie_goes() -> None:
 
     async with keeping(ledgers) as updater:
         counter = UnavailableLedgerCounter(
-            updater, ledgers.clock, on_count=lambda: told.append(count_of(counter, counter.away))
+            updater, ledgers.clock, on_count=lambda: told.append(count_of(counter, counter.absent))
         )
         counting = asyncio.create_task(counter.run())
         for away in ([A], [A, B], [A, B, C], [D, C], []):
-            counter.see(frozenset(away))
-            assert counter.of(frozenset(away)) is None, "not counted yet"
+            counter.update(frozenset(away))
+            assert counter.found_for(frozenset(away)) is None, "not counted yet"
             await asyncio.sleep(SOON_S)
-        assert counter.of(frozenset([A])) is None, "of others than these"
+        assert counter.found_for(frozenset([A])) is None, "of others than these"
         counting.cancel()
 
     assert told == [0, 2, 3, 1, 0]
@@ -133,7 +133,7 @@ async def test_ledgers_that_change_are_counted_after_a_while() -> None:
     async with keeping(ledgers) as updater:
         counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
         counting = asyncio.create_task(counter.run())
-        counter.see(away)
+        counter.update(away)
         await asyncio.sleep(SOON_S)
         assert count_of(counter, away) == 0
         await ledgers.write(1, A, B)
@@ -150,10 +150,10 @@ async def test_a_bookie_that_goes_while_they_are_counted_is_counted_with() -> No
 
     async with keeping(ledgers) as updater:
         counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
-        counter.see(frozenset([A]))
+        counter.update(frozenset([A]))
         counting = asyncio.create_task(counter.run_once())
         await asyncio.sleep(0)
-        counter.see(frozenset([A, B]))
+        counter.update(frozenset([A, B]))
         await counting
         await counter.run_once()
 
@@ -161,7 +161,7 @@ async def test_a_bookie_that_goes_while_they_are_counted_is_counted_with() -> No
 
 
 def count_of(counter: UnavailableLedgerCounter, away: Collection[BookieId]) -> int | None:
-    found = counter.of(away)
+    found = counter.found_for(away)
     return None if found is None else found.count
 
 
@@ -177,13 +177,13 @@ async def test_some_of_them_are_named_and_whose_return_is_enough_for_how_many() 
         counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
         found: list[UnavailableLedgers | None] = []
         for away in (frozenset([A, B, C]), frozenset([A, B, C, D])):
-            counter.see(away)
+            counter.update(away)
             await counter.run_once()
-            found.append(counter.of(away))
+            found.append(counter.found_for(away))
 
     assert found == [
-        UnavailableLedgers(count=3, first=(1, 2, 3), enough_for={A: 3, B: 2, C: 1}),
-        UnavailableLedgers(count=4, first=(1, 2, 3, 4), enough_for={A: 3, B: 1, C: 1, D: 1}),
+        UnavailableLedgers(count=3, first=(1, 2, 3), restored_by={A: 3, B: 2, C: 1}),
+        UnavailableLedgers(count=4, first=(1, 2, 3, 4), restored_by={A: 3, B: 1, C: 1, D: 1}),
     ]
 
 
@@ -195,28 +195,30 @@ async def test_of_very_many_the_first_are_named() -> None:
 
     async with keeping(ledgers) as updater:
         counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
-        counter.see(frozenset([A, B]))
+        counter.update(frozenset([A, B]))
         await counter.run_once()
 
-    found = counter.of(frozenset([A, B]))
+    found = counter.found_for(frozenset([A, B]))
     assert found is not None
     assert (found.count, found.first) == (IDS_KEPT_MAX + 5, tuple(range(IDS_KEPT_MAX)))
 
 
 def test_whoever_names_several_is_found_a_block_at_a_time() -> None:
-    index = LedgerMap()
+    ledger_map = LedgerMap()
     for ledger_id in range(5_000):
         bookies = (A, B) if ledger_id % 3 == 0 else (A, C) if ledger_id % 3 == 1 else (C, D)
-        index.put(ledger_id, closed(*bookies), Stat(version=0, czxid=1, mzxid=1))
+        ledger_map.put(ledger_id, closed(*bookies), Stat(version=0, czxid=1, mzxid=1))
 
     found: list[int] = []
     first: int | None = 0
     parts = 0
     while first is not None:
-        part, first = index.naming_several([A, B, BookieId("nobody")], count_least=2, first=first)
+        part, first = ledger_map.naming_several(
+            [A, B, BookieId("nobody")], count_least=2, first=first
+        )
         found += part
         parts += 1
 
     assert found == list(range(0, 5_000, 3))
     assert parts > 4
-    assert index.naming_several([A, BookieId("nobody")], count_least=2) == ([], None)
+    assert ledger_map.naming_several([A, BookieId("nobody")], count_least=2) == ([], None)

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from auditor.findings import (
+from auditor.mark_reasons import (
     CLOCKS_APART_MS,
     KEPT_MAX,
     KEPT_MS,
-    Cause,
     Finding,
+    LossKind,
+    LossRecord,
+    MarkExplainer,
     MarkReason,
-    MarkReasons,
-    Why,
-    read_causes,
-    updated_causes,
+    read_losses,
+    updated_losses,
 )
 from ledgers.model import BookieId
 from replication.orders import DrainOrder
@@ -30,8 +30,8 @@ from tests.replication.nodes import PATHS
 # --- What is noted of bookies ---------------------------------------------------------------------
 
 
-def lost(since_ms: int, ended_ms: int | None = None) -> Cause:
-    return Cause(why=Why.LOST, since_ms=since_ms, ended_ms=ended_ms)
+def lost(since_ms: int, ended_ms: int | None = None) -> LossRecord:
+    return LossRecord(kind=LossKind.LOST, since_ms=since_ms, ended_ms=ended_ms)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def lost(since_ms: int, ended_ms: int | None = None) -> Cause:
         pytest.param({B1: lost(5, 50)}, {B1: lost(7)}, {B1: lost(7)}, id="lost once more"),
         pytest.param({B1: lost(5, 100 - KEPT_MS)}, {}, {}, id="over for long"),
         pytest.param(
-            {B1: Cause(why=Why.REBORN, since_ms=5)},
+            {B1: LossRecord(kind=LossKind.REFORMATTED, since_ms=5)},
             {B1: lost(7)},
             {B1: lost(7)},
             id="another cause",
@@ -52,15 +52,17 @@ def lost(since_ms: int, ended_ms: int | None = None) -> Cause:
     ],
 )
 def test_causes_are_kept_for_as_long_as_marks_may_stand(
-    known: dict[BookieId, Cause], current: dict[BookieId, Cause], after: dict[BookieId, Cause]
+    known: dict[BookieId, LossRecord],
+    current: dict[BookieId, LossRecord],
+    after: dict[BookieId, LossRecord],
 ) -> None:
-    assert updated_causes(known, current, now_ms=100) == after
+    assert updated_losses(known, current, now_ms=100) == after
 
 
 def test_of_very_many_those_that_go_on_are_kept() -> None:
     known = {BookieId(f"old-{i}:3181"): lost(1, i) for i in range(KEPT_MAX)}
 
-    causes = updated_causes(known, {B1: lost(5)}, now_ms=KEPT_MAX)
+    causes = updated_losses(known, {B1: lost(5)}, now_ms=KEPT_MAX)
 
     assert len(causes) == KEPT_MAX
     assert B1 in causes
@@ -75,15 +77,15 @@ async def test_the_leader_notes_since_when_a_bookie_is_lost_and_when_it_was_back
         await cluster.kill(B1)
         gone_ms = cluster.clock.wall_ms()
         await asyncio.sleep(20)
-        assert await read_causes(cluster.store, PATHS) == {}, "it is not lost yet"
+        assert await read_losses(cluster.store, PATHS) == {}, "it is not lost yet"
 
         await asyncio.sleep(20)
-        assert await read_causes(cluster.store, PATHS) == {B1: lost(gone_ms)}
+        assert await read_losses(cluster.store, PATHS) == {B1: lost(gone_ms)}
 
         await cluster.revive(B1)
         back_ms = cluster.clock.wall_ms()
         await asyncio.sleep(SOON_S)
-        assert await read_causes(cluster.store, PATHS) == {B1: lost(gone_ms, back_ms)}
+        assert await read_losses(cluster.store, PATHS) == {B1: lost(gone_ms, back_ms)}
 
 
 @in_virtual_time
@@ -93,12 +95,12 @@ async def test_a_new_leader_keeps_what_was_noted() -> None:
         await asyncio.sleep(SOON_S)
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
-    noted = await read_causes(cluster.store, PATHS)
+    noted = await read_losses(cluster.store, PATHS)
     await asyncio.sleep(100)
     async with auditing(cluster, "node-2"):
         await asyncio.sleep(10)
 
-    assert await read_causes(cluster.store, PATHS) == noted
+    assert await read_losses(cluster.store, PATHS) == noted
 
 
 @in_virtual_time
@@ -111,8 +113,8 @@ async def test_a_bookie_that_came_back_empty_is_another_cause() -> None:
         await cluster.revive(B1)
         assert await marked_soon(cluster) == [0]
 
-    causes = await read_causes(cluster.store, PATHS)
-    assert {b: cause.why for b, cause in causes.items()} == {B1: Why.REBORN}
+    causes = await read_losses(cluster.store, PATHS)
+    assert {b: cause.kind for b, cause in causes.items()} == {B1: LossKind.REFORMATTED}
 
 
 @in_virtual_time
@@ -121,13 +123,17 @@ async def test_bookies_that_are_seen_for_the_first_time_are_no_cause() -> None:
     async with auditing(cluster):
         await asyncio.sleep(10)
 
-    assert await read_causes(cluster.store, PATHS) == {}
+    assert await read_losses(cluster.store, PATHS) == {}
 
 
 # --- The reason of a mark -------------------------------------------------------------------------
 
-KNOWN = MarkReasons(
-    causes={B1: lost(5), B2: lost(6, 9), B3: Cause(why=Why.REBORN, since_ms=7, ended_ms=8)},
+KNOWN = MarkExplainer(
+    losses={
+        B1: lost(5),
+        B2: lost(6, 9),
+        B3: LossRecord(kind=LossKind.REFORMATTED, since_ms=7, ended_ms=8),
+    },
     draining={B1: DrainOrder(since_ms=4)},
     findings={
         7: Finding(check="replicas", bookies=(B1,), detail="entry 3 is gone", found_ms=11),
@@ -144,7 +150,7 @@ KNOWN = MarkReasons(
             1,
             [B2],
             False,
-            [{"cause": "lost", "bookie": B2, "since_ms": 6, "detail": "back by now"}],
+            [{"cause": "lost", "bookie": B2, "since_ms": 6, "detail": "registered again"}],
             id="lost, and back",
         ),
         pytest.param(
@@ -169,7 +175,7 @@ KNOWN = MarkReasons(
             1,
             [B2],
             True,
-            [{"cause": "hand", "bookie": B2, "detail": "or its drain was taken back"}],
+            [{"cause": "hand", "bookie": B2, "detail": "or its drain was cancelled"}],
             id="by hand, a bookie",
         ),
         pytest.param(1, [], True, [{"cause": "hand"}], id="by hand, a ledger"),
@@ -179,7 +185,7 @@ KNOWN = MarkReasons(
             False,
             [
                 {"cause": "replicas", "bookie": B1, "since_ms": 11, "detail": "entry 3 is gone"},
-                {"cause": "lost", "bookie": B2, "since_ms": 6, "detail": "back by now"},
+                {"cause": "lost", "bookie": B2, "since_ms": 6, "detail": "registered again"},
             ],
             id="found by a check, and another one lost",
         ),
@@ -197,10 +203,10 @@ def test_the_reason_of_a_mark_follows_from_what_it_names(
 ) -> None:
     mark = Mark(replicas=tuple(named), ctime_ms=8)
 
-    assert KNOWN.of(ledger_id, mark, is_own=is_own) == [MarkReason(**each) for each in reasons]
+    assert KNOWN.explain(ledger_id, mark, is_own=is_own) == [MarkReason(**each) for each in reasons]
 
 
-@pytest.mark.parametrize("why", Why)
+@pytest.mark.parametrize("kind", LossKind)
 @pytest.mark.parametrize(
     ("ended_ms", "ctime_ms", "is_told"),
     [
@@ -213,17 +219,17 @@ def test_the_reason_of_a_mark_follows_from_what_it_names(
     ],
 )
 def test_a_cause_that_was_over_is_none_of_a_later_mark(
-    why: Why, ended_ms: int | None, ctime_ms: int | None, is_told: bool
+    kind: LossKind, ended_ms: int | None, ctime_ms: int | None, is_told: bool
 ) -> None:
-    reasons = MarkReasons(causes={B1: Cause(why=why, since_ms=100_000, ended_ms=ended_ms)})
+    reasons = MarkExplainer(losses={B1: LossRecord(kind=kind, since_ms=100_000, ended_ms=ended_ms)})
 
-    [reason] = reasons.of(1, Mark(replicas=(B1,), ctime_ms=ctime_ms), is_own=False)
+    [reason] = reasons.explain(1, Mark(replicas=(B1,), ctime_ms=ctime_ms), is_own=False)
 
     if is_told:
-        assert (reason.cause, reason.since_ms) == (why.value, 100_000)
+        assert (reason.cause, reason.since_ms) == (kind.value, 100_000)
     else:
         assert reason == MarkReason(cause="unknown", bookie=B1, detail="marked by another auditor")
 
 
 def test_a_mark_that_cannot_be_read_names_nobody() -> None:
-    assert KNOWN.of(1, None, is_own=False) == [MarkReason(cause="unknown")]
+    assert KNOWN.explain(1, None, is_own=False) == [MarkReason(cause="unknown")]

@@ -1,4 +1,4 @@
-"""The index of ledgers: against a simple one, and what it weighs."""
+"""The ledger map: against a simple one, and what it weighs."""
 
 import random
 import tracemalloc
@@ -15,7 +15,7 @@ from auditor import ledger_map
 from auditor.ledger_map import LedgerMap
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Stat
-from tests.auditor.simple_index import SimpleIndex
+from tests.auditor.simple_ledger_map import SimpleLedgerMap
 
 NAMES = [BookieId(f"bookie-{number}:3181") for number in range(6)]
 LAST_ID = 2**63 - 1
@@ -67,58 +67,58 @@ def tiny_blocks() -> Iterator[None]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(CHANGES, max_size=80), IDS, st.integers(1, 10))
-def test_it_says_what_a_simple_index_says(
+def test_it_says_what_a_simple_ledger_map_says(
     changes: list[tuple[Any, ...]], first: int, count_max: int
 ) -> None:
-    index, simple = LedgerMap(), SimpleIndex()
+    ledger_map, simple = LedgerMap(), SimpleLedgerMap()
 
     with tiny_blocks():
         for number, (name, age, *arguments) in enumerate(changes):
             if name != "remove":
                 arguments.append(Stat(version=0, czxid=number % 5, mzxid=50 + number - age))
-            is_news = getattr(index, name)(*arguments)
+            is_news = getattr(ledger_map, name)(*arguments)
             assert is_news == getattr(simple, name)(*arguments)
 
-    assert len(index) == len(simple.ids)
-    assert index.unreadable == simple.unreadable.keys()
-    assert index.unreadable_count == len(simple.unreadable)
-    assert index.bookies == simple.bookies
-    assert index.open_ids == simple.open_ids
-    assert index.ledger_ids(count_max=1_000) == simple.ids
+    assert len(ledger_map) == len(simple.ids)
+    assert ledger_map.unreadable == simple.unreadable.keys()
+    assert ledger_map.unreadable_count == len(simple.unreadable)
+    assert ledger_map.bookies == simple.bookies
+    assert ledger_map.open_ids == simple.open_ids
+    assert ledger_map.ledger_ids(count_max=1_000) == simple.ids
     assert (
-        index.ledger_ids(first, count_max=count_max)
+        ledger_map.ledger_ids(first, count_max=count_max)
         == [i for i in simple.ids if i >= first][:count_max]
     )
-    assert index.ids_in(first, first + 5) == [i for i in simple.ids if first <= i < first + 5]
+    assert ledger_map.ids_in(first, first + 5) == [i for i in simple.ids if first <= i < first + 5]
     for ledger_id in (*range(16), 2**31 - 1, 2**40, LAST_ID):
-        assert index.get(ledger_id) == simple.ledgers.get(ledger_id)
+        assert ledger_map.get(ledger_id) == simple.ledgers.get(ledger_id)
     for bookie in NAMES:
-        assert index.naming(bookie) == simple.naming(bookie)
-        assert index.naming_count(bookie) == len(simple.naming(bookie))
+        assert ledger_map.naming(bookie) == simple.naming(bookie)
+        assert ledger_map.naming_count(bookie) == len(simple.naming(bookie))
 
 
 def test_reads_that_come_back_in_another_order_leave_the_newest() -> None:
-    index = LedgerMap()
+    ledger_map = LedgerMap()
     newest = Stat(version=2, mzxid=20)
 
-    assert index.put(1, three(NAMES[:3]), newest)
-    assert not index.put(1, three(NAMES[3:]), Stat(version=1, mzxid=10))
-    assert not index.put(1, three(NAMES[3:]), newest)
-    assert not index.put_unreadable(1, newest)
+    assert ledger_map.put(1, three(NAMES[:3]), newest)
+    assert not ledger_map.put(1, three(NAMES[3:]), Stat(version=1, mzxid=10))
+    assert not ledger_map.put(1, three(NAMES[3:]), newest)
+    assert not ledger_map.put_unreadable(1, newest)
 
-    assert index.naming(NAMES[0]) == [1]
-    assert index.naming(NAMES[3]) == []
+    assert ledger_map.naming(NAMES[0]) == [1]
+    assert ledger_map.naming(NAMES[3]) == []
 
 
 def test_what_could_not_be_read_gives_way_to_what_can_though_it_was_not_written() -> None:
-    index, stat = LedgerMap(), Stat(version=1, mzxid=10)
-    assert index.put_unreadable(1, stat)
+    ledger_map, stat = LedgerMap(), Stat(version=1, mzxid=10)
+    assert ledger_map.put_unreadable(1, stat)
 
-    assert not index.put(1, three(NAMES[3:]), Stat(version=0, mzxid=9))
-    assert index.put(1, three(NAMES[:3]), stat)
+    assert not ledger_map.put(1, three(NAMES[3:]), Stat(version=0, mzxid=9))
+    assert ledger_map.put(1, three(NAMES[:3]), stat)
 
-    assert index.naming(NAMES[0]) == [1]
-    assert index.unreadable == set()
+    assert ledger_map.naming(NAMES[0]) == [1]
+    assert ledger_map.unreadable == set()
 
 
 LEDGERS = 8_000
@@ -133,9 +133,9 @@ def test_a_typical_ledger_weighs_at_most_150_bytes_though_none_shares_its_ensemb
     ids = range(LEDGERS) if is_ascending else rng.sample(range(LEDGERS), LEDGERS)
     ensembles = [rng.sample(bookies, 3) for _ in ids]
     tracemalloc.start()
-    index = LedgerMap()
+    ledger_map = LedgerMap()
     for ledger_id, ensemble in zip(ids, ensembles, strict=True):
-        index.put(ledger_id, three(ensemble), Stat(version=1, czxid=10**12, mzxid=10**12))
+        ledger_map.put(ledger_id, three(ensemble), Stat(version=1, czxid=10**12, mzxid=10**12))
     used_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -155,19 +155,19 @@ def three(ensemble: list[BookieId]) -> LedgerMetadata:
 
 
 def test_ledgers_that_were_opened_since_a_count_are_told_in_their_order() -> None:
-    index = LedgerMap()
+    ledger_map = LedgerMap()
     opened = LedgerMetadata(
         ensemble_size=1,
         write_quorum=1,
         ack_quorum=1,
         segments=(Segment(first_entry_id=0, ensemble=(NAMES[0],)),),
     )
-    index.put(1, opened, Stat(version=0, mzxid=1))
-    count = index.opened_count
+    ledger_map.put(1, opened, Stat(version=0, mzxid=1))
+    count = ledger_map.opened_count
 
-    index.put(9, opened, Stat(version=0, mzxid=2))
-    index.put(4, opened, Stat(version=0, mzxid=3))
-    index.put(1, opened, Stat(version=1, mzxid=4))
+    ledger_map.put(9, opened, Stat(version=0, mzxid=2))
+    ledger_map.put(4, opened, Stat(version=0, mzxid=3))
+    ledger_map.put(1, opened, Stat(version=1, mzxid=4))
 
-    assert index.opened_since(count) == [9, 4]
-    assert index.opened_since(index.opened_count) == []
+    assert ledger_map.opened_since(count) == [9, 4]
+    assert ledger_map.opened_since(ledger_map.opened_count) == []

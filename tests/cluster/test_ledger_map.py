@@ -1,4 +1,4 @@
-"""The index of all ledgers on a real ZooKeeper: right in the end, whatever happens while it is
+"""The ledger map on a real ZooKeeper: right in the end, whatever happens while it is
 built and kept."""
 
 import asyncio
@@ -18,7 +18,7 @@ from ledgers.errors import NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.zookeeper.store import ZooKeeperStore
-from tests.auditor.indexing import closed, contents, read_all
+from tests.auditor.ledger_map_scenes import closed, contents, read_all
 from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
 from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer

@@ -1,4 +1,4 @@
-"""An index that is kept, on ledgers that are znodes in memory."""
+"""A ledger map that is kept, on ledgers that are znodes in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +15,7 @@ from tests.replication.nodes import PATHS, ROOT
 from tests.virtual_time import LoopClock
 
 SOON_S = 0.5
-"""Within so long the index follows what happens."""
+"""Within so long the ledger map follows what happens."""
 RESCAN_S = 3_600.0
 
 
@@ -80,7 +80,7 @@ async def with_ledgers(count: int, layout: Layout = Layout.HIERARCHICAL) -> Ledg
 async def keeping(
     ledgers: Ledgers, *, is_built: bool = True, recent_writes: RecentWrites | None = None
 ) -> AsyncIterator[LedgerMapUpdater]:
-    """Somebody's index, with a session of its own; complete unless ``is_built`` is False."""
+    """Somebody's ledger map, with a session of its own; complete unless ``is_built`` is False."""
     store = MemoryStore(ledgers.tree)
     updater = LedgerMapUpdater(
         store=store,
@@ -115,7 +115,7 @@ async def read_all(manager: LedgerManager) -> dict[int, MappedLedger]:
 
 
 def contents(updater: LedgerMapUpdater) -> dict[int, MappedLedger | None]:
-    """All that the index knows; None for an unreadable one."""
+    """All that the ledger map knows; None for an unreadable one."""
     return {i: updater.ledger_map.get(i) for i in updater.ledger_map.ledger_ids(count_max=10**6)}
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.marker import RELIST_S, LossMarks
+from auditor.marker import LIST_S, LossMarks
 from ledgers.errors import UnavailableError
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import marked_soon, with_ledgers
@@ -31,13 +31,13 @@ async def test_a_mark_that_goes_while_the_bookie_is_away_is_made_again_but_only_
         assert await marked_soon(cluster) == [0, 1]
         await unmark(cluster, 1)
         with capture_logs() as logs:
-            await asyncio.sleep(2 * RELIST_S)
+            await asyncio.sleep(2 * LIST_S)
             assert await cluster.marked() == [0, 1]
 
             await unmark(cluster, 1)  # Java's workers may see it otherwise every time
-            await asyncio.sleep(5 * RELIST_S)
+            await asyncio.sleep(5 * LIST_S)
             assert await cluster.marked() == [0]
-    assert [each["first"] for each in logs if each["event"] == "marks.gone"] == [[1]]
+    assert [each["first"] for each in logs if each["event"] == "marks.disappeared"] == [[1]]
 
 
 @in_virtual_time
@@ -46,7 +46,7 @@ async def test_what_was_repaired_is_not_marked_again() -> None:
     await cluster.kill(B1)
     async with auditing(cluster):
         assert await marked_soon(cluster) == [0]
-        await asyncio.sleep(RELIST_S - 2)
+        await asyncio.sleep(LIST_S - 2)
         await unmark(cluster, 0)
         await asyncio.sleep(
             3
@@ -55,7 +55,7 @@ async def test_what_was_repaired_is_not_marked_again() -> None:
         (segment,) = versioned.metadata.segments
         moved = versioned.metadata.with_segment(segment.with_bookies({0: B3}))
         await cluster.manager.write(0, moved, read_as=versioned)
-        await asyncio.sleep(3 * RELIST_S)
+        await asyncio.sleep(3 * LIST_S)
 
         assert await cluster.marked() == []
 
@@ -68,11 +68,11 @@ async def test_a_listing_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPat
         assert await marked_soon(cluster) == [0]
         await unmark(cluster, 0)
         shut = shut_out(leader.store, PATHS.marks)
-        await asyncio.sleep(3 * RELIST_S)
+        await asyncio.sleep(3 * LIST_S)
         assert await cluster.marked() == []
 
         shut.clear()
-        await asyncio.sleep(2 * RELIST_S)
+        await asyncio.sleep(2 * LIST_S)
         assert await cluster.marked() == [0]
 
 
@@ -83,23 +83,23 @@ async def test_while_nobody_is_lost_nothing_is_listed(monkeypatch: pytest.Monkey
     def fail(self: LossMarks, listed: object) -> frozenset[int]:
         raise UnavailableError("listed all the same")
 
-    monkeypatch.setattr(LossMarks, "lacking_among", fail)
+    monkeypatch.setattr(LossMarks, "unlisted_marks", fail)
     with capture_logs() as logs:
         async with auditing(cluster):
-            await asyncio.sleep(3 * RELIST_S)
+            await asyncio.sleep(3 * LIST_S)
 
-    assert [each for each in logs if each["event"] == "marks.unlisted"] == []
+    assert [each for each in logs if each["event"] == "marks.list_failed"] == []
 
 
 @in_virtual_time
 async def test_where_nobody_tells_what_changed_a_repaired_ledger_may_lack_its_mark() -> None:
-    """ZooKeeper before 3.6: the index may be an hour old."""
+    """ZooKeeper before 3.6: the ledger map may be an hour old."""
     cluster = await with_ledgers((B1, B2))
     cluster.tree.has_recursive_watches = False
     await cluster.kill(B1)
     async with auditing(cluster):
         assert await marked_soon(cluster) == [0]
         await unmark(cluster, 0)
-        await asyncio.sleep(5 * RELIST_S)
+        await asyncio.sleep(5 * LIST_S)
 
         assert await cluster.marked() == []

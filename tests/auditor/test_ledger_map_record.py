@@ -1,4 +1,4 @@
-"""What the leader leaves for people of how far its index is."""
+"""What the leader leaves for people of how far its ledger map is."""
 
 import asyncio
 
@@ -58,7 +58,7 @@ async def test_the_next_leader_writes_its_own_over_it() -> None:
             session_id = leader.store.session_id
             teller = LedgerMapReporter(
                 leader.updater,
-                leader.records.write_index,
+                leader.records.write_ledger_map,
                 session_id=session_id,
                 clock=cluster.clock,
             )

@@ -1,4 +1,4 @@
-"""The auditor and its index: a loss is answered at once, from what is known, whatever the index is
+"""The auditor and its ledger map: a loss is answered at once, from what is known, whatever the ledger map is
 doing."""
 
 import asyncio
@@ -96,7 +96,7 @@ def hold_back(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 @in_virtual_time
-async def test_a_loss_while_the_index_is_read_again_is_answered_at_once_and_completed_after(
+async def test_a_loss_while_the_ledger_map_is_read_again_is_answered_at_once_and_completed_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
@@ -113,7 +113,7 @@ async def test_a_loss_while_the_index_is_read_again_is_answered_at_once_and_comp
 
 
 @in_virtual_time
-async def test_a_loss_while_the_index_is_being_built_is_completed_when_it_is(
+async def test_a_loss_while_the_ledger_map_is_being_built_is_completed_when_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))

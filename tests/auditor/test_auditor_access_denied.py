@@ -16,7 +16,7 @@ from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
 NOTE = LedgerMapRecord(session_id=1, written_ms=1, is_complete=True, ledger_count=1)
-AIDS = [f"{PATHS.private.directory}/{name}" for name in ("identities", "absences", "causes")]
+AIDS = [f"{PATHS.private.directory}/{name}" for name in ("identities", "absences", "losses")]
 
 
 def refuse_writes(store: MetadataStore, path: str) -> None:
@@ -60,13 +60,13 @@ async def test_what_a_leader_leaves_for_the_next_may_be_shut_away(
 
 
 @in_virtual_time
-async def test_how_far_the_index_is_may_be_shut_away() -> None:
+async def test_how_far_the_ledger_map_is_may_be_shut_away() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
         refuse_writes(leader.store, PATHS.ledger_map)
 
         with capture_logs() as logs:
-            await leader.records.write_index(NOTE)
+            await leader.records.write_ledger_map(NOTE)
 
     assert [line["path"] for line in logs] == [PATHS.ledger_map]
 

@@ -6,10 +6,10 @@ import random
 import pytest
 
 from auditor import ledger_map_updater as keeper_module
-from auditor.ledger_map_updater import KEPT_MAX, RecentWrites
+from auditor.ledger_map_updater import RECENT_WRITES_MAX, RecentWrites
 from ledgers.manager import VersionedMetadata
 from ledgers.store import UNTOLD, Event, EventKind, Stat
-from tests.auditor.indexing import (
+from tests.auditor.ledger_map_scenes import (
     SOON_S,
     Ledgers,
     closed,
@@ -56,12 +56,12 @@ def test_of_a_ledger_the_last_write_is_kept() -> None:
 
 def test_where_nobody_asks_the_oldest_go() -> None:
     own = RecentWrites()
-    for ledger_id in range(KEPT_MAX + 1):
+    for ledger_id in range(RECENT_WRITES_MAX + 1):
         own.keep(written(ledger_id, mzxid=5))
 
     assert own.take(0, 5) is None
     assert own.take(1, 5) is not None
-    assert own.take(KEPT_MAX, 5) is not None
+    assert own.take(RECENT_WRITES_MAX, 5) is not None
 
 
 def test_what_is_forgotten_is_kept_no_more() -> None:
@@ -72,7 +72,7 @@ def test_what_is_forgotten_is_kept_no_more() -> None:
     assert own.take(7, 5) is None
 
 
-# --- What the index makes of it ----------------------------------------------------------------------
+# --- What the ledger map makes of it ----------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -91,7 +91,7 @@ async def test_what_this_node_wrote_is_known_without_a_read() -> None:
 
 
 @in_virtual_time
-async def test_what_was_written_before_the_index_began_says_nothing() -> None:
+async def test_what_was_written_before_the_ledger_map_began_says_nothing() -> None:
     """As where ZooKeeper was set up anew meanwhile, and has counted to the same transaction
     again."""
     ledgers, own = await with_ledgers(3), RecentWrites()
@@ -182,7 +182,7 @@ async def test_where_the_server_does_not_say_which_write_it_was_all_is_read(
 
 @pytest.mark.parametrize("seed", range(SEED_COUNT))
 @in_virtual_time
-async def test_whatever_happens_the_index_is_right_in_the_end(seed: int) -> None:
+async def test_whatever_happens_the_ledger_map_is_right_in_the_end(seed: int) -> None:
     """Ours and others' writes, deletions and lost connections, in any order. ``seed``: of the
     order."""
     rng = random.Random(seed)

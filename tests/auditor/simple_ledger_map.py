@@ -1,11 +1,11 @@
-"""The index as it would be if memory were free: what the real one is compared with."""
+"""The ledger map as it would be if memory were free: what the real one is compared with."""
 
 from auditor.ledger_map import MappedLedger
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
 from ledgers.store import Stat
 
 
-class SimpleIndex:
+class SimpleLedgerMap:
     def __init__(self) -> None:
         self.ledgers: dict[int, MappedLedger] = {}
         self.unreadable: dict[int, int] = {}

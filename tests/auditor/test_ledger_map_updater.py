@@ -1,4 +1,4 @@
-"""The index is built by one walk and kept true by what the watch tells."""
+"""The ledger map is built by one walk and kept true by what the watch tells."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from auditor import ledger_map_updater
 from auditor import ledger_map_updater as keeper_module
 from ledgers.codec.layout import Layout
 from ledgers.errors import SessionLostError
-from tests.auditor.indexing import (
+from tests.auditor.ledger_map_scenes import (
     RESCAN_S,
     SOON_S,
     contents,
@@ -113,7 +113,7 @@ async def test_after_a_change_of_ensemble_its_old_and_its_new_bookies_name_the_l
 
 @pytest.mark.compat("BookieLedgerIndexTest.testWithoutZookeeper", verdict="same")
 @in_virtual_time
-async def test_without_zookeeper_the_index_is_not_complete() -> None:
+async def test_without_zookeeper_the_ledger_map_is_not_complete() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as updater:
         ledgers.tree.suspend(store_of(updater))
@@ -217,7 +217,7 @@ async def test_who_waits_for_a_change_hears_of_it() -> None:
 
 
 @in_virtual_time
-async def test_keeping_the_index_ends_with_the_session() -> None:
+async def test_keeping_the_ledger_map_ends_with_the_session() -> None:
     ledgers = await with_ledgers(1)
     async with keeping(ledgers) as updater:
         running = asyncio.create_task(updater.run())
@@ -247,7 +247,9 @@ async def test_where_changes_are_not_told_all_is_read_again_from_time_to_time() 
             await asyncio.sleep(RESCAN_S)
             assert updater.completed_count == 3
 
-    assert [x["log_level"] for x in logs if x["event"] == "ledger_map.untold"] == ["warning"]
+    assert [x["log_level"] for x in logs if x["event"] == "ledger_map.watch_unsupported"] == [
+        "warning"
+    ]
 
 
 @in_virtual_time

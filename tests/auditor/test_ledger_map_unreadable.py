@@ -11,7 +11,7 @@ from auditor import ledger_map_updater as keeper_module
 from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Operation
-from tests.auditor.indexing import (
+from tests.auditor.ledger_map_scenes import (
     keeping,
     soon,
     store_of,
@@ -148,7 +148,7 @@ async def test_a_ledger_shut_away_after_it_was_read_is_believed_only_where_it_is
 
 
 @in_virtual_time
-async def test_a_ledger_that_is_deleted_while_acls_shut_it_away_leaves_the_index() -> None:
+async def test_a_ledger_that_is_deleted_while_acls_shut_it_away_leaves_the_ledger_map() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as updater:
         shut_out(store_of(updater), ledgers.manager.path(1))
