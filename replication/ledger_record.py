@@ -1,29 +1,20 @@
-"""Why a marked ledger is not being repaired now: notes that all nodes and commands can read.
+"""What nodes and commands record in ZooKeeper about single ledgers, as versioned JSON.
 
-One znode a ledger, ``<ur>/bookmender/waiting/<ledger id>``, written by the worker that put the
-ledger aside and deleted when it is done. All nodes keep to what it says of the next try, so that N
-nodes do not try N times. A note without a mark means nothing, nor does one that is older than the
-mark beside it (Java's workers unmark a ledger and know of no notes): readers skip it, and an idle
-worker, or who takes the ledger, deletes it.
+- ``WaitingNote``, ``<ur>/bookmender/waiting/<ledger id>``: why a marked ledger is not repaired now, as
+  a reason and facts, and when the next try is due. The worker that deferred the ledger writes the
+  note, and all nodes follow it, so that N nodes do not try N times. It is deleted when the ledger is
+  repaired. A note without a mark, or older than the mark, means nothing: Java's workers delete marks
+  and know no notes. Readers ignore such a note, and an idle worker, or the next one that leases the
+  ledger, deletes it.
+- ``UnprovenEnd``, ``<ur>/bookmender/unproven/<ledger id>``: a ledger whose end could not be proven.
+  When its remaining entries have their copies, its mark is deleted, and its end is tried again only
+  when a bookie of it disappears or a person asks. So the worker leaves this record for people.
+- ``GivenUpEntries``, ``<ur>/bookmender/given_up/<ledger id>``: the entries that an operator gave up
+  when closing a ledger. It is written before CLOSED, and it stays.
 
-Ledgers whose end cannot be proven: ``<ur>/bookmender/unproven/<ledger id>``, versioned JSON.
-
-Once what is left of such a ledger has its copies again it is marked no more, and nobody tries its
-end anew before a bookie of it goes, or a person asks. So whoever tried it in vain leaves a record,
-for people. A ledger that was closed meanwhile, or deleted, is passed over by readers, and its
-record is deleted by an idle worker.
-
-Entries that an operator gave up when a ledger was closed: ``<ur>/bookmender/given_up/<ledger
-id>``.
-
-Versioned JSON, one record a ledger, for people who ask later why a ledger ends where it does. It is
-written before CLOSED, so that no entry is given up without a record; it stays.
-
-What a ledger that cannot be repaired waits for, boiled down so that it fits into its note.
-
-A try that failed is worth repeating before its time when a bookie came or came back, or an order of
-the operator's changed; that a bookie went seldom helps, but may be one more that is to be replaced.
-Registrations tell the two apart by themselves: each new one has a greater czxid than all before it.
+``ClusterFingerprint`` is the part of a note that tells when a retry may help before its time: a bookie
+registered, or an order changed. That a bookie disappeared seldom helps. Each new registration has a
+greater czxid than all earlier ones, so registrations tell the two cases apart.
 """
 
 import asyncio
@@ -54,7 +45,7 @@ from ledgers.tasks import gather_in_parts
 from replication.cluster import ClusterView
 from replication.locks import guarded_multi
 from replication.nodes import ensure
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason, named, parse_blocked
 from replication.transactions import Batcher
 from replication.znodes import (
     ACL_HINT,
@@ -72,23 +63,30 @@ from replication.znodes import (
 )
 
 READ_MAX = 1_000
-"""Ledgers that are looked at again in one go; further ones are taken for what their records say."""
+"""Ledgers whose metadata is read again at once. For further ones the records are believed."""
 UNPROVEN_ENDS_READ_AT_ONCE = 100
+
+
+# --- Ends that cannot be proven -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnprovenEnd:
-    """``detail``: a sentence for an operator. ``tried_ms``: wall-clock, of the last try."""
+    """``facts``: why the end could not be proven. ``tried_ms``: wall-clock time of the last try."""
 
     ledger_id: int
-    detail: str
+    facts: Facts
     tried_ms: int
+
+    @property
+    def blocked(self) -> Blocked:
+        return Blocked(reason=Reason.END_UNPROVEN, facts=self.facts)
 
     def to_json(self) -> bytes:
         record = {
             "version": 1,
             "ledger_id": self.ledger_id,
-            "detail": self.detail,
+            **self.blocked.to_record(),
             "tried_ms": self.tried_ms,
         }
         return json.dumps(record).encode()
@@ -98,7 +96,7 @@ class UnprovenEnd:
         """Raises CorruptionError."""
         return cls(
             ledger_id=ledger_id,
-            detail=text(record, "detail"),
+            facts=parse_blocked(record).facts,
             tried_ms=time_ms(record, "tried_ms"),
         )
 
@@ -109,14 +107,14 @@ def unproven_path(ur: str, ledger_id: int | None = None) -> str:
 
 
 async def read_unproven_end(store: MetadataStore, ur: str, ledger_id: int) -> UnprovenEnd | None:
-    """What the last try left, be the ledger closed by now or not; None where that cannot be read
-    either."""
+    """Return the record of the last try, even if the ledger is closed by now; None if there is none
+    or it cannot be read."""
     parse = partial(UnprovenEnd.from_record, ledger_id)
     return await read_record(store, unproven_path(ur, ledger_id), parse)
 
 
 async def unproven_ledger_ids(store: MetadataStore, manager: LedgerManager, ur: str) -> list[int]:
-    """Those that are not closed yet, by id."""
+    """Return the recorded ledgers that are not closed yet, in order."""
     recorded = await _recorded(store, ur)
     looked_at, rest = recorded[:READ_MAX], recorded[READ_MAX:]
     return await _still_open(manager, looked_at) + rest
@@ -125,7 +123,7 @@ async def unproven_ledger_ids(store: MetadataStore, manager: LedgerManager, ur: 
 async def unproven_among(
     store: MetadataStore, manager: LedgerManager, ur: str, ledger_ids: Collection[int]
 ) -> list[UnprovenEnd]:
-    """What was left of those of these ledgers that are not closed yet, by id."""
+    """Return the records of those of these ledgers that are not closed yet, in order."""
     recorded = set(await _recorded(store, ur)).intersection(ledger_ids)
     still_open = await _still_open(manager, sorted(recorded))
     ends = await asyncio.gather(*(read_unproven_end(store, ur, i) for i in still_open))
@@ -133,7 +131,7 @@ async def unproven_among(
 
 
 class UnprovenEnds:
-    """The records, for a worker: ``batcher``'s guards prove its session (rule S3)."""
+    """Writes the records for a worker. The guards of ``batcher`` prove its session (rule S3)."""
 
     def __init__(
         self,
@@ -148,26 +146,26 @@ class UnprovenEnds:
         self._manager = manager
         self._clock = clock
 
-    async def note(self, ledger_id: int, detail: str) -> None:
-        """In place of what an earlier try left."""
-        end = UnprovenEnd(ledger_id=ledger_id, detail=detail, tried_ms=self._clock.wall_ms())
+    async def note(self, ledger_id: int, facts: Facts) -> None:
+        """Write the record of the last try, in place of an earlier one."""
+        end = UnprovenEnd(ledger_id=ledger_id, facts=facts, tried_ms=self._clock.wall_ms())
         path, data = unproven_path(self._ur, ledger_id), end.to_json()
         try:
             await self._batcher.put(path, data)
-        except NoNodeError:  # the first that there is
+        except NoNodeError:  # the first record
             await ensure(self._store, unproven_path(self._ur))
             await self._batcher.put(path, data)
 
     async def tidy(self, rng: random.Random) -> None:
-        """Delete the records of ledgers that are closed, or gone: some of them, where there are
-        many."""
+        """Delete the records of ledgers that are closed or deleted. Of many records it checks some
+        at random."""
         recorded = await _recorded(self._store, self._ur)
         some = rng.sample(recorded, min(len(recorded), READ_MAX))
         over = set(some).difference(await _still_open(self._manager, some))
         await asyncio.gather(*map(self._delete, sorted(over)))
 
     async def _delete(self, ledger_id: int) -> None:
-        with suppress(NoNodeError):  # another node's hand
+        with suppress(NoNodeError):  # another node deleted it
             await self._batcher.apply(Delete(path=unproven_path(self._ur, ledger_id)))
 
 
@@ -177,7 +175,7 @@ async def _recorded(store: MetadataStore, ur: str) -> list[int]:
 
 
 async def _still_open(manager: LedgerManager, ledger_ids: Sequence[int]) -> list[int]:
-    """What cannot be read may be open."""
+    """Return the ledgers that are not closed. A ledger that cannot be read may be open."""
 
     async def is_open(ledger_id: int) -> bool:
         try:
@@ -191,10 +189,13 @@ async def _still_open(manager: LedgerManager, ledger_ids: Sequence[int]) -> list
     return [i for i, is_so in zip(ledger_ids, are_open, strict=True) if is_so]
 
 
+# --- Entries that were given up -------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUpEntries:
-    """From the first to the last, both inclusive. ``replies``: what bookies said of the first one.
-    ``by``: the user and host of the command. ``at_ms``: wall-clock."""
+    """The first and the last entry, both inclusive. ``replies``: what bookies answered for the first
+    one. ``by``: the user and host of the command. ``at_ms``: wall-clock time."""
 
     first_entry_id: int
     last_entry_id: int
@@ -222,7 +223,7 @@ def given_up_path(ur: str, ledger_id: int) -> str:
 
 
 async def read_given_up(store: MetadataStore, ur: str, ledger_id: int) -> GivenUpEntries | None:
-    """None where nothing was given up, or the record cannot be read."""
+    """Return the record; None if nothing was given up, or if it cannot be read."""
     return await read_record(store, given_up_path(ur, ledger_id), GivenUpEntries.from_record)
 
 
@@ -234,8 +235,8 @@ async def record_given_up(
     *,
     guards: Sequence[Check],
 ) -> None:
-    """Write the record, in place of an earlier attempt's. Raises LockLostError, UnavailableError,
-    RejectedError."""
+    """Write the record, in place of one of an earlier attempt. Raises LockLostError,
+    UnavailableError, RejectedError."""
     path = given_up_path(ur, ledger_id)
     await ensure(store, path.rpartition("/")[0])
     is_there = await store.exists(path) is not None
@@ -250,14 +251,16 @@ async def record_given_up(
         raise failure.cause from failure
 
 
+# --- When a retry may help ------------------------------------------------------------------------
+
 _ANY_CHANGE_HELPS = frozenset(
     {
-        # Once a bookie that hangs counts as gone, the ledger is repaired without it.
+        # When an unresponsive bookie becomes absent, the ledger is repaired without it.
         Reason.NO_ANSWER,
         Reason.RECOVERY_FAILED,
         Reason.CONFLICTS,
-        # The rest of the ledger was repaired, and is to be again, whoever goes: these waits are
-        # long.
+        # These waits are long, and another bookie of the ledger may be missing now. Its entries are
+        # repaired without waiting for the first one.
         Reason.MAINTENANCE,
         Reason.NO_COPY,
     }
@@ -266,15 +269,15 @@ _ANY_CHANGE_HELPS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFingerprint:
-    """Bookies and orders at one moment. The two fingerprints are eight hexadecimal digits each."""
+    """Bookies and orders at one moment. The two hashes are eight hexadecimal digits each."""
 
     newest_czxid: int
-    """Of the bookies' registrations; 0 without any."""
+    """The greatest czxid of all registrations; 0 if there is none."""
     bookies: str
-    """Fingerprint of who is there, and in which life."""
+    """Hash of the registered bookies and the czxids of their registrations."""
     orders: str
-    """Fingerprint of which bookies drain, or are under maintenance, and until when; of a hold; and
-    of trusted cookies."""
+    """Hash of draining bookies, maintenance windows with their ends, safety hold and trusted
+    cookies."""
 
     @classmethod
     def of(cls, view: ClusterView) -> Self:
@@ -290,7 +293,7 @@ class ClusterFingerprint:
         )
 
     def warrants_retry(self, then: "ClusterFingerprint", reason: Reason | None) -> bool:
-        """Whether what failed then for that reason is worth a try before its time."""
+        """Return True if a retry may succeed now, after a try at ``then`` failed for ``reason``."""
         return (
             self.newest_czxid > then.newest_czxid
             or self.orders != then.orders
@@ -315,15 +318,13 @@ class ClusterFingerprint:
 
 
 def _hold(view: ClusterView) -> list[int]:
-    """When the hold that stands began; without one nothing, as in the releases that knew of
-    none."""
+    """Return when the safety hold began; nothing without one."""
     hold = view.orders.hold
     return [] if hold is None or not view.orders.is_held else [hold.since_ms]
 
 
 def _trust(view: ClusterView) -> list[tuple[BookieId, int]]:
-    """The cookies that an order trusts: an end that could not be proven may be provable now.
-    Without an order nothing."""
+    """Return the cookies that an order trusts: with it, more ends may be provable."""
     return sorted(view.orders.trusted_cookies.items())
 
 
@@ -331,146 +332,143 @@ def _fingerprint(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
 
 
+# --- Notes ----------------------------------------------------------------------------------------
+
 log = structlog.get_logger()
 
 READS_AT_ONCE = 500
 LET_GO_TRIES_MAX = 5
-"""Whoever writes the note anew so often tries the ledger anyway."""
+"""A node that writes the note again so often tries the ledger anyway."""
 BINDING_MAX_MS = 86_400_000
-"""However far ahead a note sets the next try (a clock may be wrong): after a day somebody looks."""
+"""A note delays the next try by a day at most, in case the clock of its node was wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingNote:
-    """What was in the way at the last of ``tries``, and when the next one is due.
+    """Why a ledger was blocked at the last of ``tries``, and when the next try is due.
 
-    Times are the writing node's wall clock, in milliseconds. ``node``: its host, for people.
-    ``since_ms``: of the first try that failed for this reason.
+    Times are wall-clock milliseconds of the node that wrote the note. ``node``: its host, for people.
+    ``since_ms``: the first try that failed for this reason.
     """
 
     ledger_id: int
-    reason: Reason
-    detail: str
+    blocked: Blocked
     node: str
     since_ms: int
     tries: int = 1
     next_try_ms: int = 0
-    """0: at any time, as with the notes of the first releases and while a worker holds the lock."""
+    """0: at any time, for example while a worker holds the lock."""
     grace_until_ms: int = 0
-    """When the grace is over that the ledger waits for under a worker's lock; 0: it does not. Binds
-    nobody."""
+    """When the grace ends for which the ledger waits under a worker's lock; 0: there is none. Other
+    nodes do not wait for it."""
     fingerprint: ClusterFingerprint | None = None
-    """As it was when that try began."""
+    """The cluster when that try began."""
     bad_sources: frozenset[BookieId] = frozenset()
-    """Bookies whose copies were found bad when they were to be copied from: whoever tries it next
-    reads them whole."""
+    """Bookies whose copies were found bad while copying from them. The next try reads them
+    completely."""
     mzxid: int | None = field(default=None, compare=False)
-    """Of the znode that it was read from: its last write."""
+    """The last write of the znode that it was read from."""
     written_ms: int | None = field(default=None, compare=False)
-    """Likewise, by ZooKeeper's clock."""
+    """The same, by ZooKeeper's clock."""
+
+    @property
+    def reason(self) -> Reason:
+        return self.blocked.reason
 
     def is_older_than(self, mark_czxid: int) -> bool:
-        """Whether it was written before that mark was made, and so of another.
+        """Return True if the note was written before that mark was created, so that it belongs to an
+        earlier mark.
 
-        By its last write: a note that stands is written anew for the next mark. Of a mark it is the
-        first: the leader adds bookies to one that stands.
+        The last write of the note counts, because an existing note is written again for the next
+        mark. The creation of the mark counts, because the leader adds bookies to an existing one.
         """
         return self.mzxid is not None and self.mzxid < mark_czxid
 
     def let_go(self) -> Self:
-        """The ledger is to be tried at once, whatever was in the way. What the note tells of bad
-        sources stays: who does not know of them takes the ledger for whole by its ends.
+        """Return the note of a ledger that is due at once, whatever blocked it.
+
+        ``bad_sources`` stays: a worker that does not know of them checks only the ends of their
+        copies, and would find the ledger whole.
         """
         return replace(
             self,
-            reason=Reason.LEFT_TO_OTHERS,
-            detail=f"to be tried at once: {', '.join(sorted(self.bad_sources))} are to be read whole",
+            blocked=Blocked(
+                reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(self.bad_sources))
+            ),
             tries=1,
             next_try_ms=0,
             fingerprint=None,
         )
 
     def wait_ms(self, *, now_ms: int, fingerprint: ClusterFingerprint) -> int:
-        """How long the ledger is still to be left alone in such a world; 0: not at all."""
+        """Return how long the next try must still wait; 0 if it is due. ``fingerprint``: the
+        cluster now."""
         if self.reason.is_of_this_node or self.fingerprint is None:
             return 0
         if fingerprint.warrants_retry(self.fingerprint, self.reason):
             return 0
         wait_ms = min(max(0, self.next_try_ms - now_ms), BINDING_MAX_MS)
-        if self.written_ms is not None:  # else each look would find it binding for a day
+        if self.written_ms is not None:  # otherwise each look would wait for another day
             wait_ms = min(wait_ms, max(0, self.written_ms + BINDING_MAX_MS - now_ms))
         return wait_ms
 
     def is_overtaken(self, *, now_ms: int, fingerprint: ClusterFingerprint) -> bool:
-        """Whether the world is a better one than it tells of, so that the ledger is tried before
-        its time."""
+        """Return True if the cluster has changed so that the ledger is tried before its time."""
         if self.reason.is_of_this_node or self.fingerprint is None:
             return False
         is_in_grace = self.reason.is_a_grace and now_ms < self.grace_until_ms
         return not is_in_grace and fingerprint.warrants_retry(self.fingerprint, self.reason)
 
     def tries_for(self, reason: Reason, *, fingerprint: ClusterFingerprint) -> int:
-        """How often it failed in a row for this reason, in a world no worse than this one."""
+        """Return how often the ledger failed in a row for this reason, without a change that
+        warrants a retry."""
         if self.reason is not reason or self.fingerprint is None:
             return 0
         return 0 if fingerprint.warrants_retry(self.fingerprint, reason) else self.tries
 
     def to_json(self) -> bytes:
         record = {
-            "version": 2,
+            "version": 1,
             "ledger_id": self.ledger_id,
-            "reason": self.reason.value,
-            "detail": self.detail,
+            **self.blocked.to_record(),
             "node": self.node,
             "since_ms": self.since_ms,
             "tries": self.tries,
             "next_try_ms": self.next_try_ms,
             "grace_until_ms": self.grace_until_ms,
-            "world": None if self.fingerprint is None else self.fingerprint.to_record(),
+            "cluster": None if self.fingerprint is None else self.fingerprint.to_record(),
             "bad_sources": sorted(self.bad_sources),
         }
         return json.dumps(record).encode()
 
     @classmethod
     def from_record(cls, ledger_id: int, record: dict[str, Any]) -> Self:
-        """Raises CorruptionError on what no release of ours has written, or this one does not
-        know."""
-        # Version 1 had neither these nor the world, and the first of version 2 no bad sources.
-        first = {"tries": 1, "next_try_ms": 0, "grace_until_ms": 0, "bad_sources": []}
-        record = {**first, **record}
-        has_world = record.get("world") is not None
+        """Raises CorruptionError, also for a reason that this release does not know."""
+        has_fingerprint = record.get("cluster") is not None
         return cls(
             ledger_id=ledger_id,
-            reason=_reason(text(record, "reason")),
-            detail=text(record, "detail"),
+            blocked=parse_blocked(record),
             node=text(record, "node"),
             since_ms=time_ms(record, "since_ms"),
             tries=whole(record, "tries"),
             next_try_ms=time_ms(record, "next_try_ms"),
             grace_until_ms=time_ms(record, "grace_until_ms"),
-            fingerprint=ClusterFingerprint.from_record(part(record, "world"))
-            if has_world
+            fingerprint=ClusterFingerprint.from_record(part(record, "cluster"))
+            if has_fingerprint
             else None,
             bad_sources=frozenset(map(BookieId, texts(record, "bad_sources"))),
         )
 
 
-def _reason(value: str) -> Reason:
-    try:
-        return Reason(value)
-    except ValueError as error:
-        raise CorruptionError("a reason that this release does not know") from error
-
-
 class WaitingNotes:
-    """The notes of all nodes."""
+    """Reads the notes of all nodes, and releases ledgers from theirs."""
 
     def __init__(self, store: MetadataStore, ur: str) -> None:
         self._store = store
         self._ur = ur
 
     async def are_any(self) -> bool:
-        """Cheap, where a list of their names may be long."""
+        """Return True if there is any note. This costs less than listing their names."""
         path = waiting_path(self._ur)
         try:
             stat = await self._store.exists(path)
@@ -480,13 +478,13 @@ class WaitingNotes:
         return stat is not None and stat.child_count > 0
 
     async def ledger_ids(self) -> set[int]:
-        """Ledgers that have a note."""
+        """Return the ledgers that have a note."""
         names = await names_in(self._store, waiting_path(self._ur))
         return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
-        """None when there is none, or a later release wrote it in a way that we cannot read, or
-        ACLs shut it away."""
+        """Return the note; None if there is none, this release cannot read it, or an ACL denies
+        access."""
         try:
             data, stat = await self._store.get(waiting_path(self._ur, ledger_id))
             note = WaitingNote.from_record(ledger_id, parse_record(data))
@@ -495,22 +493,23 @@ class WaitingNotes:
         return replace(note, mzxid=stat.mzxid, written_ms=stat.mtime_ms)
 
     async def version(self, ledger_id: int) -> int | None:
-        """Of its znode; None where there is none."""
+        """Return the version of the note's znode; None if there is none."""
         stat = await self._store.exists(waiting_path(self._ur, ledger_id))
         return None if stat is None else stat.version
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
-        """Those of the ledgers' notes that can be read, in order."""
+        """Return the readable notes of these ledgers, in order."""
         notes = await gather_in_parts(self.read, ledger_ids, at_once=READS_AT_ONCE)
         return [note for note in notes if note is not None]
 
     async def let_go(
         self, ledger_id: int, *, guards: Sequence[Check], beside: WaitingNote | None = None
     ) -> None:
-        """Its note binds nobody any more, and goes unless it tells of bad sources, or ``beside``
-        does.
+        """Make the ledger due at once. Delete its note, unless the note or ``beside`` names bad
+        sources.
 
-        ``guards``: prove that the caller may (rule S3). Raises LockLostError when they do not.
+        ``beside``: a note to write instead. ``guards``: prove that the caller may do this (rule S3).
+        Raises LockLostError if they fail.
         """
         path = waiting_path(self._ur, ledger_id)
         for _ in range(LET_GO_TRIES_MAX):
@@ -536,7 +535,7 @@ class WaitingNotes:
             note = WaitingNote.from_record(ledger_id, parse_record(data))
         except NoNodeError:
             return None if left is None else Create(path=path, data=left.to_json())
-        except (CorruptionError, UnauthorizedError):  # it tells nobody anything
+        except (CorruptionError, UnauthorizedError):  # nobody can read it
             pass
         else:
             if left is not None:
@@ -549,14 +548,15 @@ class WaitingNotes:
 
 
 class WaitingNotesWriter(WaitingNotes):
-    """The notes, for a worker: ``batcher``'s guards prove its session (rule S3)."""
+    """Writes the notes of a worker. The guards of ``batcher`` prove its session (rule S3)."""
 
     def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
         super().__init__(store, ur)
         self._batcher = batcher
 
     async def write(self, note: WaitingNote, *, is_likely_there: bool = False) -> None:
-        """In place of what stands there. ``is_likely_there``: spares a request if that is right."""
+        """Write the note, in place of an existing one. ``is_likely_there``: saves a request if it
+        is right."""
         path, data = waiting_path(self._ur, note.ledger_id), note.to_json()
         create, change = (
             Create(path=path, data=data),
@@ -564,16 +564,16 @@ class WaitingNotesWriter(WaitingNotes):
         )
         first, second = (change, create) if is_likely_there else (create, change)
         if not (await self._commit(first) or await self._commit(second)):
-            # By others' hands, one right after the other; or somebody deleted the directory.
+            # Others deleted and created it at the wrong moments, or deleted its parent.
             await ensure(self._store, waiting_path(self._ur))
             await self._commit(create)
 
     async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:
-        """Nothing happens to one that stands at another version."""
+        """Delete the note, if it exists and has this version."""
         await self._commit(Delete(path=waiting_path(self._ur, ledger_id), version=version))
 
     async def _commit(self, operation: Create | SetData | Delete) -> bool:
-        """False when the note was there, or gone, already, or is another: another node's hand."""
+        """Return False if another node created, changed or deleted the note first."""
         try:
             await self._batcher.apply(operation)
         except (NodeExistsError, NoNodeError, ConflictError):

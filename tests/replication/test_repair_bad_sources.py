@@ -149,14 +149,14 @@ async def test_that_the_ledger_was_marked_anew_since_makes_it_no_less_true() -> 
 async def test_a_repair_that_breaks_off_afterwards_tells_of_them(error: type[Exception]) -> None:
     cluster = await with_gaps()
     async with cluster.node("one") as one:
-        find, calls = one.repairer._inspector.find, itertools.count()
+        find, calls = one.repairer.inspector.find, itertools.count()
 
         async def break_off(ledger_id: int) -> VersionedMetadata | Blocked | None:
             if next(calls) == 1:
                 raise error("broken off")
             return await find(ledger_id)
 
-        one.repairer._inspector.find = break_off  # type: ignore[method-assign]
+        one.repairer.inspector.find = break_off  # type: ignore[method-assign]
         async with working(one):
             await asyncio.sleep(1)
         assert next(calls) == 2, "it was not tried again"
