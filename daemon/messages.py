@@ -31,7 +31,9 @@ class Message:
 
 def message(ledger_id: int, blocked: Blocked) -> Message:
     """Return the message for a ledger, with everything that blocks it."""
-    messages = [_message(ledger_id, each.reason, each.facts) for each in (blocked, *blocked.besides)]
+    messages = [
+        _message(ledger_id, each.reason, each.facts) for each in (blocked, *blocked.besides)
+    ]
     return Message(
         what="; ".join(dict.fromkeys(each.what for each in messages)),
         advice=" ".join(filter(None, dict.fromkeys(each.advice for each in messages))),
@@ -139,7 +141,7 @@ def _open_ledger_grace(facts: Facts) -> Message:
     states = ["absent", "lacking", "draining"]
     doubt = ""
     if facts.is_end_doubtful:
-        states += ["superseded", "reformatted"]
+        states += ["decommissioned", "superseded", "reformatted"]
         doubt = " Its end may not be provable."
     owner, steps = "writer", "fenced, recovered and closed"
     if facts.is_in_recovery:
@@ -203,9 +205,7 @@ def _no_target(facts: Facts) -> Message:
     if facts.draining:
         cancel = _commands(facts.draining, "bookmender bookie drain {} --cancel")
         options.append(f"keep {_names(facts.draining)} ({cancel})")
-    return Message(
-        f"no bookie may receive the copy of {facts.replaced}: {why}", _sentence(options)
-    )
+    return Message(f"no bookie may receive the copy of {facts.replaced}: {why}", _sentence(options))
 
 
 def _exclusions(facts: Facts) -> str:
@@ -311,7 +311,9 @@ _STATES = {
 def _states(facts: Facts, *states: str) -> str:
     """Return ``not registered: b1, b2; draining: b3``."""
     return "; ".join(
-        f"{_STATES[state]}: {_names(bookies)}" for state in states if (bookies := getattr(facts, state))
+        f"{_STATES[state]}: {_names(bookies)}"
+        for state in states
+        if (bookies := getattr(facts, state))
     )
 
 

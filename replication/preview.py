@@ -135,7 +135,9 @@ def _until_closed(found: RecoveryRequired) -> Blocked:
         reason=Reason.OPEN_LEDGER_GRACE,
         facts=replace(
             doubts,
-            absent=named({*doubts.absent, *(b for b in found.leaving if b not in view.available)}),
+            absent=named(
+                {*doubts.absent, *found.leaving} - view.available - set(doubts.decommissioned)
+            ),
             draining=named([b for b in found.leaving if b in view.available]),
             lacking=named(found.lacking),
             entry_ids=() if found.first_lacking is None else (found.first_lacking,),

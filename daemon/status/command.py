@@ -18,6 +18,7 @@ from daemon.cli.hold import hold_text
 from daemon.cli.main import config_option, output_option
 from daemon.cli.orders import disregards, unreadable_texts
 from daemon.cli.progress import counted, duration_text, printable
+from daemon.messages import message
 from daemon.status.gathering import gather_status
 from daemon.status.leader import (
     away_text,
@@ -286,7 +287,7 @@ def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> 
     return (
         f"  {len(notes)} {reason.value}, for up to {longest}, {_when(notes, now_ms=now_ms)}: "
         f"ledger {_some([note.ledger_id for note in notes])}\n"
-        f"      {printable(notes[0].detail)}"
+        f"      {printable(message(notes[0].ledger_id, notes[0].blocked).text)}"
     )
 
 
