@@ -3,7 +3,7 @@
 from daemon.status.state import Status
 from replication.ledger_record import WaitingNote
 from replication.nodes import NodeInfo, Role
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from tests.replication.ledger_values import B1, B2, B3
 
 WHOLE = Status(
@@ -25,7 +25,10 @@ WHOLE = Status(
 
 def note(ledger_id: int, reason: Reason, detail: str = "because") -> WaitingNote:
     return WaitingNote(
-        ledger_id=ledger_id, reason=reason, detail=detail, node="host-a", since_ms=1_000
+        ledger_id=ledger_id,
+        blocked=Blocked(reason=reason, facts=Facts(errors=(detail,))),
+        node="host-a",
+        since_ms=1_000,
     )
 
 

@@ -11,7 +11,7 @@ from ledgers.errors import JournalError, RejectedError, UnavailableError
 from ledgers.model import BookieId
 from replication import znodes
 from replication.ledger_record import WaitingNote
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.settings import ReplicationSettings
 from replication.znodes import waiting_path
 from tests.auditor.auditing import auditing
@@ -179,7 +179,7 @@ async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others
     await cluster.kill(B1)
     if is_marked:
         await cluster.mark(B1, ledger_id=0)
-    note = WaitingNote(ledger_id=0, reason=reason, detail="", node="node-1", since_ms=1)
+    note = WaitingNote(ledger_id=0, blocked=Blocked(reason=reason), node="node-1", since_ms=1)
     await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
 
     with pytest.raises(ends):
@@ -203,7 +203,12 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
     for ledger_id in (0, 1, 2):
         await cluster.mark(B1, ledger_id=ledger_id)
     for ledger_id, reason in ((1, Reason.NO_TARGET), (2, Reason.NO_ANSWER)):
-        note = WaitingNote(ledger_id=ledger_id, reason=reason, detail="d", node="n", since_ms=1)
+        note = WaitingNote(
+            ledger_id=ledger_id,
+            blocked=Blocked(reason=reason, facts=Facts(errors=("d",))),
+            node="n",
+            since_ms=1,
+        )
         await cluster.store.create(waiting_path(UR, ledger_id), note.to_json(), with_parents=True)
     if is_locked:
         await cluster.store.create(znodes.lock_path(UR, 0), is_ephemeral=True)
@@ -277,8 +282,7 @@ async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() 
     await cluster.mark(B1, ledger_id=0)
     note = WaitingNote(
         ledger_id=0,
-        reason=Reason.SHUT_AWAY,
-        detail="the ACL shuts us out",
+        blocked=Blocked(reason=Reason.SHUT_AWAY, facts=Facts(errors=("the ACL shuts us out",))),
         node="node-1",
         since_ms=1,
         next_try_ms=cluster.clock.wall_ms() + 3_600_000,

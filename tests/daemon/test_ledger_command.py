@@ -13,6 +13,7 @@ from daemon.cli import ledger as ledger_command
 from daemon.cli.identities import give_trust
 from ledgers.errors import CorruptionError
 from ledgers.model import LedgerState
+from replication.reasons import Facts
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.in_memory import Prepare, run_in_memory
 from tests.daemon.visits import visiting
@@ -76,13 +77,13 @@ async def two_wiped(cluster: Cluster) -> None:
 async def two_wiped_and_tried(cluster: Cluster) -> None:
     await two_wiped(cluster)
     async with cluster.node() as node:
-        await node.ends.note(LEDGER, "its end cannot be proven; do this")
+        await node.ends.note(LEDGER, Facts(errors=("its end cannot be proven; do this",)))
 
 
 async def tried_and_closed(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     async with cluster.node() as node:
-        await node.ends.note(LEDGER, "its end cannot be proven; do this")
+        await node.ends.note(LEDGER, Facts(errors=("its end cannot be proven; do this",)))
 
 
 async def one_replaced(cluster: Cluster) -> None:

@@ -38,7 +38,7 @@ from replication.inspection import Inspector
 from replication.orders import HoldOrder, OrderBook
 from replication.plan import Plan, Repair
 from replication.preview import Preview, Previewer
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.targets import TargetSelector
 from replication.znodes import own_path
 from tests.auditor.scenes import with_ledgers
@@ -49,7 +49,7 @@ from tests.replication.nodes import ROOT, UR
 from tests.replication.test_preview import touching_nothing
 
 COPY = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
-WAIT = Blocked(reason=Reason.NO_TARGET, detail="no bookie can take over")
+WAIT = Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("no bookie can take over",)))
 LOST = MissingBookie(bookie=B1, absence=Absence.LOST, left_s=0.0, ledger_count=2)
 NOTHING = Sight(
     observation=Observation(

@@ -17,7 +17,7 @@ from ledgers.model import BookieId
 from replication import znodes
 from replication.plan import Plan, Repair
 from replication.preview import Preview
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import findings_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
@@ -27,7 +27,9 @@ from tests.replication.nodes import UR
 
 MOVE = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 REFILL = Repair(fragment=fragment(), index=1, target=B2, entry_ids=(4,), byte_count=100)
-WAIT = Blocked(reason=Reason.MAINTENANCE, detail="b1 is away", until_ms=1_700_000_000_000)
+WAIT = Blocked(
+    reason=Reason.MAINTENANCE, facts=Facts(errors=("b1 is away",)), until_ms=1_700_000_000_000
+)
 
 
 def previews(*plans: Plan, more: int | None = 0) -> Previews:
@@ -81,7 +83,9 @@ def test_a_ledger_that_is_gone_and_one_that_only_waits_say_so() -> None:
 
 
 def test_metadata_that_cannot_be_read_is_a_line_with_what_to_do_next() -> None:
-    corrupt = Blocked(reason=Reason.CORRUPT_METADATA, detail="its metadata cannot be read")
+    corrupt = Blocked(
+        reason=Reason.CORRUPT_METADATA, facts=Facts(errors=("its metadata cannot be read",))
+    )
 
     assert to_text(previews(Plan(blocked=(corrupt,)))).splitlines()[:2] == [
         "ledger 7: nothing can be copied now",
@@ -91,7 +95,7 @@ def test_metadata_that_cannot_be_read_is_a_line_with_what_to_do_next() -> None:
 
 
 def test_of_metadata_that_acls_shut_away_no_earlier_state_is_offered() -> None:
-    shut = Blocked(reason=Reason.SHUT_AWAY, detail="the ACL shuts us out: open it")
+    shut = Blocked(reason=Reason.SHUT_AWAY, facts=Facts(errors=("the ACL shuts us out: open it",)))
 
     assert to_text(previews(Plan(blocked=(shut,)))).splitlines()[:2] == [
         "ledger 7: nothing can be copied now",

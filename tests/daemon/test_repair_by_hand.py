@@ -14,7 +14,7 @@ from daemon.status.records import help_text
 from replication import znodes
 from replication.ledger_record import UnprovenEnd, WaitingNote
 from replication.orders import OrderBook, TriesOrder, tries_place
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import own_path, waiting_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, visiting
@@ -137,8 +137,7 @@ def test_of_several_the_first_is_named_and_until_when_the_last_waits() -> None:
     graces = [
         WaitingNote(
             ledger_id=ledger_id,
-            reason=reason,
-            detail="",
+            blocked=Blocked(reason=reason),
             node="host-a",
             since_ms=0,
             grace_until_ms=NOW_MS + grace_s * 1000,
@@ -161,8 +160,7 @@ async def mark_and_note(cluster: Cluster, reason: Reason, *, grace_s: int = 0) -
     """Ledger 0 in our private queue, with what a worker left to be read of it."""
     note = WaitingNote(
         ledger_id=0,
-        reason=reason,
-        detail="so it is",
+        blocked=Blocked(reason=reason, facts=Facts(errors=("so it is",))),
         node="host-a",
         since_ms=0,
         grace_until_ms=cluster.clock.wall_ms() + grace_s * 1000 if grace_s else 0,
@@ -174,7 +172,11 @@ async def mark_and_note(cluster: Cluster, reason: Reason, *, grace_s: int = 0) -
 
 async def note_again(cluster: Cluster, reason: Reason, *, tries: int) -> None:
     note = WaitingNote(
-        ledger_id=0, reason=reason, detail="so it is", node="host-a", since_ms=0, tries=tries
+        ledger_id=0,
+        blocked=Blocked(reason=reason, facts=Facts(errors=("so it is",))),
+        node="host-a",
+        since_ms=0,
+        tries=tries,
     )
     await cluster.store.set(waiting_path(UR, 0), note.to_json(), version=-1)
 
@@ -218,8 +220,7 @@ def test_whom_a_ledger_waits_for_that_is_away_on_purpose_and_how_long_is_said(
     detail = "B1 is away for maintenance; B2 is away for maintenance"
     note = WaitingNote(
         ledger_id=0,
-        reason=Reason.MAINTENANCE,
-        detail=detail,
+        blocked=Blocked(reason=Reason.MAINTENANCE, facts=Facts(errors=(detail,))),
         node="host-a",
         since_ms=0,
         next_try_ms=next_try_ms,
@@ -237,7 +238,9 @@ def test_whom_a_ledger_waits_for_that_is_away_on_purpose_and_how_long_is_said(
 def test_a_ledger_without_a_provable_end_is_not_called_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    end = UnprovenEnd(ledger_id=44, detail="so many were wiped; close it", tried_ms=0)
+    end = UnprovenEnd(
+        ledger_id=44, facts=Facts(errors=("so many were wiped; close it",)), tried_ms=0
+    )
 
     async def done(*_: object) -> RepairedByHand:
         return RepairedByHand(ledger_count=2, unproven=(end,))

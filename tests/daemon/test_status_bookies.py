@@ -16,7 +16,7 @@ from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.nodes import Role
 from replication.orders import HoldOrder
-from replication.reasons import Reason
+from replication.reasons import Blocked, Reason
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, with_ledgers
 from tests.daemon.status_values import WHOLE, node
@@ -124,7 +124,7 @@ def test_while_some_ledgers_name_it_still_that_is_no_matter_of_when_they_were_co
 
 def test_as_long_as_anything_else_is_left_the_verdict_says_nothing_of_windows() -> None:
     note = WaitingNote(
-        ledger_id=1, reason=Reason.MAINTENANCE, detail="", node="n", since_ms=0, next_try_ms=9
+        ledger_id=1, blocked=Blocked(reason=Reason.MAINTENANCE), node="n", since_ms=0, next_try_ms=9
     )
     found = replace(LED, marked_count=2, waiting=(note,), waiting_count=1)
 

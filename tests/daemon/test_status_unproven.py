@@ -5,6 +5,7 @@ from dataclasses import replace
 from daemon.status.command import render
 from daemon.status.gathering import gather_status
 from ledgers.model import LedgerState
+from replication.reasons import Facts
 from tests.daemon.status_values import WHOLE
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -31,6 +32,6 @@ async def test_a_ledger_whose_end_cannot_be_proven_is_told_until_it_is_closed() 
     await cluster.write_ledger((B1, B2), ledger_id=2)
     async with cluster.node() as worker:
         for ledger_id in (1, 2):
-            await worker.ends.note(ledger_id, "why")
+            await worker.ends.note(ledger_id, Facts(errors=("why",)))
 
     assert (await gather_status(visiting(cluster))).unproven == (1,)

@@ -13,14 +13,13 @@ from daemon.cli.stuck import (
     waits_for_help,
 )
 from replication.ledger_record import WaitingNote
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 
 NOW_MS = 10**12
 SOON_MS = int(SOON_S * 1000)
 NOTE = WaitingNote(
     ledger_id=5,
-    reason=Reason.JOURNAL,
-    detail="no room",
+    blocked=Blocked(reason=Reason.JOURNAL, facts=Facts(errors=("no room",))),
     node="host-a",
     since_ms=1,
     next_try_ms=NOW_MS + 1_000,

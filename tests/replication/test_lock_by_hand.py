@@ -17,7 +17,7 @@ from replication.lock_by_hand import (
     locked,
 )
 from replication.marks import locked_ledger_ids
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import LEDGER, UR
@@ -102,8 +102,9 @@ async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
     now_ms = cluster.clock.wall_ms()
     note = WaitingNote(
         ledger_id=LEDGER,
-        reason=Reason.OPEN_LEDGER_GRACE,
-        detail="left to its writer",
+        blocked=Blocked(
+            reason=Reason.OPEN_LEDGER_GRACE, facts=Facts(errors=("left to its writer",))
+        ),
         node="host-b",
         since_ms=now_ms,
         grace_until_ms=now_ms + int(grace_s * 1000),

@@ -18,14 +18,17 @@ from replication.marks import (
     read_marks,
 )
 from replication.nodes import LiveNode, Membership, Role, live_nodes
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import Mark, nodes_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR, node_info
 
 NOTE = WaitingNote(
-    ledger_id=LEDGER, reason=Reason.NO_COPY, detail="all gone", node="host-a", since_ms=5
+    ledger_id=LEDGER,
+    blocked=Blocked(reason=Reason.NO_COPY, facts=Facts(errors=("all gone",))),
+    node="host-a",
+    since_ms=5,
 )
 
 

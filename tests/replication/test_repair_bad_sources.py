@@ -17,7 +17,7 @@ from ledgers.manager import VersionedMetadata
 from replication import znodes
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.outcome import OutcomeKind
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import own_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
@@ -197,7 +197,10 @@ async def test_an_operator_who_has_it_tried_at_once_makes_nobody_forget_them() -
 async def test_a_note_that_is_written_while_old_ones_are_tidied_away_stays() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     note = WaitingNote(
-        ledger_id=LEDGER, reason=Reason.NO_TARGET, detail="so it is", node="host-a", since_ms=0
+        ledger_id=LEDGER,
+        blocked=Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("so it is",))),
+        node="host-a",
+        since_ms=0,
     )
     async with cluster.node() as node:
         await node.notes.write(note)

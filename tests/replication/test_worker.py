@@ -11,7 +11,7 @@ from ledgers.bookies import Transfer
 from ledgers.model import LedgerState
 from replication import znodes
 from replication.ledger_record import WaitingNote
-from replication.reasons import Reason
+from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
 from replication.worker import REPAIRED_BYTES, REPAIRED_ENTRIES, TIDY_INTERVAL_S
 from tests.replication.cluster import (
@@ -340,8 +340,7 @@ async def test_a_note_without_a_mark_is_tidied_away_and_one_with_a_mark_is_not()
             await node.notes.write(
                 WaitingNote(
                     ledger_id=ledger_id,
-                    reason=Reason.NO_COPY,
-                    detail="",
+                    blocked=Blocked(reason=Reason.NO_COPY),
                     node="node-0",
                     since_ms=0,
                 )

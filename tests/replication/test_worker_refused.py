@@ -13,7 +13,7 @@ from ledgers.model import LedgerState
 from ledgers.store import Delete, Operation
 from replication import znodes
 from replication.ledger_record import WaitingNote, WaitingNotes, unproven_path
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.worker import TIDY_INTERVAL_S
 from replication.znodes import waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
@@ -174,9 +174,11 @@ async def test_a_leftover_note_that_may_not_be_deleted_keeps_no_other_leftover()
     cluster, gone = await Cluster.start(), 50
     async with cluster.node() as node:
         await node.notes.write(
-            WaitingNote(ledger_id=gone, reason=Reason.NO_COPY, detail="", node="node-0", since_ms=0)
+            WaitingNote(
+                ledger_id=gone, blocked=Blocked(reason=Reason.NO_COPY), node="node-0", since_ms=0
+            )
         )
-        await node.ends.note(gone, "why")
+        await node.ends.note(gone, Facts(errors=("why",)))
         notes = waiting_path(UR)
         refuse(
             node.store,

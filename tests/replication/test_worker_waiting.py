@@ -15,7 +15,7 @@ from replication.ledger_record import WaitingNote
 from replication.locks import LedgerLease
 from replication.open_ledgers import WriterSighting
 from replication.outcome import DONE, Outcome, waiting
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.settings import ReplicationSettings
 from replication.znodes import Mark, own_path, waiting_path
 from tests.replication.cluster import (
@@ -163,7 +163,11 @@ async def test_a_wait_whose_end_is_known_ends_then_and_not_before() -> None:
             times_s.append(cluster.clock.wall_ms())
             if cluster.clock.wall_ms() < until_ms:
                 return waiting(
-                    Blocked(reason=Reason.MAINTENANCE, detail="until then", until_ms=until_ms)
+                    Blocked(
+                        reason=Reason.MAINTENANCE,
+                        facts=Facts(errors=("until then",)),
+                        until_ms=until_ms,
+                    )
                 )
             return await repair(lease, sighting)
 
