@@ -131,7 +131,7 @@ async def test_a_grace_that_a_worker_waits_out_is_waited_for_and_told_of() -> No
         ):
             assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-a"
 
-    assert told[0] == "waiting up to 25 s for host-b, which has ledger 7: left to its writer"
+    assert told[0] == "waiting up to 25 s for host-b, which has ledger 7: open-ledger-grace"
     assert len(told) == -(-grace_s // TELL_INTERVAL_S)
     assert told[-1].startswith("waiting up to 5 s for host-b")
 

@@ -236,7 +236,7 @@ async def test_a_ledger_that_cannot_be_repaired_is_put_aside_with_a_reason_for_a
         assert note.since_ms == cluster.clock.wall_ms() - 5_000
         assert note.tries == 1
         assert 3_000 <= note.next_try_ms - cluster.clock.wall_ms() <= 7_000
-        assert B2 in note.detail
+        assert note.blocked.facts.absent == (B2,)
         assert await cluster.locked() == []
         assert await cluster.marked() == [LEDGER]
 

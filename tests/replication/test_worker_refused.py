@@ -108,7 +108,7 @@ async def test_metadata_that_may_not_be_written_is_told_and_not_copied_in_vain_b
     copies = [transfer for transfer, _ in cluster.bookies.transfers if transfer.target is not None]
     assert note.reason is Reason.WRITE_REFUSED
     assert note.reason.needs_help
-    assert "refused" in note.detail
+    assert "refused" in note.blocked.facts.errors[0]
     assert 1 <= len(copies) < 10
     assert await cluster.marked() == [LEDGER]
 
