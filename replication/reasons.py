@@ -143,7 +143,7 @@ class Exclusion(enum.Enum):
     """It is not the bookie of this node, and ``replication.target`` is ``local``."""
 
 
-class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """What is known about a blocked repair. Each reason sets the few fields that it needs."""
 
     absent: tuple[BookieId, ...] = ()
@@ -208,7 +208,7 @@ class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Messages of the errors that caused it."""
 
 
-class Blocked(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Blocked(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
     """What blocks the repair of a ledger, or of a part of it."""
 
     reason: Reason

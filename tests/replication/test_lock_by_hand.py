@@ -165,7 +165,7 @@ async def test_a_grace_that_is_too_long_to_wait_for_is_told_at_once() -> None:
     began_s = cluster.clock.now_s()
 
     with pytest.raises(
-        LockedError, match="left to its writer; that lasts 61 s yet, and is not waited for"
+        LockedError, match="open-ledger-grace; that lasts 61 s yet, and is not waited for"
     ):
         async with locked(
             LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard

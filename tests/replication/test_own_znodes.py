@@ -120,7 +120,7 @@ async def test_members_that_are_new_are_read_side_by_side() -> None:
 async def test_a_note_is_read_as_it_was_written_and_the_last_one_holds() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
-        await node.notes.write(replace(NOTE, detail="first"))
+        await node.notes.write(replace(NOTE, since_ms=4))
         await node.notes.write(NOTE)
 
         assert await node.notes.read(LEDGER) == NOTE

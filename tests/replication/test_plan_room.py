@@ -13,7 +13,7 @@ from replication.copy_checks import IndexFinding, Verdict
 from replication.entry_runs import EntryRuns
 from replication.plan import Plan, plan_repair
 from replication.reasons import Exclusion, Reason
-from replication.targets import SMALL_COPY_BYTES, Exclusion, Targets, TargetSelector
+from replication.targets import SMALL_COPY_BYTES, Targets, TargetSelector
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment, survey_of
 from tests.replication.nodes import working
