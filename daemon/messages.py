@@ -26,7 +26,8 @@ class Message:
 
     @property
     def text(self) -> str:
-        return f"{self.what}. {self.advice}" if self.advice else self.what
+        """Both, without a full stop at the end."""
+        return f"{self.what}. {self.advice}".removesuffix(".") if self.advice else self.what
 
 
 def message(ledger_id: int, blocked: Blocked) -> Message:
@@ -41,7 +42,7 @@ def message(ledger_id: int, blocked: Blocked) -> Message:
 
 
 def blocked_text(ledger_id: int, blocked: Blocked) -> str:
-    """Return ``<reason>: <what>. <advice>``."""
+    """Return ``<reason>: <what>. <advice>``, without a full stop at the end."""
     return f"{blocked.reason.value}: {message(ledger_id, blocked).text}"
 
 
@@ -63,9 +64,9 @@ def _message(ledger_id: int, reason: Reason, facts: Facts) -> Message:
         case Reason.OPEN_LEDGER_GRACE:
             return _open_ledger_grace(facts)
         case Reason.WRITER_ALIVE:
-            where = _states(facts, "absent", "lacking")
+            where = _where(facts, "absent", "lacking")
             return Message(
-                f"its writer is still writing ({where}); grace {facts.grace_count} of {facts.grace_count_max}",
+                f"its writer is still writing{where}; grace {facts.grace_count} of {facts.grace_count_max}",
                 "When the writer stops, the ledger is recovered and closed.",
             )
         case Reason.OPEN_FRAGMENT:
@@ -73,7 +74,7 @@ def _message(ledger_id: int, reason: Reason, facts: Facts) -> Message:
         case Reason.RECOVERY_UNENDED:
             drain = _commands(facts.draining, "bookmender bookie drain {} --fence-open")
             return Message(
-                f"an open fragment cannot be copied, and its recovery was never finished ({_states(facts, 'draining')})",
+                f"an open fragment cannot be copied, and its recovery was never finished{_where(facts, 'draining')}",
                 f"Run {drain} or `bookmender ledger close {ledger_id}`.",
             )
         case Reason.NO_COPY:
@@ -81,8 +82,9 @@ def _message(ledger_id: int, reason: Reason, facts: Facts) -> Message:
         case Reason.NO_TARGET:
             return _no_target(facts)
         case Reason.MISPLACED:
+            start = f"from entry {facts.entry_ids[0]} on " if facts.entry_ids else ""
             return Message(
-                f"from entry {facts.entry_ids[0]} on every copy exists, but no bookie improves the placement: {errors}",
+                f"{start}every copy exists, but no bookie improves the placement: {errors}",
                 "Add a bookie where the placement policy needs one.",
             )
         case Reason.NO_ANSWER:
@@ -91,9 +93,9 @@ def _message(ledger_id: int, reason: Reason, facts: Facts) -> Message:
             return _recovery_failed(ledger_id, facts)
         case Reason.NO_COVERAGE:
             missing = (*facts.absent, *facts.decommissioned, *facts.superseded)
-            where = _states(facts, "absent", "decommissioned", "superseded", "reformatted")
+            where = _where(facts, "absent", "decommissioned", "superseded", "reformatted")
             return Message(
-                f"{errors} ({where})", f"Start enough of: {_names(missing)}.{_trust(facts)}"
+                f"{errors}{where}", f"Start enough of: {_names(missing)}.{_trust(facts)}"
             )
         case Reason.END_UNPROVEN:
             return _end_unproven(ledger_id, facts)
@@ -167,7 +169,7 @@ def _open_fragment(ledger_id: int, facts: Facts) -> Message:
         drain = _commands(facts.draining, "bookmender bookie drain {} --fence-open")
         advice += f" {drain} closes it, too."
     return Message(
-        f"an open fragment cannot be copied ({_states(facts, 'lacking', 'draining')})", advice
+        f"an open fragment cannot be copied{_where(facts, 'lacking', 'draining')}", advice
     )
 
 
@@ -199,13 +201,16 @@ def _no_target(facts: Facts) -> Message:
         stopped = set(facts.in_maintenance).intersection(facts.absent)
         start = f" and start {_names(sorted(stopped))}" if stopped else ""
         options.append(f"end the maintenance of {_names(facts.in_maintenance)} ({end}){start}")
-    if facts.replaced in facts.absent:
+    if facts.replaced is not None and facts.replaced in facts.absent:
         options.append(f"start {facts.replaced}")
     options.append("add a bookie")
     if facts.draining:
         cancel = _commands(facts.draining, "bookmender bookie drain {} --cancel")
         options.append(f"keep {_names(facts.draining)} ({cancel})")
-    return Message(f"no bookie may receive the copy of {facts.replaced}: {why}", _sentence(options))
+    return Message(
+        f"no bookie may receive the copy of {facts.replaced or 'a bookie'}: {why}",
+        _sentence(options),
+    )
 
 
 def _exclusions(facts: Facts) -> str:
@@ -269,8 +274,7 @@ def _end_unproven(ledger_id: int, facts: Facts) -> Message:
 
 
 def _with_untrusted(facts: Facts) -> str:
-    where = _states(facts, "reformatted")
-    return "; ".join(facts.errors) + (f" ({where})" if where else "")
+    return "; ".join(facts.errors) + _where(facts, "reformatted")
 
 
 def _write_refused(facts: Facts) -> Message:
@@ -317,6 +321,12 @@ def _states(facts: Facts, *states: str) -> str:
     )
 
 
+def _where(facts: Facts, *states: str) -> str:
+    """Return the states in brackets; empty if there are none."""
+    text = _states(facts, *states)
+    return f" ({text})" if text else ""
+
+
 def _names(bookies: Iterable[BookieId]) -> str:
     listed = list(dict.fromkeys(bookies))
     more = ", …" if len(listed) > BOOKIES_SHOWN_MAX else ""
@@ -356,9 +366,9 @@ def _trust(facts: Facts) -> str:
 
 def end_doubt_text(facts: Facts) -> str:
     """Return why the end of an open ledger may not be provable."""
-    states = _states(facts, "absent", "decommissioned", "superseded", "reformatted")
+    where = _where(facts, "absent", "decommissioned", "superseded", "reformatted")
     trust = _trust(facts)
-    return f"its end may not be provable ({states})" + (f".{trust}" if trust else "")
+    return f"its end may not be provable{where}" + (f".{trust}" if trust else "")
 
 
 def earlier_metadata_hint(ledger_id: int) -> str:

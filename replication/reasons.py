@@ -224,7 +224,7 @@ class Blocked(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_d
 
     def to_record(self) -> dict[str, Any]:
         """Return it as a JSON object. Fields at their defaults are omitted."""
-        record: dict[str, Any] = msgspec.to_builtins(self)
+        record: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return record
 
 

@@ -256,9 +256,7 @@ class LedgerCloser:
             return ""
         no_target = self._open_ledgers.no_target(found, silent=silent)
         why = message(found.ledger_id, no_target).text
-        return (
-            f"{_no_answer(silent, self._views.current)}, and {why} Then give the same command again"
-        )
+        return f"{_no_answer(silent, self._views.current)}, and {why}. Then give the same command again"
 
     async def _last_entries(self, found: VersionedMetadata) -> Told:
         """One that ZooKeeper does not show is asked, too: it may have lost its session alone."""

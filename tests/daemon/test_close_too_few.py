@@ -78,7 +78,7 @@ async def test_a_look_says_that_bookies_were_wiped_so_that_its_end_may_not_be_pr
     shown = closing_text(await (await closer(cluster)).look(LEDGER), is_forced=False)
 
     assert (
-        f"its end may not be provable: set up after the ledger was made, so that their 'no' is not believed: {B1}, {B2}"
+        f"its end may not be provable (reformatted after the ledger was created: {B1}, {B2})"
         in shown
     )
 

@@ -7,6 +7,7 @@ import pytest
 from daemon.cli import decommission, stuck
 from daemon.cli.decommission import decommission_bookie, unknown_text
 from daemon.cli.maintenance import open_window
+from daemon.messages import blocked_text
 from ledgers.errors import JournalError, RejectedError, UnavailableError
 from ledgers.model import BookieId
 from replication import znodes
@@ -229,7 +230,7 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
         else [
             "ledger 0 waits for help: its mark cannot be read, so that no node takes it: "
             "the ACL shuts us out",
-            "ledger 1 waits for help: no-target: d; if that is over, bookmender repair 1 tries it now",
+            f"ledger 1 waits for help: {blocked_text(1, blocked)}; if that is over, bookmender repair 1 tries it now",
             "ledger 2 waits for help: its mark cannot be read, so that no node takes it: "
             "the ACL shuts us out",
         ]
@@ -293,8 +294,7 @@ async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() 
         await asyncio.wait_for(decommissioned(cluster, heard=heard), decommission.AUDIT_AGAIN_S)
 
     assert heard.told[-1] == (
-        "ledger 0 waits for help: shut-away: the ACL shuts us out; if that is over, "
-        "bookmender repair 0 tries it now"
+        f"ledger 0 waits for help: {blocked_text(0, note.blocked)}; if that is over, bookmender repair 0 tries it now"
     )
 
 
@@ -323,7 +323,7 @@ async def test_it_gives_up_on_an_open_ledger_that_has_lost_too_many_bookies() ->
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
     assert heard.told[-1].startswith(f"ledger {LEDGER} waits for help: no-coverage: ")
-    assert heard.told[-1].endswith(f"; away, and wanted back: {B1}, {B2}")
+    assert heard.told[-1].endswith(f"Start enough of: {B1}, {B2}")
 
 
 @in_virtual_time

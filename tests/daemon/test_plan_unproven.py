@@ -69,7 +69,8 @@ def test_of_ledgers_that_are_planned_for_it_is_told_with_the_reason(
     found = run(planned(ledger_ids, bookie))
 
     assert to_text(found).splitlines()[:3] == [
-        "ledger 1: nothing to copy, but its end cannot be proven: B2 was set up anew",
+        "ledger 1: nothing to copy, but its end cannot be proven: B2 was set up anew. `bookmender ledger close 1 "
+        "--accept-loss --yes` closes the ledger after the last entry that is left",
         "ledger 2: nothing to do",
         "ledger 3: nothing to do",
     ]

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from daemon.cli import repair as repair_command
 from daemon.cli.repair import RepairedByHand, access_denied, find_ledgers, wait_done, waits_text
 from daemon.cli.stuck import order_tries
+from daemon.messages import message
 from daemon.status.records import help_text
 from replication import znodes
 from replication.ledger_record import UnprovenEnd, WaitingNote
@@ -73,7 +74,7 @@ async def test_what_waits_for_an_operator_is_told_and_not_waited_for(reason: Rea
 
     assert note.reason is reason
     assert help_text(note).startswith("ledger 0 waits for ")
-    assert help_text(note).endswith(f"{reason.value}: so it is")
+    assert f": {reason.value}: " in help_text(note)
 
 
 @in_virtual_time
@@ -217,10 +218,11 @@ def test_it_is_said_for_people_and_for_programs(
 def test_whom_a_ledger_waits_for_that_is_away_on_purpose_and_how_long_is_said(
     next_try_ms: int, when: str
 ) -> None:
-    detail = "B1 is away for maintenance; B2 is away for maintenance"
+    facts = Facts(in_maintenance=(B1, B2))
+    detail = message(0, Blocked(reason=Reason.MAINTENANCE, facts=facts)).text
     note = WaitingNote(
         ledger_id=0,
-        blocked=Blocked(reason=Reason.MAINTENANCE, facts=Facts(errors=(detail,))),
+        blocked=Blocked(reason=Reason.MAINTENANCE, facts=facts),
         node="host-a",
         since_ms=0,
         next_try_ms=next_try_ms,
@@ -238,9 +240,7 @@ def test_whom_a_ledger_waits_for_that_is_away_on_purpose_and_how_long_is_said(
 def test_a_ledger_without_a_provable_end_is_not_called_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    end = UnprovenEnd(
-        ledger_id=44, facts=Facts(errors=("so many were wiped; close it",)), tried_ms=0
-    )
+    end = UnprovenEnd(ledger_id=44, facts=Facts(errors=("too many were wiped",)), tried_ms=0)
 
     async def done(*_: object) -> RepairedByHand:
         return RepairedByHand(ledger_count=2, unproven=(end,))
@@ -253,11 +253,17 @@ def test_a_ledger_without_a_provable_end_is_not_called_whole(
 
     assert (text.exit_code, record.exit_code) == (1, 1)
     assert text.stdout.splitlines() == [
-        "ledger 44 has its copies, and no end: so many were wiped; close it",
+        f"ledger 44 has its copies, and no end: {message(44, end.blocked).text}",
         "1 ledger whole, as far as repair looks",
     ]
     assert json.loads(record.stdout)["unproven_ends"] == [
-        {"ledger_id": 44, "detail": "so many were wiped; close it"}
+        {
+            "ledger_id": 44,
+            "reason": "end-unproven",
+            "facts": {"errors": ["too many were wiped"]},
+            "besides": [],
+            "detail": message(44, end.blocked).text,
+        }
     ]
 
 

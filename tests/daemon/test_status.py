@@ -7,6 +7,7 @@ import pytest
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
 from daemon.cli.bookies import BookieRow, BookieState
+from daemon.messages import message
 from daemon.status.command import render
 from daemon.status.leader import LeaderState
 from daemon.status.records import help_text
@@ -366,7 +367,7 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         "audit     2 s ago, 9 ledgers, the metadata of 1 unreadable: 8",
         "waiting   (bookmender queue list tells of each)",
         "  1 no-copy, for up to 1 min 1 s, next try in 8 s: ledger 7",
-        "      no good copy of entry 4",
+        f"      {message(7, status.waiting[0].blocked).text}",
     ]
 
 
@@ -382,7 +383,7 @@ def test_a_terminal_obeys_nothing_of_what_stands_in_znodes() -> None:
         WHOLE,
         leader=spoiled,
         nodes=(node(spoiled, 11, Role.WORKER),),
-        waiting=(note(7, Reason.NO_COPY, spoiled),),
+        waiting=(note(7, Reason.CORRUPT_METADATA, spoiled),),
         waiting_count=1,
         foreign_locks=(LockedLedger(ledger_id=8, holder=spoiled, since_ms=0, session_id=5),),
     )

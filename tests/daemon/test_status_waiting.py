@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from daemon.messages import message
 from daemon.status.command import render
 from daemon.status.gathering import gather_status
 from replication.reasons import Reason
@@ -53,7 +54,7 @@ def test_of_what_changed_since_the_last_try_it_is_only_said_that_it_is_due() -> 
     assert lines[-3:] == [
         "  2 due, as a bookie came or an order changed since the last try: ledger 5, 7",
         "  1 no-copy, for up to 0 s, next try due: ledger 6",
-        "      because",
+        f"      {message(6, waiting[1].blocked).text}",
     ]
     assert (status.verdict, replace(status, overtaken=frozenset()).verdict) == (
         "repairing",
@@ -83,5 +84,5 @@ async def test_a_bookie_that_came_back_overtakes_what_was_noted_before() -> None
 
     assert before.overtaken == frozenset()
     assert after.overtaken == {0, 1}
-    assert "wanted back" in render(before, now_ms=0)
-    assert "wanted back" not in render(after, now_ms=0)
+    assert "may have one: not registered" in render(before, now_ms=0)
+    assert "may have one: not registered" not in render(after, now_ms=0)

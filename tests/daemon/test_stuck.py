@@ -41,15 +41,15 @@ OVERDUE = replace(NOTE, next_try_ms=NOW_MS - 1)
         ),
         pytest.param(OVERDUE, OVERDUE, False, True, id="nobody tries it"),
         pytest.param(
-            replace(NOTE, reason=Reason.NO_COPY),
-            replace(NOTE, reason=Reason.NO_COPY),
+            replace(NOTE, blocked=Blocked(reason=Reason.NO_COPY)),
+            replace(NOTE, blocked=Blocked(reason=Reason.NO_COPY)),
             False,
             True,
             id="its next try changes nothing: a bookie must come",
         ),
         pytest.param(
-            replace(NOTE, reason=Reason.NO_COVERAGE),
-            replace(NOTE, reason=Reason.NO_COVERAGE),
+            replace(NOTE, blocked=Blocked(reason=Reason.NO_COVERAGE)),
+            replace(NOTE, blocked=Blocked(reason=Reason.NO_COVERAGE)),
             False,
             True,
             id="likewise",
@@ -77,7 +77,7 @@ OVERDUE = replace(NOTE, next_try_ms=NOW_MS - 1)
             id="it waits for the next grace, and one failed since",
         ),
         pytest.param(
-            replace(NOTE, reason=Reason.NO_ANSWER, tries=2),
+            replace(NOTE, blocked=Blocked(reason=Reason.NO_ANSWER), tries=2),
             NOTE,
             False,
             False,

@@ -327,7 +327,7 @@ async def test_rule_s6_an_open_ledger_of_which_only_empty_bookies_speak_stays_ma
         lease = await node.lease()
         outcome = await node.repairer.repair(lease)
         assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_ANSWER)
-        assert B3 in blocked_by(outcome).facts.errors[0]
+        assert blocked_by(outcome).facts.unresponsive == (B3,)
 
         for op in (Op.READ, Op.READ_LAC):
             cluster.bookies.stop_failing(B3, op)
