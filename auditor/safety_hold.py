@@ -397,7 +397,6 @@ def _tell_of_hold(hold: HoldOrder, census: BookieCensus, *, is_new: bool) -> Non
         bookie_count=len(census.present) + len(census.absent_since_s),
         away=_told_bookies(census.absent_since_s),
         until_ms=hold.until_ms,
-        next_step="nothing more is marked, and nothing fenced, until they are back; bookmender hold end says they are lost",
     )
 
 

@@ -395,7 +395,8 @@ class LedgerCloser:
 
     async def _refused(self, found: VersionedMetadata, blocked: Blocked) -> CloseRefusedError:
         told = message(found.ledger_id, blocked)
-        return CloseRefusedError(f"{told.what}; {await self._so_far(found)}{told.advice}")
+        what = f"{told.what}; {await self._so_far(found)}".removesuffix("; ")
+        return CloseRefusedError(f"{what}. {told.advice}".removesuffix(". "))
 
     async def _found_bad(self, ledger_id: int) -> frozenset[BookieId]:
         """Bookies that the ledger is marked for, and that a check or fsck found to have lost

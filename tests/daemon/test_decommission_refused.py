@@ -203,13 +203,9 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
     await cluster.kill(B1)
     for ledger_id in (0, 1, 2):
         await cluster.mark(B1, ledger_id=ledger_id)
-    for ledger_id, reason in ((1, Reason.NO_TARGET), (2, Reason.NO_ANSWER)):
-        note = WaitingNote(
-            ledger_id=ledger_id,
-            blocked=Blocked(reason=reason, facts=Facts(errors=("d",))),
-            node="n",
-            since_ms=1,
-        )
+    stuck_for_good = Blocked(reason=Reason.NO_TARGET, facts=Facts(replaced=B1))
+    for ledger_id, blocked in ((1, stuck_for_good), (2, Blocked(reason=Reason.NO_ANSWER))):
+        note = WaitingNote(ledger_id=ledger_id, blocked=blocked, node="n", since_ms=1)
         await cluster.store.create(waiting_path(UR, ledger_id), note.to_json(), with_parents=True)
     if is_locked:
         await cluster.store.create(znodes.lock_path(UR, 0), is_ephemeral=True)
@@ -230,7 +226,7 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
         else [
             "ledger 0 waits for help: its mark cannot be read, so that no node takes it: "
             "the ACL shuts us out",
-            f"ledger 1 waits for help: {blocked_text(1, blocked)}; if that is over, bookmender repair 1 tries it now",
+            f"ledger 1 waits for help: {blocked_text(1, stuck_for_good)}; if that is over, bookmender repair 1 tries it now",
             "ledger 2 waits for help: its mark cannot be read, so that no node takes it: "
             "the ACL shuts us out",
         ]

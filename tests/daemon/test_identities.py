@@ -62,7 +62,7 @@ async def test_without_the_order_the_reason_names_the_command() -> None:
     assert outcome.reason is Reason.END_UNPROVEN
     blocked = blocked_by(outcome)
     assert blocked.facts.are_all_reformatted
-    assert "bookmender bookie trust-identities" in message(LEDGER, blocked).advice
+    assert "bookmender bookie trust-identities" in message(0, blocked).advice
 
 
 @in_virtual_time
