@@ -107,7 +107,7 @@ async def test_while_nobody_can_take_its_last_entries_nothing_is_begun(accepts_l
         f"no answer from {B2} (not registered), and recovery must store the last entries on 2"
         in str(caught.value)
     )
-    assert f"; start {B2}, or add a bookie, then give the same command again" in str(caught.value)
+    assert f"Start {B2}, or add a bookie. Then give the same command again" in str(caught.value)
     assert fenced == []
     assert (await cluster.metadata()).state is LedgerState.OPEN
     assert await cluster.locked() == []
