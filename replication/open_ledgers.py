@@ -195,7 +195,7 @@ def wiped_from_end(
     return tuple(b for b in members if b in wiped) if are_needed else ()
 
 
-def is_to_be_ended(inspection: Inspection, distrusted: Collection[BookieId] = ()) -> bool:
+def must_finish_recovery(inspection: Inspection, distrusted: Collection[BookieId] = ()) -> bool:
     """Return True if an unfinished recovery must be finished before anything else.
 
     That is so if the open fragment lacks copies. It is also so if nothing is missing and the end is

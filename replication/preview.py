@@ -14,7 +14,7 @@ from ledgers.model import BookieId, LedgerState
 from replication.cluster import ClusterView
 from replication.commit import CopyResults, PlannedOutcome, simulated
 from replication.inspection import Inspection, Inspector, RecoveryRequired
-from replication.open_ledgers import end_doubts, held_back, is_to_be_ended
+from replication.open_ledgers import end_doubts, held_back, must_finish_recovery
 from replication.plan import Plan, Repair, plan_repair
 from replication.reasons import Blocked, Facts, Reason, named
 from replication.targets import TargetSelector
@@ -73,7 +73,7 @@ class Previewer:
                 plan = Plan(blocked=(blocked,))
             case RecoveryRequired() as found:
                 plan = await self._plan_open(found, distrusted)
-            case Inspection() as inspection if is_to_be_ended(inspection, distrusted):
+            case Inspection() as inspection if must_finish_recovery(inspection, distrusted):
                 waits = held_back(self._view.orders) or _until_recovered(inspection)
                 plan = Plan(blocked=(waits,))
             case Inspection() as inspection:

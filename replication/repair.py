@@ -43,7 +43,7 @@ from replication.copier import BadSources, Copier, Memory
 from replication.copy_checks import NOTHING_ASKED, ReadPlan
 from replication.inspection import Inspection, Inspector, RecoveryRequired
 from replication.locks import LedgerLease
-from replication.open_ledgers import OpenLedgers, WriterSighting, held_back, is_to_be_ended
+from replication.open_ledgers import OpenLedgers, WriterSighting, held_back, must_finish_recovery
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, OutcomeKind, waiting
 from replication.plan import Plan, plan_repair
 from replication.reasons import Blocked, Facts, Reason, gravest
@@ -212,7 +212,7 @@ class RepairAttempt:
 
     async def _repair(self, inspection: Inspection) -> Outcome | None:
         """Plan, copy and commit. The ledger is closed, or its open fragment needs nothing."""
-        if is_to_be_ended(inspection, self._memory.distrusted):
+        if must_finish_recovery(inspection, self._memory.distrusted):
             return await self._recover(inspection.versioned, inspection.view)
         # A mark that names bookies is about their entries, not about placement.
         may_move = self._repairer.moves_misplaced and not self._lease.queued.replicas

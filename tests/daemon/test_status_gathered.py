@@ -20,7 +20,7 @@ from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication import znodes
 from replication.nodes import Role
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import own_path
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
@@ -234,7 +234,9 @@ async def test_the_json_has_what_the_text_has() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     async with leading(cluster, "host-a"), cluster.node("host-b") as worker:
-        await worker.notes.write(note(1, Reason.NO_COPY, "gone"))
+        facts = Facts(entry_ids=(4,), entry_count=1)
+        blocked = Blocked(reason=Reason.NO_COPY, facts=facts)
+        await worker.notes.write(replace(note(1, Reason.NO_COPY), blocked=blocked))
         record = (await gathered(cluster)).to_json()
 
     assert record["leader"] == "host-a"
@@ -268,7 +270,9 @@ async def test_the_json_has_what_the_text_has() -> None:
         {
             "ledger_id": 1,
             "reason": "no-copy",
-            "detail": "gone",
+            "facts": {"entry_ids": [4], "entry_count": 1},
+            "besides": [],
+            "detail": "no good copy is available of entry 4; no absent bookie should have one",
             "node": "host-a",
             "since_ms": 1_000,
             "tries": 1,
