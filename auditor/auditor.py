@@ -30,6 +30,7 @@ from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
 from replication.cluster import ClusterView, ViewSource
 from replication.orders import DisableSwitch
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 
@@ -62,7 +63,7 @@ class Auditor:
         self,
         *,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         updater: LedgerMapUpdater,
         views: ViewSource,
         tracker: LossTracker,
@@ -85,7 +86,7 @@ class Auditor:
         self._clock = clock
         self._marks = LossMarks(updater.ledger_map, marker)
         self._relisting = Relisting(
-            store, ur, self._marks, clock, updater=updater, on_gone=self._mark_again
+            store, paths, self._marks, clock, updater=updater, on_gone=self._mark_again
         )
         self._unavailable = UnavailableLedgerCounter(
             updater, clock, on_count=tracker.absences.note_soon
@@ -104,7 +105,7 @@ class Auditor:
         """By reformatted bookie and czxid of its cookie: until when it counts as missing, although
         its ledgers are marked. Until then metadata may start to name it for copies that the
         reformat deleted (``_settle``)."""
-        self._switch = DisableSwitch(store, ur, clock)
+        self._switch = DisableSwitch(store, paths, clock)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:

@@ -22,6 +22,7 @@ from ledgers.tasks import task_scope, until_answered
 from replication import znodes
 from replication.nodes import Membership, ensure
 from replication.transactions import Batcher, Guard
+from replication.znodes import ClusterPaths
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class Election:
     def __init__(
         self,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         membership: Membership,
         *,
         candidate: str,
@@ -58,7 +59,7 @@ class Election:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._election = znodes.election_path(ur)
+        self._election = paths.election
         self._membership = membership
         self._vote = znodes.vote_to_bytes(candidate)
 
@@ -131,9 +132,9 @@ class Leader:
     session_id: int
 
 
-async def current_leader(store: MetadataStore, ur: str) -> Leader | None:
+async def current_leader(store: MetadataStore, paths: ClusterPaths) -> Leader | None:
     """Return the holder of the smallest vote; None if there is no vote."""
-    election = znodes.election_path(ur)
+    election = paths.election
     try:
         votes = in_order(await store.children(election))
         for vote in votes[:1]:

@@ -53,7 +53,7 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager, OnStray, VersionedMetadata
 from ledgers.store import UNTOLD, Event, EventKind, MetadataStore, Stat
 from ledgers.tasks import Changing, until_answered, wait_woken
-from replication.znodes import own_path, read_record, switch, time_ms, whole
+from replication.znodes import ClusterPaths, read_record, switch, time_ms, whole
 
 KEPT_MAX = 1_000
 """Ledgers: those that were not asked for meanwhile are read, as where another node keeps the
@@ -633,13 +633,11 @@ class LedgerMapRecord:
         )
 
 
-async def read_ledger_map_record(store: MetadataStore, ur: str) -> LedgerMapRecord | None:
+async def read_ledger_map_record(
+    store: MetadataStore, paths: ClusterPaths
+) -> LedgerMapRecord | None:
     """None when there is none, or a later release tells of it in another way."""
-    return await read_record(store, ledger_map_path(ur), LedgerMapRecord.from_record)
-
-
-def ledger_map_path(ur: str) -> str:
-    return f"{own_path(ur)}/index"
+    return await read_record(store, paths.ledger_map, LedgerMapRecord.from_record)
 
 
 class LedgerMapReporter:

@@ -15,24 +15,23 @@ from typing import Any
 import structlog
 
 from auditor.absence import StoredAbsences, UnavailableLedgers
-from auditor.findings import Cause, causes_path, causes_to_bytes
-from auditor.ledger_map_updater import LedgerMapRecord, ledger_map_path
+from auditor.findings import Cause, causes_to_bytes
+from auditor.ledger_map_updater import LedgerMapRecord
 from ledgers.errors import UnauthorizedError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
-from replication.client_activity import ClientActivity, activity_path
+from replication.client_activity import ClientActivity
 from replication.marks import read_urgent, urgent_to_bytes
 from replication.transactions import Batcher
 from replication.znodes import (
     ACL_HINT,
+    ClusterPaths,
     as_text,
-    own_path,
     part,
     read_aid,
     read_record,
     switch,
     time_ms,
-    urgent_path,
     whole,
     wholes,
 )
@@ -86,8 +85,8 @@ class Records:
     """Writes the records through ``batcher``, whose guards prove the leadership (rule S9). No
     record is essential: a write that ACLs deny is logged, and the leader goes on."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
+        self._store, self._batcher, self._paths = store, batcher, paths
 
     async def _put(self, path: str, data: bytes) -> None:
         try:
@@ -97,7 +96,7 @@ class Records:
 
     async def write_identities(self, cookies: Mapping[BookieId, int]) -> None:
         record = {"version": 1, "cookies": dict(sorted(cookies.items()))}
-        await self._put(_identities_path(self._ur), json.dumps(record).encode())
+        await self._put(self._paths.identities, json.dumps(record).encode())
 
     async def write_absences(self, absences: StoredAbsences) -> None:
         record = {
@@ -109,10 +108,10 @@ class Records:
             "excused": dict(sorted(absences.excused_ms.items())),
             **_unavailable_record(absences.unavailable),
         }
-        await self._put(_absences_path(self._ur), json.dumps(record).encode())
+        await self._put(self._paths.absences, json.dumps(record).encode())
 
     async def write_causes(self, causes: Mapping[BookieId, Cause]) -> None:
-        await self._put(causes_path(self._ur), causes_to_bytes(causes))
+        await self._put(self._paths.causes, causes_to_bytes(causes))
 
     async def write_audit(self, audit: AuditRecord) -> None:
         record = {
@@ -123,29 +122,29 @@ class Records:
             "unreadable_count": audit.unreadable_count,
             "unreadable": list(audit.unreadable[:UNREADABLE_KEPT_MAX]),
         }
-        await self._put(_audit_path(self._ur), json.dumps(record).encode())
+        await self._put(self._paths.last_audit, json.dumps(record).encode())
 
     async def write_index(self, note: LedgerMapRecord) -> None:
-        await self._put(ledger_map_path(self._ur), note.to_json())
+        await self._put(self._paths.ledger_map, note.to_json())
 
     async def write_activity(self, activity: ClientActivity) -> None:
-        await self._put(activity_path(self._ur), activity.to_json())
+        await self._put(self._paths.activity, activity.to_json())
 
     async def write_drains(self, drains: DrainRecord) -> None:
         record = {"version": 1, **asdict(drains)}
-        await self._put(_drains_path(self._ur), json.dumps(record).encode())
+        await self._put(self._paths.drains, json.dumps(record).encode())
 
     async def write_urgent(self, ledger_ids: Sequence[int], *, now_ms: int) -> None:
         """Write the ledgers, most endangered first. An empty list is written only in place of a
         non-empty one."""
-        if ledger_ids or await read_urgent(self._store, self._ur):
+        if ledger_ids or await read_urgent(self._store, self._paths):
             data = urgent_to_bytes(ledger_ids, written_ms=now_ms)
-            await self._put(urgent_path(self._ur), data)
+            await self._put(self._paths.urgent, data)
 
 
-async def read_identities(store: MetadataStore, ur: str) -> dict[BookieId, int]:
+async def read_identities(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, int]:
     """Return, by bookie, the czxid of the cookie that was handled; empty if nothing is stored."""
-    return await read_aid(store, _identities_path(ur), _cookies) or {}
+    return await read_aid(store, paths.identities, _cookies) or {}
 
 
 def _cookies(record: Mapping[str, Any]) -> dict[BookieId, int]:
@@ -153,9 +152,9 @@ def _cookies(record: Mapping[str, Any]) -> dict[BookieId, int]:
     return {BookieId(as_text(b, "bookie")): whole(cookies, b) for b in cookies}
 
 
-async def read_absences(store: MetadataStore, ur: str) -> StoredAbsences:
+async def read_absences(store: MetadataStore, paths: ClusterPaths) -> StoredAbsences:
     """Return the absences that the leader before recorded; none if nothing is stored."""
-    return await read_aid(store, _absences_path(ur), _absences) or StoredAbsences()
+    return await read_aid(store, paths.absences, _absences) or StoredAbsences()
 
 
 def _absences(record: Mapping[str, Any]) -> StoredAbsences:
@@ -214,10 +213,10 @@ def _unavailable(record: Mapping[str, Any]) -> UnavailableLedgers | None:
     )
 
 
-async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:
+async def last_audit(store: MetadataStore, paths: ClusterPaths) -> AuditRecord | None:
     """Return None if there was no audit, or a later release wrote the record in a format that we
     cannot read."""
-    return await read_record(store, _audit_path(ur), _audit)
+    return await read_record(store, paths.last_audit, _audit)
 
 
 def _audit(record: Mapping[str, Any]) -> AuditRecord:
@@ -230,10 +229,10 @@ def _audit(record: Mapping[str, Any]) -> AuditRecord:
     )
 
 
-async def last_drains(store: MetadataStore, ur: str) -> DrainRecord | None:
+async def last_drains(store: MetadataStore, paths: ClusterPaths) -> DrainRecord | None:
     """Return None if nothing was drained yet, or a later release wrote the record in a format that
     we cannot read."""
-    return await read_record(store, _drains_path(ur), _drains)
+    return await read_record(store, paths.drains, _drains)
 
 
 def _drains(record: Mapping[str, Any]) -> DrainRecord:
@@ -255,19 +254,3 @@ def _progress(record: Mapping[str, Any]) -> DrainProgress:
         unreadable_count=whole(record, "unreadable_count"),
         unreadable=wholes(record, "unreadable"),
     )
-
-
-def _identities_path(ur: str) -> str:
-    return f"{own_path(ur)}/identities"
-
-
-def _absences_path(ur: str) -> str:
-    return f"{own_path(ur)}/absences"
-
-
-def _audit_path(ur: str) -> str:
-    return f"{own_path(ur)}/audit"
-
-
-def _drains_path(ur: str) -> str:
-    return f"{own_path(ur)}/drains"

@@ -36,7 +36,7 @@ from replication.cluster import ClusterView
 from replication.nodes import ensure
 from replication.orders import HoldOrder, OrderBook, Orders, StoredOrder, hold_place
 from replication.transactions import Batcher
-from replication.znodes import orders_path
+from replication.znodes import ClusterPaths
 
 RACK_BOOKIES_MIN = 2
 """A rack of one bookie is no more than that bookie."""
@@ -268,14 +268,14 @@ class Holds:
         *,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         settings: HoldSettings,
         clock: Clock,
         rack_of: Locate = lambda _: DEFAULT_RACK,
     ) -> None:
-        self._store, self._ur = store, ur
+        self._store, self._paths = store, paths
         self._batcher = batcher
-        self._book, self._place = OrderBook(store, ur), hold_place(ur)
+        self._book, self._place = OrderBook(store, paths), hold_place(paths)
         self._judge = SafetyHoldPolicy(settings, clock, rack_of=rack_of)
         self._told: HoldOrder | None = None
         """The hold in force that was logged last."""
@@ -323,7 +323,7 @@ class Holds:
         except (ConflictError, NodeExistsError):
             return False
         except NoNodeError:
-            await ensure(self._store, orders_path(self._ur))
+            await ensure(self._store, self._paths.orders)
             return False
         return True
 

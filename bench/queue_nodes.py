@@ -29,6 +29,7 @@ from replication.settings import ReplicationSettings
 from replication.transactions import Batcher
 from replication.work_queue import Queue
 from replication.worker import TAKES, ReplicationWorker
+from replication.znodes import ClusterPaths
 
 SESSION_TIMEOUT_S = 60.0
 """Long: many sessions in one process are slow to say that they live."""
@@ -40,7 +41,7 @@ class NodesTask:
 
     hosts: str
     root: str
-    ur: str
+    paths: ClusterPaths
     first: int
     count: int
     repair_s: float
@@ -107,17 +108,17 @@ async def _node(
     await views.refresh()
     name = f"node-{number}"
     info = NodeInfo(role=Role.WORKER, host=name, pid=number, bookie_id=None, started_ms=0)
-    membership = await Membership.join(store, task.ur, info)
+    membership = await Membership.join(store, task.paths, info)
     batcher = Batcher(store, [membership.guard])
-    queue = Queue(store, batcher, task.ur, holder=name, clock=clock)
+    queue = Queue(store, batcher, task.paths, holder=name, clock=clock)
     repair = _Timed(queue, task.repair_s)
     manager = LedgerManager(store, task.root, Layout.HIERARCHICAL)
     worker = ReplicationWorker(
         queue=queue,
         repairer=cast(Repairer, repair),
         views=views,
-        notes=WaitingNotesWriter(store, batcher, task.ur),
-        ends=UnprovenEnds(store, batcher, task.ur, manager=manager, clock=clock),
+        notes=WaitingNotesWriter(store, batcher, task.paths),
+        ends=UnprovenEnds(store, batcher, task.paths, manager=manager, clock=clock),
         settings=ReplicationSettings(),
         node=name,
         clock=clock,

@@ -49,16 +49,15 @@ from replication.reasons import Blocked, Facts, Reason, named, parse_blocked
 from replication.transactions import Batcher
 from replication.znodes import (
     ACL_HINT,
+    ClusterPaths,
     ledger_id_of_name,
     names_in,
-    own_path,
     parse_record,
     part,
     read_record,
     text,
     texts,
     time_ms,
-    waiting_path,
     whole,
 )
 
@@ -110,7 +109,7 @@ async def read_unproven_end(store: MetadataStore, ur: str, ledger_id: int) -> Un
     """Return the record of the last try, even if the ledger is closed by now; None if there is none
     or it cannot be read."""
     parse = partial(UnprovenEnd.from_record, ledger_id)
-    return await read_record(store, unproven_path(ur, ledger_id), parse)
+    return await read_record(store, paths.unproven_end(ledger_id), parse)
 
 
 async def unproven_ledger_ids(store: MetadataStore, manager: LedgerManager, ur: str) -> list[int]:
@@ -121,12 +120,12 @@ async def unproven_ledger_ids(store: MetadataStore, manager: LedgerManager, ur: 
 
 
 async def unproven_among(
-    store: MetadataStore, manager: LedgerManager, ur: str, ledger_ids: Collection[int]
+    store: MetadataStore, manager: LedgerManager, paths: ClusterPaths, ledger_ids: Collection[int]
 ) -> list[UnprovenEnd]:
     """Return the records of those of these ledgers that are not closed yet, in order."""
     recorded = set(await _recorded(store, ur)).intersection(ledger_ids)
     still_open = await _still_open(manager, sorted(recorded))
-    ends = await asyncio.gather(*(read_unproven_end(store, ur, i) for i in still_open))
+    ends = await asyncio.gather(*(read_unproven_end(store, paths, i) for i in still_open))
     return [end for end in ends if end is not None]
 
 
@@ -137,12 +136,12 @@ class UnprovenEnds:
         self,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         *,
         manager: LedgerManager,
         clock: Clock,
     ) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+        self._store, self._batcher, self._paths = store, batcher, paths
         self._manager = manager
         self._clock = clock
 
@@ -169,8 +168,8 @@ class UnprovenEnds:
             await self._batcher.apply(Delete(path=unproven_path(self._ur, ledger_id)))
 
 
-async def _recorded(store: MetadataStore, ur: str) -> list[int]:
-    names = await names_in(store, unproven_path(ur))
+async def _recorded(store: MetadataStore, paths: ClusterPaths) -> list[int]:
+    names = await names_in(store, paths.unproven_ends)
     return sorted(i for i in map(ledger_id_of_name, names) if i is not None)
 
 
@@ -229,7 +228,7 @@ async def read_given_up(store: MetadataStore, ur: str, ledger_id: int) -> GivenU
 
 async def record_given_up(
     store: MetadataStore,
-    ur: str,
+    paths: ClusterPaths,
     ledger_id: int,
     entries: GivenUpEntries,
     *,
@@ -463,9 +462,9 @@ class WaitingNote:
 class WaitingNotes:
     """Reads the notes of all nodes, and releases ledgers from theirs."""
 
-    def __init__(self, store: MetadataStore, ur: str) -> None:
+    def __init__(self, store: MetadataStore, paths: ClusterPaths) -> None:
         self._store = store
-        self._ur = ur
+        self._paths = paths
 
     async def are_any(self) -> bool:
         """Return True if there is any note. This costs less than listing their names."""
@@ -486,7 +485,7 @@ class WaitingNotes:
         """Return the note; None if there is none, this release cannot read it, or an ACL denies
         access."""
         try:
-            data, stat = await self._store.get(waiting_path(self._ur, ledger_id))
+            data, stat = await self._store.get(self._paths.waiting_note(ledger_id))
             note = WaitingNote.from_record(ledger_id, parse_record(data))
         except (NoNodeError, CorruptionError, UnauthorizedError):
             return None
@@ -511,7 +510,7 @@ class WaitingNotes:
         ``beside``: a note to write instead. ``guards``: prove that the caller may do this (rule S3).
         Raises LockLostError if they fail.
         """
-        path = waiting_path(self._ur, ledger_id)
+        path = self._paths.waiting_note(ledger_id)
         for _ in range(LET_GO_TRIES_MAX):
             operation = await self._letting_go(path, ledger_id, beside)
             if operation is None:
@@ -523,7 +522,7 @@ class WaitingNotes:
                 if not isinstance(failure.cause, ConflictError | NoNodeError | NodeExistsError):
                     raise failure.cause from failure
                 if isinstance(operation, Create) and isinstance(failure.cause, NoNodeError):
-                    await ensure(self._store, waiting_path(self._ur))  # somebody deleted it
+                    await ensure(self._store, self._paths.waiting)  # somebody deleted it
 
     async def _letting_go(
         self, path: str, ledger_id: int, beside: WaitingNote | None
@@ -550,8 +549,8 @@ class WaitingNotes:
 class WaitingNotesWriter(WaitingNotes):
     """Writes the notes of a worker. The guards of ``batcher`` prove its session (rule S3)."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
-        super().__init__(store, ur)
+    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
+        super().__init__(store, paths)
         self._batcher = batcher
 
     async def write(self, note: WaitingNote, *, is_likely_there: bool = False) -> None:

@@ -41,10 +41,9 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION, Event, EventKind, MetadataStore, Stat, children_if_any
 from ledgers.tasks import until_answered
-from replication import znodes
 from replication.znodes import (
+    ClusterPaths,
     ledger_id_of_name,
-    orders_path,
     parse_record,
     part,
     switch,
@@ -337,48 +336,40 @@ class Place(Generic[T]):
     in_doubt: Callable[[Stat], T] | None = None
 
 
-def drain_place(ur: str, bookie: BookieId) -> Place[DrainOrder]:
-    return Place(path=f"{draining_path(ur)}/{bookie}", parse=DrainOrder.parse)
+def drain_place(paths: ClusterPaths, bookie: BookieId) -> Place[DrainOrder]:
+    return Place(path=f"{paths.draining_orders}/{bookie}", parse=DrainOrder.parse)
 
 
-def maintenance_place(ur: str, bookie: BookieId) -> Place[MaintenanceWindow]:
-    return Place(path=f"{maintenance_path(ur)}/{bookie}", parse=MaintenanceWindow.parse)
+def maintenance_place(paths: ClusterPaths, bookie: BookieId) -> Place[MaintenanceWindow]:
+    return Place(path=f"{paths.maintenance_orders}/{bookie}", parse=MaintenanceWindow.parse)
 
 
-def limits_place(ur: str) -> Place[LimitsOrder]:
-    return Place(path=f"{orders_path(ur)}/limits", parse=LimitsOrder.parse)
+def limits_place(paths: ClusterPaths) -> Place[LimitsOrder]:
+    return Place(path=f"{paths.orders}/limits", parse=LimitsOrder.parse)
 
 
-def hold_place(ur: str) -> Place[HoldOrder]:
+def hold_place(paths: ClusterPaths) -> Place[HoldOrder]:
     return Place(
-        path=f"{orders_path(ur)}/hold",
+        path=f"{paths.orders}/hold",
         parse=HoldOrder.parse,
         in_doubt=lambda stat: HoldOrder.unreadable(since_ms=stat.mtime_ms),
     )
 
 
-def checks_place(ur: str) -> Place[ChecksOrder]:
+def checks_place(paths: ClusterPaths) -> Place[ChecksOrder]:
     return Place(
-        path=f"{orders_path(ur)}/checks",
+        path=f"{paths.orders}/checks",
         parse=ChecksOrder.parse,
         in_doubt=lambda stat: ChecksOrder(since_ms=stat.mtime_ms),
     )
 
 
-def tries_place(ur: str) -> Place[TriesOrder]:
-    return Place(path=f"{orders_path(ur)}/tries", parse=TriesOrder.parse)
+def tries_place(paths: ClusterPaths) -> Place[TriesOrder]:
+    return Place(path=f"{paths.orders}/tries", parse=TriesOrder.parse)
 
 
-def identities_place(ur: str) -> Place[IdentitiesOrder]:
-    return Place(path=f"{orders_path(ur)}/identities", parse=IdentitiesOrder.parse)
-
-
-def draining_path(ur: str) -> str:
-    return f"{orders_path(ur)}/draining"
-
-
-def maintenance_path(ur: str) -> str:
-    return f"{orders_path(ur)}/maintenance"
+def identities_place(paths: ClusterPaths) -> Place[IdentitiesOrder]:
+    return Place(path=f"{paths.orders}/identities", parse=IdentitiesOrder.parse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,8 +387,8 @@ class StoredOrder(Generic[T]):
 class OrderBook:
     """One session's access to the orders."""
 
-    def __init__(self, store: MetadataStore, ur: str) -> None:
-        self._store, self._ur = store, ur
+    def __init__(self, store: MetadataStore, paths: ClusterPaths) -> None:
+        self._store, self._paths = store, paths
         self._reported: dict[str, int] = {}
         """By path, the last write (mzxid) of an order that was said to be unreadable."""
         self._last = Orders()
@@ -412,23 +403,23 @@ class OrderBook:
         drain or window.
         """
         unreadable: list[str] = []
-        identities_read = self._readable(identities_place(self._ur), unreadable)
+        identities_read = self._readable(identities_place(self._paths), unreadable)
         (draining, maintenance, limits, hold, checks, tries), identities = await asyncio.gather(
             asyncio.gather(
-                self._each(draining_path(self._ur), drain_place, unreadable),
-                self._each(maintenance_path(self._ur), maintenance_place, unreadable),
-                self._readable(limits_place(self._ur), unreadable),
-                self._readable(hold_place(self._ur), unreadable),
-                self._readable(checks_place(self._ur), unreadable),
-                self._readable(tries_place(self._ur), unreadable),
+                self._each(self._paths.draining_orders, drain_place, unreadable),
+                self._each(self._paths.maintenance_orders, maintenance_place, unreadable),
+                self._readable(limits_place(self._paths), unreadable),
+                self._readable(hold_place(self._paths), unreadable),
+                self._readable(checks_place(self._paths), unreadable),
+                self._readable(tries_place(self._paths), unreadable),
             ),
             identities_read,
         )
-        if limits_place(self._ur).path in unreadable:
+        if limits_place(self._paths).path in unreadable:
             limits = self._last.limits
-        if draining_path(self._ur) in unreadable:
+        if self._paths.draining_orders in unreadable:
             draining = dict(self._last.draining)
-        if maintenance_path(self._ur) in unreadable:
+        if self._paths.maintenance_orders in unreadable:
             maintenance = dict(self._last.maintenance)
         self._last = Orders(
             draining=draining,
@@ -447,7 +438,7 @@ class OrderBook:
 
         What happens while nobody asks for the next one makes a single one together, or two.
         """
-        return self._store.watch(orders_path(self._ur), is_recursive=True, events_max=1)
+        return self._store.watch(self._paths.orders, is_recursive=True, events_max=1)
 
     async def stored(self, place: Place[T]) -> StoredOrder[T] | None:
         """None when there is no such order."""
@@ -484,7 +475,7 @@ class OrderBook:
     async def _each(
         self,
         parent: str,
-        place_of: Callable[[str, BookieId], Place[T]],
+        place_of: Callable[[ClusterPaths, BookieId], Place[T]],
         unreadable: list[str],
     ) -> dict[BookieId, T]:
         """By bookie. Where they cannot be listed ``parent`` is added to ``unreadable``."""
@@ -496,7 +487,7 @@ class OrderBook:
             return {}
         bookies = [BookieId(name) for name in names]
         found = await asyncio.gather(
-            *(self._readable(place_of(self._ur, bookie), unreadable) for bookie in bookies)
+            *(self._readable(place_of(self._paths, bookie), unreadable) for bookie in bookies)
         )
         return {b: order for b, order in zip(bookies, found, strict=True) if order is not None}
 
@@ -531,10 +522,10 @@ class OrderBook:
 class DisableSwitch:
     """What one session knows of it: with many nodes it is not to be asked for at each look."""
 
-    def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, paths: ClusterPaths, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._path = znodes.disable_path(ur)
+        self._path = paths.disable
         self._is_watched = False
         self.may_take = True
         """Whether the switch was off when it was last read, and no attempt to read it has failed

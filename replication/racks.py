@@ -35,7 +35,7 @@ from ledgers.store import MetadataStore
 from ledgers.tasks import Changing
 from replication.cluster import ClusterView, ViewSource
 from replication.transactions import Batcher
-from replication.znodes import as_text, part, racks_path, read_record
+from replication.znodes import ClusterPaths, as_text, part, read_record
 
 log = structlog.get_logger()
 
@@ -205,10 +205,10 @@ class RackKeeper(Changing):
             known = available
 
 
-async def remembered_racks(store: MetadataStore, ur: str) -> dict[BookieId, str]:
+async def remembered_racks(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, str]:
     """Nothing where nothing is stored, or nothing that this release can read, or may."""
     try:
-        return await read_record(store, racks_path(ur), _racks) or {}
+        return await read_record(store, paths.racks, _racks) or {}
     except UnauthorizedError as error:
         log.warning("racks.access_denied", error=str(error))
         return {}
@@ -227,7 +227,7 @@ class RackMemory:
         *,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         racks: Racks,
         rack_keeper: RackKeeper,
         views: ViewSource,
@@ -235,7 +235,7 @@ class RackMemory:
     ) -> None:
         self._store = store
         self._batcher = batcher
-        self._ur = ur
+        self._paths = paths
         self._racks = racks
         self._rack_keeper = rack_keeper
         self._views = views
@@ -264,6 +264,6 @@ class RackMemory:
         view = self._views.current
         there_are = view.available | view.cookies.keys()
         racks = {b: rack for b, rack in self._racks.known.items() if b in there_are}
-        if racks != await remembered_racks(self._store, self._ur):
+        if racks != await remembered_racks(self._store, self._paths):
             record = {"version": 1, "racks": dict(sorted(racks.items()))}
-            await self._batcher.put(racks_path(self._ur), json.dumps(record).encode())
+            await self._batcher.put(self._paths.racks, json.dumps(record).encode())

@@ -38,7 +38,7 @@ from ledgers.store import Check, Create, MetadataStore, MultiFailed
 from replication.locks import guarded_multi
 from replication.nodes import ensure
 from replication.transactions import Batcher
-from replication.znodes import ACL_HINT, part, recent_copies_path, wholes
+from replication.znodes import ACL_HINT, ClusterPaths, part, wholes
 
 log = structlog.get_logger()
 
@@ -125,13 +125,13 @@ class CopyRecorder:
         self,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         *,
         session: str,
         is_enabled: bool = True,
     ) -> None:
         self._store, self._batcher = store, batcher
-        self._directory = recent_copies_path(ur)
+        self._directory = paths.recent_copies
         self._session = session
         self.on_ended: Callable[[CopiesToRead], None] = lambda ended: None
         self._is_enabled = is_enabled
@@ -209,7 +209,7 @@ class CopyRecorder:
 
 async def record_by_hand(
     store: MetadataStore,
-    ur: str,
+    paths: ClusterPaths,
     *,
     ledger_id: int,
     targets: Collection[BookieId],
@@ -223,8 +223,8 @@ async def record_by_hand(
     LockLostError, UnavailableError, and RejectedError where ZooKeeper refuses the record.
     """
     copies = RecentCopies(targets={ledger_id: frozenset(targets)})
-    path = f"{recent_copies_path(ur)}/{session.path.rpartition('/')[2]}.{ledger_id}"
-    await ensure(store, recent_copies_path(ur))
+    path = f"{paths.recent_copies}/{session.path.rpartition('/')[2]}.{ledger_id}"
+    await ensure(store, paths.recent_copies)
     try:
         await guarded_multi(
             store, guards, [Create(path=path, data=copies.to_json())], ledger_id=ledger_id

@@ -56,7 +56,7 @@ from replication.marks import MarkTree, SeenMark, locked_ledger_ids, read_urgent
 from replication.nodes import LiveNode, Role, ensure, live_nodes
 from replication.orders import DisableSwitch, IgnoredDisableSwitch
 from replication.transactions import Batcher, WithdrawnError
-from replication.znodes import ACL_HINT, own_path, read_found_bad
+from replication.znodes import ACL_HINT, ClusterPaths, read_found_bad
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -84,23 +84,29 @@ class Look:
 
 
 class Queue:
-    """The access of one node to the queue below ``ur`` (``<root>/underreplication``).
+    """The access of one node to the queue of under-replicated ledgers.
 
     ``batcher`` sends the transactions and guards them by the session. ``holder`` is the text in the
     locks.
     """
 
     def __init__(
-        self, store: MetadataStore, batcher: Batcher, ur: str, *, holder: str, clock: Clock
+        self,
+        store: MetadataStore,
+        batcher: Batcher,
+        paths: ClusterPaths,
+        *,
+        holder: str,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._batcher = batcher
         self._clock = clock
-        self._ur = ur
+        self._paths = paths
         self._lock_data = znodes.lock_to_bytes(holder)
-        self._shared, self._own = MarkTree(store, ur), MarkTree(store, own_path(ur))
+        self._shared, self._own = MarkTree(store, paths), MarkTree(store, paths.private)
         self._known_nodes: dict[str, LiveNode | None] = {}
-        self.switch = DisableSwitch(store, ur, clock)
+        self.switch = DisableSwitch(store, paths, clock)
 
     async def look(self, rng: random.Random) -> Look:
         """List a bounded part of both trees and, unless they are empty, the locks."""
@@ -111,7 +117,7 @@ class Queue:
                 free=nothing, losses=nothing, urgent=(), marked=nothing, is_queue_empty=True
             )
         locked, urgent = await asyncio.gather(
-            locked_ledger_ids(self._store, self._ur), read_urgent(self._store, self._ur)
+            locked_ledger_ids(self._store, self._paths), read_urgent(self._store, self._paths)
         )
         marked = shared | own
         are_all = self._shared.is_listed_whole and self._own.is_listed_whole
@@ -138,7 +144,7 @@ class Queue:
         After a lost reply, asks until it is known whether the lock was created: the lock would last
         as long as the session.
         """
-        path = znodes.lock_path(self._ur, queued.ledger_id)
+        path = self._paths.lock(queued.ledger_id)
         lock = LedgerLock.of(path, session_id=self._store.session_id)
         operations: list[Operation] = [
             *(seen.check for seen in queued.marks),
@@ -164,7 +170,7 @@ class Queue:
     async def _restore_locks_directory(self) -> None:
         """Create the directory of the locks again. An operator may have deleted it together with a
         stuck lock."""
-        path = znodes.locks_path(self._ur)
+        path = self._paths.locks
         log.warning("locks.directory_missing", path=path, next_step="it is created again")
         await ensure(self._store, path)
 
@@ -176,7 +182,7 @@ class Queue:
         whole.
         """
         try:
-            found = await read_found_bad(self._store, self._ur, lease.ledger_id)
+            found = await read_found_bad(self._store, self._paths, lease.ledger_id)
         except UnauthorizedError as error:
             log.warning(
                 "finding.access_denied",
@@ -357,7 +363,7 @@ class Queue:
 
     async def workers(self) -> frozenset[int]:
         """Return the session ids of all workers that share the queue, including this one."""
-        nodes = await live_nodes(self._store, self._ur, self._known_nodes)
+        nodes = await live_nodes(self._store, self._paths, self._known_nodes)
         others = {node.session_id for node in nodes if node.info.role is Role.WORKER}
         return frozenset({self.session_id, *others})
 
@@ -407,21 +413,21 @@ class GivenLedgers(Queue):
         self,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         *,
         holder: str,
         clock: Clock,
         ledger_ids: Collection[int],
     ) -> None:
-        super().__init__(store, batcher, ur, holder=holder, clock=clock)
-        self.switch = IgnoredDisableSwitch(store, ur, clock)
+        super().__init__(store, batcher, paths, holder=holder, clock=clock)
+        self.switch = IgnoredDisableSwitch(store, paths, clock)
         self._left = set(ledger_ids)
         """Those that had a mark whenever they were looked at; before we began all of them had
         one."""
 
     async def look(self, rng: random.Random) -> Look:
         """Without a list of marks, of which a look at a long queue tells but a part."""
-        free = frozenset(self._left - await locked_ledger_ids(self._store, self._ur))
+        free = frozenset(self._left - await locked_ledger_ids(self._store, self._paths))
         return Look(free=free, losses=free, urgent=())
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:

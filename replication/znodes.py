@@ -2,7 +2,7 @@
 
 Names and payloads are those of BookKeeper's ZkLedgerUnderreplicationManager, ZkLedgerAuditorManager
 and their protobuf messages. Never a field of ours in them: Java refuses a whole znode for one name
-that it does not know. What is ours lies in ``own_state``. ``ur`` is the tree's root throughout.
+that it does not know. What is ours lies in ``own_state``.
 
 What we keep in ZooKeeper for ourselves, below ``<ur>/bookmender``: versioned JSON.
 
@@ -50,43 +50,168 @@ from ledgers.store import MetadataStore, children_if_any
 # --- Paths -----------------------------------------------------------------------------------------
 
 
-def underreplication_path(root: str) -> str:
-    """``ur``, below the ledgers root path."""
-    return f"{root}/underreplication"
+@dataclass(frozen=True, slots=True)
+class MarkPaths:
+    """Paths of a tree of marks: the one shared with Java's nodes, or bookmender's private one."""
+
+    directory: str
+    """The parent of the znode ``ledgers`` below which the marks are."""
+
+    @property
+    def marks(self) -> str:
+        return f"{self.directory}/ledgers"
+
+    def mark(self, ledger_id: int) -> str:
+        """Four levels of the id's hexadecimal digits, and a leaf with its decimal digits."""
+        return f"{self.marks}/{_mark_directory(ledger_id)}/{_leaf(ledger_id)}"
 
 
-def layout_path(ur: str) -> str:
-    return f"{ur}/LAYOUT"
+@dataclass(frozen=True, slots=True)
+class ClusterPaths(MarkPaths):
+    """Paths of the znodes below ``<ledgers root>/underreplication``, Java's and bookmender's."""
 
+    @classmethod
+    def below(cls, ledgers_root: str) -> "ClusterPaths":
+        return cls(f"{ledgers_root}/underreplication")
 
-def marks_path(ur: str) -> str:
-    return f"{ur}/ledgers"
+    # Shared with Java's nodes.
 
+    @property
+    def layout(self) -> str:
+        return f"{self.directory}/LAYOUT"
 
-def mark_path(ur: str, ledger_id: int) -> str:
-    """Four levels of the id's hexadecimal digits, and a leaf with its decimal ones."""
-    return f"{marks_path(ur)}/{_mark_directory(ledger_id)}/{_leaf(ledger_id)}"
+    @property
+    def locks(self) -> str:
+        return f"{self.directory}/locks"
 
+    def lock(self, ledger_id: int) -> str:
+        return f"{self.locks}/{_leaf(ledger_id)}"
 
-def locks_path(ur: str) -> str:
-    return f"{ur}/locks"
+    @property
+    def disable(self) -> str:
+        """Automatic re-replication is off while this znode exists."""
+        return f"{self.directory}/disable"
 
+    @property
+    def recovery_delay(self) -> str:
+        return f"{self.directory}/lostBookieRecoveryDelay"
 
-def lock_path(ur: str, ledger_id: int) -> str:
-    return f"{locks_path(ur)}/{_leaf(ledger_id)}"
+    @property
+    def election(self) -> str:
+        return f"{self.directory}/auditorelection"
 
+    def audit_time(self, audit: "Audit") -> str:
+        return f"{self.directory}/{audit.value}"
 
-def disable_path(ur: str) -> str:
-    """Automatic re-replication is off while this znode exists."""
-    return f"{ur}/disable"
+    # Private to bookmender.
 
+    @property
+    def private(self) -> MarkPaths:
+        """bookmender's own directory, with the marks that Java's nodes do not see (rule S16)."""
+        return MarkPaths(f"{self.directory}/bookmender")
 
-def recovery_delay_path(ur: str) -> str:
-    return f"{ur}/lostBookieRecoveryDelay"
+    @property
+    def nodes(self) -> str:
+        return f"{self.directory}/bookmender/nodes"
 
+    @property
+    def waiting(self) -> str:
+        return f"{self.directory}/bookmender/waiting"
 
-def election_path(ur: str) -> str:
-    return f"{ur}/auditorelection"
+    def waiting_note(self, ledger_id: int) -> str:
+        return f"{self.waiting}/{ledger_id}"
+
+    @property
+    def orders(self) -> str:
+        return f"{self.directory}/bookmender/orders"
+
+    @property
+    def draining_orders(self) -> str:
+        return f"{self.orders}/draining"
+
+    @property
+    def maintenance_orders(self) -> str:
+        return f"{self.orders}/maintenance"
+
+    @property
+    def findings(self) -> str:
+        return f"{self.directory}/bookmender/findings"
+
+    def finding(self, ledger_id: int) -> str:
+        return f"{self.findings}/{ledger_id}"
+
+    def given_up(self, ledger_id: int) -> str:
+        return f"{self.directory}/bookmender/given_up/{ledger_id}"
+
+    @property
+    def unproven_ends(self) -> str:
+        return f"{self.directory}/bookmender/unproven"
+
+    def unproven_end(self, ledger_id: int) -> str:
+        return f"{self.unproven_ends}/{ledger_id}"
+
+    @property
+    def recent_copies(self) -> str:
+        return f"{self.directory}/bookmender/recent_copies"
+
+    @property
+    def urgent(self) -> str:
+        return f"{self.directory}/bookmender/urgent"
+
+    @property
+    def racks(self) -> str:
+        return f"{self.directory}/bookmender/racks"
+
+    @property
+    def activity(self) -> str:
+        return f"{self.directory}/bookmender/activity"
+
+    @property
+    def identities(self) -> str:
+        return f"{self.directory}/bookmender/identities"
+
+    @property
+    def absences(self) -> str:
+        return f"{self.directory}/bookmender/absences"
+
+    @property
+    def causes(self) -> str:
+        return f"{self.directory}/bookmender/causes"
+
+    @property
+    def drains(self) -> str:
+        return f"{self.directory}/bookmender/drains"
+
+    @property
+    def last_audit(self) -> str:
+        return f"{self.directory}/bookmender/audit"
+
+    @property
+    def ledger_map(self) -> str:
+        return f"{self.directory}/bookmender/index"
+
+    @property
+    def checks(self) -> str:
+        return f"{self.directory}/bookmender/checks"
+
+    def check(self, name: str) -> str:
+        return f"{self.checks}/{name}"
+
+    @property
+    def idle(self) -> str:
+        return f"{self.directory}/bookmender/idle"
+
+    @property
+    def fsck_executors(self) -> str:
+        return f"{self.directory}/bookmender/fsck/executors"
+
+    @property
+    def fsck_last(self) -> str:
+        return f"{self.directory}/bookmender/fsck/last"
+
+    @property
+    def fsck_closer(self) -> str:
+        return f"{self.directory}/bookmender/fsck/closer"
 
 
 def ledger_id_of_lock(name: str) -> int | None:
@@ -207,10 +332,6 @@ class Audit(enum.Enum):
     REPLICAS = "replicascheckctime"
 
 
-def audit_time_path(ur: str, audit: Audit) -> str:
-    return f"{ur}/{audit.value}"
-
-
 def parse_audit_time(data: bytes) -> int | None:
     """Wall-clock milliseconds, None for never. Raises CorruptionError.
 
@@ -227,44 +348,6 @@ def audit_time_to_bytes(time_ms: int) -> bytes:
 
 log = structlog.get_logger()
 T = TypeVar("T")
-
-
-def own_path(ur: str) -> str:
-    return f"{ur}/bookmender"
-
-
-def nodes_path(ur: str) -> str:
-    return f"{own_path(ur)}/nodes"
-
-
-def waiting_path(ur: str, ledger_id: int | None = None) -> str:
-    parent = f"{own_path(ur)}/waiting"
-    return parent if ledger_id is None else f"{parent}/{ledger_id}"
-
-
-def orders_path(ur: str) -> str:
-    return f"{own_path(ur)}/orders"
-
-
-def racks_path(ur: str) -> str:
-    return f"{own_path(ur)}/racks"
-
-
-def urgent_path(ur: str) -> str:
-    return f"{own_path(ur)}/urgent"
-
-
-def findings_path(ur: str, ledger_id: int | None = None) -> str:
-    parent = f"{own_path(ur)}/findings"
-    return parent if ledger_id is None else f"{parent}/{ledger_id}"
-
-
-def recent_copies_path(ur: str) -> str:
-    return f"{own_path(ur)}/recent_copies"
-
-
-def fsck_executors_path(ur: str) -> str:
-    return f"{own_path(ur)}/fsck/executors"
 
 
 # --- What stands in them ---------------------------------------------------------------------------
@@ -312,10 +395,12 @@ async def names_in(store: MetadataStore, path: str) -> list[str]:
         return []
 
 
-async def read_found_bad(store: MetadataStore, ur: str, ledger_id: int) -> frozenset[BookieId]:
+async def read_found_bad(
+    store: MetadataStore, paths: ClusterPaths, ledger_id: int
+) -> frozenset[BookieId]:
     """Bookies of which a check or fsck found bad copies of the ledger, one day: they count while it
     is marked for them."""
-    path = findings_path(ur, ledger_id)
+    path = paths.finding(ledger_id)
     named = await read_record(store, path, lambda finding: texts(finding, "bookies"))
     return frozenset(map(BookieId, named or ()))
 

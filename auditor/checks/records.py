@@ -18,9 +18,9 @@ from replication import znodes
 from replication.transactions import Batcher
 from replication.znodes import (
     Audit,
+    ClusterPaths,
     as_text,
     as_whole,
-    own_path,
     part,
     read_record,
     text,
@@ -120,25 +120,19 @@ class CheckRecord:
         )
 
 
-def check_path(ur: str, name: str) -> str:
-    return f"{checks_path(ur)}/{name}"
-
-
-def checks_path(ur: str) -> str:
-    return f"{own_path(ur)}/checks"
-
-
-async def read_check(store: MetadataStore, ur: str, name: str) -> CheckRecord:
+async def read_check(store: MetadataStore, paths: ClusterPaths, name: str) -> CheckRecord:
     """An empty one where none can be read: then it begins anew."""
-    return await read_record(store, check_path(ur, name), CheckRecord.parse) or CheckRecord()
+    return await read_record(store, paths.check(name), CheckRecord.parse) or CheckRecord()
 
 
-async def last_run_ms(store: MetadataStore, ur: str, name: str, audit: Audit | None) -> int | None:
+async def last_run_ms(
+    store: MetadataStore, paths: ClusterPaths, name: str, audit: Audit | None
+) -> int | None:
     """When the check was last completed, by anybody; None: never, or nobody can tell."""
     if audit is None:
-        return (await read_check(store, ur, name)).last_ms
+        return (await read_check(store, paths, name)).last_ms
     try:
-        data, _ = await store.get(znodes.audit_time_path(ur, audit))
+        data, _ = await store.get(paths.audit_time(audit))
         return znodes.parse_audit_time(data)
     except (NoNodeError, CorruptionError):
         return None
@@ -147,30 +141,30 @@ async def last_run_ms(store: MetadataStore, ur: str, name: str, audit: Audit | N
 class CheckRecords:
     """Written through ``batcher``, whose guards prove the leadership (rule S9)."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
+        self._store, self._batcher, self._paths = store, batcher, paths
 
     async def read(self, name: str) -> CheckRecord:
-        return await read_check(self._store, self._ur, name)
+        return await read_check(self._store, self._paths, name)
 
     async def last_run_ms(self, name: str, audit: Audit | None) -> int | None:
-        return await last_run_ms(self._store, self._ur, name, audit)
+        return await last_run_ms(self._store, self._paths, name, audit)
 
     async def write(self, name: str, record: CheckRecord) -> None:
-        await self._commit({check_path(self._ur, name): record.to_json()})
+        await self._commit({self._paths.check(name): record.to_json()})
 
     async def write_finished(self, name: str, record: CheckRecord, audit: Audit | None) -> None:
         """And the time that Java looks at, in the same transaction."""
         assert record.last_ms is not None, record
-        written = {check_path(self._ur, name): record.to_json()}
+        written = {self._paths.check(name): record.to_json()}
         if audit is not None:
             time_data = znodes.audit_time_to_bytes(record.last_ms)
-            written[znodes.audit_time_path(self._ur, audit)] = time_data
+            written[self._paths.audit_time(audit)] = time_data
         await self._commit(written)
 
     async def _commit(self, written: Mapping[str, bytes]) -> None:
         """Each created, or put in place of what an earlier leader left."""
-        parent = checks_path(self._ur)
+        parent = self._paths.checks
         operations: list[Create | SetData] = []
         if await self._store.exists(parent) is None:
             operations.append(Create(path=parent))

@@ -68,7 +68,7 @@ async def gather_bookies(
     cluster: AdminSession, *, clock: Clock, with_room: bool = False
 ) -> tuple[list[BookieRow], tuple[str, ...]]:
     """And the paths of orders that cannot be read. Raises UnavailableError."""
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    orders = await OrderBook(cluster.store, cluster.paths).read()
     rows = await bookie_rows(cluster, orders, clock=clock, with_room=with_room)
     due_ms = await losses_due_ms(cluster, missed(rows), clock=clock)
     return with_losses(rows, due_ms), orders.unreadable

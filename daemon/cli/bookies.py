@@ -73,8 +73,8 @@ def _completions(config: Path | None) -> Collection[BookieId]:
 async def known_bookies(cluster: AdminSession) -> frozenset[BookieId]:
     """Registered now, ever set up, named by an order, or by a ledger, as a leader of ours has
     told."""
-    orders = await OrderBook(cluster.store, cluster.ur).read()
-    naming = (await read_absences(cluster.store, cluster.ur)).naming
+    orders = await OrderBook(cluster.store, cluster.paths).read()
+    naming = (await read_absences(cluster.store, cluster.paths)).naming
     return frozenset(
         (
             *(bookie for bookie, count in naming.items() if count),
@@ -239,10 +239,10 @@ async def bookie_rows(
     rooms = await _rooms(view) if with_room else {}
     reformatted = reformatted_bookies(
         cookies,
-        await read_identities(cluster.store, cluster.ur),
+        await read_identities(cluster.store, cluster.paths),
         trusted=orders.trusted_cookies,
     )
-    absences = await read_absences(cluster.store, cluster.ur)
+    absences = await read_absences(cluster.store, cluster.paths)
     named = absences.named(now_ms=clock.wall_ms()) - view.available.keys()
     known = {*view.available, *cookies, *orders.draining, *orders.maintenance, *named}
     return [
@@ -297,7 +297,7 @@ def with_losses(
 
 async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId, DrainProgress]:
     """What the leader last told of each drain that stands, and of no earlier one."""
-    record = await last_drains(cluster.store, cluster.ur)
+    record = await last_drains(cluster.store, cluster.paths)
     if record is None:
         return {}
     return {

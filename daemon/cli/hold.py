@@ -114,17 +114,17 @@ def _end_text(hold: HoldOrder, *, now_ms: int, are_back: bool) -> str:
 
 async def current_hold(cluster: AdminSession, *, clock: Clock) -> HoldOrder | None:
     """The one that stands now. Raises UnavailableError."""
-    standing = await OrderBook(cluster.store, cluster.ur).stored(hold_place(cluster.ur))
+    standing = await OrderBook(cluster.store, cluster.paths).stored(hold_place(cluster.paths))
     orders = Orders(hold=None if standing is None else standing.order).at(clock.wall_ms())
     return orders.hold if orders.is_held else None
 
 
 async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
     """It, and who is away. Raises UnavailableError."""
-    orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
-    place = hold_place(cluster.ur)
+    orders = (await OrderBook(cluster.store, cluster.paths).read()).at(clock.wall_ms())
+    place = hold_place(cluster.paths)
     available = (await registered_bookies(cluster)).available
-    named = (await read_absences(cluster.store, cluster.ur)).named(now_ms=clock.wall_ms())
+    named = (await read_absences(cluster.store, cluster.paths)).named(now_ms=clock.wall_ms())
     gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
     excused = gone & (orders.maintenance.keys() | orders.draining.keys())
     return HoldState(
@@ -143,7 +143,7 @@ async def begin_hold(
 
     It names no bookie: at its own end it says nothing of those that are still away then.
     """
-    book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
+    book, place = OrderBook(cluster.store, cluster.paths), hold_place(cluster.paths)
     now_ms = clock.wall_ms()
     hold = HoldOrder(
         since_ms=now_ms,
@@ -158,7 +158,7 @@ async def begin_hold(
 async def end_hold(cluster: AdminSession, away: Collection[BookieId], *, clock: Clock) -> bool:
     """These bookies are lost: it binds for them. False when nothing was held. Raises
     ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
+    book, place = OrderBook(cluster.store, cluster.paths), hold_place(cluster.paths)
     standing = await book.stored(place)
     if standing is None or standing.order is None:
         return False

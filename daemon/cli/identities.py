@@ -98,7 +98,7 @@ def trust_identities(
 
 async def read_identities(cluster: AdminSession, *, has_changed: bool = False) -> Identities:
     """Every cookie, and what the order says. Raises UnavailableError."""
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    orders = await OrderBook(cluster.store, cluster.paths).read()
     return Identities(
         cookies=await _cookies(cluster), trusted=orders.trusted_cookies, has_changed=has_changed
     )
@@ -110,7 +110,7 @@ async def give_trust(cluster: AdminSession, bookies: Sequence[BookieId] | None) 
 
     Raises ConflictError.
     """
-    book, place = OrderBook(cluster.store, cluster.ur), identities_place(cluster.ur)
+    book, place = OrderBook(cluster.store, cluster.paths), identities_place(cluster.paths)
     standing = await book.stored(place)
     before = {} if standing is None or standing.order is None else standing.order.cookies
     cookies = await _cookies(cluster)
@@ -122,7 +122,7 @@ async def give_trust(cluster: AdminSession, bookies: Sequence[BookieId] | None) 
 
 async def withdraw_trust(cluster: AdminSession) -> None:
     """Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.ur), identities_place(cluster.ur)
+    book, place = OrderBook(cluster.store, cluster.paths), identities_place(cluster.paths)
     standing = await book.stored(place)
     if standing is not None:
         await book.withdraw(place, over=standing)

@@ -53,10 +53,10 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
         view = ClusterView(
             bookies=await registered_bookies(cluster),
             cookies=await cluster.registration.cookies(),
-            orders=await OrderBook(cluster.store, cluster.ur).read(),
+            orders=await OrderBook(cluster.store, cluster.paths).read(),
         )
-        tried = await read_unproven_end(cluster.store, cluster.ur, ledger_id)
-        given_up = await read_given_up(cluster.store, cluster.ur, ledger_id)
+        tried = await read_unproven_end(cluster.store, cluster.paths, ledger_id)
+        given_up = await read_given_up(cluster.store, cluster.paths, ledger_id)
         told = None if given_up is None else asdict(given_up)
         return _record(found, view, tried) | {"given_up": told}
 

@@ -92,8 +92,8 @@ async def _change_or_read(
     if reset or wanted != LimitsOrder():
         order = await change_limits(cluster, wanted, reset=reset)
         return effective_limits(order, cluster.settings), False
-    path = limits_place(cluster.ur).path
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    path = limits_place(cluster.paths).path
+    orders = await OrderBook(cluster.store, cluster.paths).read()
     is_unreadable = path in orders.unreadable
     if is_unreadable:
         tell(unreadable_texts([path]))
@@ -119,7 +119,7 @@ class EffectiveLimit:
 
 async def change_limits(cluster: AdminSession, wanted: LimitsOrder, *, reset: bool) -> LimitsOrder:
     """Give the order, over what stands or in its place. Raises ConflictError, CorruptionError."""
-    book, place = OrderBook(cluster.store, cluster.ur), limits_place(cluster.ur)
+    book, place = OrderBook(cluster.store, cluster.paths), limits_place(cluster.paths)
     standing = await book.stored(place)
     if standing is not None and standing.order is None and not reset:
         raise CorruptionError("the order that stands cannot be read; --reset takes it back")

@@ -130,7 +130,7 @@ def test_no_copy_goes_to_a_bookie_that_is_short_of_room(
             (ledger,) = await on.write(shape(1, quorums=ON_TWO))
             await on.lose([ledger])
             short = start("short", settings=with_floor(above))
-            notes = WaitingNotes(on.seen.store, on.seen.ur)
+            notes = WaitingNotes(on.seen.store, on.seen.paths)
             note = await wait_for(lambda: notes.read(ledger.ledger_id), "waiting note")
             assert note.reason is Reason.NO_TARGET
             assert Exclusion.SHORT_OF_ROOM in dict(note.blocked.facts.excluded or ())

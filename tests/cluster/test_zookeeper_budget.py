@@ -76,7 +76,7 @@ async def test_both_halves_keep_to_the_setting_and_to_an_order_at_once(
         open_session(settings, Role.AUDITOR, journal) as auditor,
     ):
         stores = (worker.store, auditor.store)
-        orders, place = OrderBook(worker.store, worker.ur), limits_place(worker.ur)
+        orders, place = OrderBook(worker.store, worker.paths), limits_place(worker.paths)
 
         async def wait_paced(requests_per_s: int) -> None:
             await wait_for(

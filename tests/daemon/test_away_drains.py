@@ -18,14 +18,14 @@ from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 from tests.virtual_time import run
 
 WITHOUT = "its ledgers are marked, and copied to others from their other copies, without any drain"
 
 
 async def draining_now(cluster: Cluster) -> set[BookieId]:
-    return {*(await OrderBook(cluster.store, UR).read()).draining}
+    return {*(await OrderBook(cluster.store, PATHS).read()).draining}
 
 
 def drained(

@@ -90,7 +90,7 @@ async def test_the_ledger_ends_before_the_first_entry_that_cannot_be_proven(
     await close(cluster, is_forced=True, accepts_loss=True)
 
     assert (await cluster.metadata()).last_entry_id == end
-    given_up = await read_given_up(cluster.store, UR, LEDGER)
+    given_up = await read_given_up(cluster.store, PATHS, LEDGER)
     assert given_up is not None
     assert (given_up.first_entry_id, given_up.last_entry_id) == (end + 1, 5)
     assert "@" in given_up.by
@@ -119,7 +119,7 @@ async def test_one_good_copy_is_enough_and_nothing_is_given_up() -> None:
     await close(cluster, is_forced=True, accepts_loss=True)
 
     assert (await cluster.metadata()).last_entry_id == 5
-    assert await read_given_up(cluster.store, UR, LEDGER) is None
+    assert await read_given_up(cluster.store, PATHS, LEDGER) is None
 
 
 @in_virtual_time
@@ -152,4 +152,4 @@ async def test_damage_behind_a_proven_end_is_nothing_to_give_up() -> None:
     await close(cluster, is_forced=True, accepts_loss=True)
 
     assert (await cluster.metadata()).last_entry_id == 4
-    assert await read_given_up(cluster.store, UR, LEDGER) is None
+    assert await read_given_up(cluster.store, PATHS, LEDGER) is None

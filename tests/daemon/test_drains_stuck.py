@@ -18,7 +18,7 @@ from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import open_ledger
 
 
@@ -70,9 +70,9 @@ async def test_the_end_of_a_ledger_that_cannot_be_proven_ends_the_waiting() -> N
 async def test_a_maintenance_window_is_waited_out_but_not_silently() -> None:
     cluster, heard = await with_ledgers((B1, B2)), Heard()
     await order_drain(cluster, B1)
-    book, now_ms = OrderBook(cluster.store, UR), cluster.clock.wall_ms()
+    book, now_ms = OrderBook(cluster.store, PATHS), cluster.clock.wall_ms()
     window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + 3_600_000)
-    await book.give(maintenance_place(UR, B1), window, over=None)
+    await book.give(maintenance_place(PATHS, B1), window, over=None)
     await cluster.kill(B1)
 
     async with draining(cluster), cluster.node() as node, working(node):

@@ -173,10 +173,10 @@ async def test_the_order_is_extended_and_withdrawn() -> None:
     await give_trust(seen, [B1])
 
     await give_trust(seen, [B2])
-    assert set((await OrderBook(cluster.store, UR).read()).trusted_cookies) == {B1, B2}
+    assert set((await OrderBook(cluster.store, PATHS).read()).trusted_cookies) == {B1, B2}
 
     await withdraw_trust(seen)
-    assert (await OrderBook(cluster.store, UR).read()).trusted_cookies == {}
+    assert (await OrderBook(cluster.store, PATHS).read()).trusted_cookies == {}
 
 
 @pytest.fixture

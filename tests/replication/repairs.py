@@ -11,7 +11,7 @@ from replication.outcome import Outcome
 from replication.reasons import Blocked
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR, Node
+from tests.replication.nodes import LEDGER, PATHS, Node
 
 THREE = (B1, B2, B3)
 
@@ -42,14 +42,16 @@ async def drain(cluster: Cluster, *bookies: BookieId, may_fence: bool = False) -
     """As an operator's command does. The marks are made by the leader, or by the test."""
     order = DrainOrder(since_ms=cluster.clock.wall_ms(), may_fence=may_fence)
     for bookie in bookies:
-        await cluster.store.create(drain_place(UR, bookie).path, order.to_json(), with_parents=True)
+        await cluster.store.create(
+            drain_place(PATHS, bookie).path, order.to_json(), with_parents=True
+        )
 
 
 async def keep_away(cluster: Cluster, bookie: BookieId, *, for_s: float = 60) -> int:
     """Order a maintenance window; its end in wall-clock milliseconds."""
     since_ms = cluster.clock.wall_ms()
     window = MaintenanceWindow(since_ms=since_ms, until_ms=since_ms + int(1000 * for_s))
-    path = maintenance_place(UR, bookie).path
+    path = maintenance_place(PATHS, bookie).path
     await cluster.store.create(path, window.to_json(), with_parents=True)
     return window.until_ms
 

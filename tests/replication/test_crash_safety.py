@@ -12,14 +12,13 @@ from ledgers.errors import SessionLostError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import LedgerState
 from ledgers.store import Create, Operation, SetData
-from replication import znodes
 from replication.ledger_record import WaitingNote
 from replication.locks import LedgerLease
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR, Node, working
+from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)

@@ -10,7 +10,7 @@ from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import nodes_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, BOOKIES
-from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
 
 NOTE = WaitingNote(
     ledger_id=LEDGER,
@@ -24,11 +24,11 @@ NOTE = WaitingNote(
 @in_virtual_time
 async def test_a_session_whose_znode_was_deleted_ends_when_it_counts_the_nodes() -> None:
     cluster = await Cluster.start()
-    membership = await Membership.join(cluster.store, UR, node_info("host-a"))
+    membership = await Membership.join(cluster.store, PATHS, node_info("host-a"))
 
     await cluster.store.delete(membership.path)
 
-    assert await cluster.store.children(nodes_path(UR)) == []
+    assert await cluster.store.children(PATHS.nodes) == []
     with pytest.raises(SessionLostError, match="deleted"):
         await membership.reader_count()
 
@@ -36,8 +36,8 @@ async def test_a_session_whose_znode_was_deleted_ends_when_it_counts_the_nodes()
 @in_virtual_time
 async def test_bad_sources_are_noted_though_the_directory_of_notes_was_deleted() -> None:
     cluster = await Cluster.start()
-    await cluster.store.delete(waiting_path(UR))
-    notes = WaitingNotes(cluster.store, UR)
+    await cluster.store.delete(PATHS.waiting)
+    notes = WaitingNotes(cluster.store, PATHS)
 
     await notes.let_go(LEDGER, guards=(), beside=NOTE)
 

@@ -8,14 +8,13 @@ import pytest
 
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory.store import MemoryStore
-from replication import znodes
 from replication.orders import DisableSwitch
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 from tests.replication.overload import overload
 
-DISABLE = znodes.disable_path(UR)
+DISABLE = PATHS.disable
 SOON_S = 0.5
 
 
@@ -24,7 +23,7 @@ class Watched:
 
     def __init__(self, cluster: Cluster) -> None:
         self.store = MemoryStore(cluster.tree)
-        self.switch = DisableSwitch(self.store, UR, cluster.clock)
+        self.switch = DisableSwitch(self.store, PATHS, cluster.clock)
         self.told_count = 0
 
     async def watch(self) -> None:

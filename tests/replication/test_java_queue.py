@@ -10,7 +10,7 @@ from replication import znodes
 from tests.auditor.auditing import Leader, leading
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER, UR, Node
+from tests.replication.nodes import LEDGER, PATHS, Node
 
 MANAGER = "TestLedgerUnderreplicationManager"
 LONG_ID = 0xFEADEEFDAC
@@ -20,7 +20,7 @@ SEED = 11
 
 
 async def replicas(cluster: Cluster, ledger_id: int = LEDGER) -> tuple[BookieId, ...]:
-    data, _ = await cluster.store.get(znodes.mark_path(UR, ledger_id))
+    data, _ = await cluster.store.get(PATHS.mark(ledger_id))
     return znodes.parse_mark(data).replicas
 
 
@@ -131,4 +131,4 @@ async def test_ledgers_marked_while_others_are_done_with_are_all_handled_and_the
         await node.queue.tidy()
 
     assert sorted(done) == wanted
-    assert await cluster.store.children(znodes.marks_path(UR)) == []
+    assert await cluster.store.children(PATHS.marks) == []

@@ -20,15 +20,13 @@ from replication.orders import (
     TriesOrder,
     checks_place,
     drain_place,
-    draining_path,
     hold_place,
     limits_place,
-    maintenance_path,
     maintenance_place,
 )
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 WINDOW = MaintenanceWindow(since_ms=1_000, until_ms=5_000, reason="new kernel")
 HELD = HoldOrder(since_ms=1_000, until_ms=5_000, bookies=(B1, B2), reason="2 of 3 are gone")
@@ -166,14 +164,14 @@ def test_the_next_end_is_that_of_the_window_that_ends_first() -> None:
 @in_virtual_time
 async def test_every_session_reads_what_one_has_ordered() -> None:
     cluster = await Cluster.start()
-    book = OrderBook(cluster.store, UR)
+    book = OrderBook(cluster.store, PATHS)
     drain, limits = DrainOrder(since_ms=1, may_fence=True), LimitsOrder(bytes_per_s=10)
 
-    await book.give(drain_place(UR, B1), drain, over=None)
-    await book.give(maintenance_place(UR, B2), WINDOW, over=None)
-    await book.give(limits_place(UR), limits, over=None)
+    await book.give(drain_place(PATHS, B1), drain, over=None)
+    await book.give(maintenance_place(PATHS, B2), WINDOW, over=None)
+    await book.give(limits_place(PATHS), limits, over=None)
 
-    assert await OrderBook(cluster.store, UR).read() == Orders(
+    assert await OrderBook(cluster.store, PATHS).read() == Orders(
         draining={B1: drain}, maintenance={B2: WINDOW}, limits=limits
     )
 
@@ -182,13 +180,13 @@ async def test_every_session_reads_what_one_has_ordered() -> None:
 async def test_without_any_order_there_is_none() -> None:
     cluster = await Cluster.start()
 
-    assert await OrderBook(cluster.store, UR).read() == Orders()
+    assert await OrderBook(cluster.store, PATHS).read() == Orders()
 
 
 @in_virtual_time
 async def test_of_two_who_give_the_same_order_at_once_one_is_told() -> None:
     cluster = await Cluster.start()
-    book, place = OrderBook(cluster.store, UR), maintenance_place(UR, B1)
+    book, place = OrderBook(cluster.store, PATHS), maintenance_place(PATHS, B1)
     await book.give(place, WINDOW, over=None)
     seen = await book.stored(place)
     assert seen is not None
@@ -206,7 +204,7 @@ async def test_of_two_who_give_the_same_order_at_once_one_is_told() -> None:
 @in_virtual_time
 async def test_an_order_that_was_withdrawn_meanwhile_is_not_given_over_it() -> None:
     cluster = await Cluster.start()
-    book, place = OrderBook(cluster.store, UR), drain_place(UR, B1)
+    book, place = OrderBook(cluster.store, PATHS), drain_place(PATHS, B1)
     await book.give(place, DrainOrder(since_ms=1), over=None)
     seen = await book.stored(place)
     assert seen is not None
@@ -222,9 +220,12 @@ async def test_an_order_that_was_withdrawn_meanwhile_is_not_given_over_it() -> N
 @in_virtual_time
 async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
     cluster = await Cluster.start()
-    book = OrderBook(cluster.store, UR)
-    await book.give(drain_place(UR, B2), DrainOrder(since_ms=1), over=None)
-    broken: list[Place[DrainOrder] | Place[LimitsOrder]] = [drain_place(UR, B1), limits_place(UR)]
+    book = OrderBook(cluster.store, PATHS)
+    await book.give(drain_place(PATHS, B2), DrainOrder(since_ms=1), over=None)
+    broken: list[Place[DrainOrder] | Place[LimitsOrder]] = [
+        drain_place(PATHS, B1),
+        limits_place(PATHS),
+    ]
     for place in broken:
         await cluster.store.create(place.path, b'{"version": 9}')
 
@@ -240,7 +241,7 @@ async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
         await book.read()
         assert len(logs) == 3, "another hand, another report"
 
-    source_health = await book.stored(limits_place(UR))
+    source_health = await book.stored(limits_place(PATHS))
     assert source_health is not None
     assert source_health.order is None, "whoever overwrites it sees that it is there"
 
@@ -248,7 +249,11 @@ async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
 @in_virtual_time
 async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before() -> None:
     cluster = await Cluster.start()
-    book, place, slow = OrderBook(cluster.store, UR), limits_place(UR), LimitsOrder(bytes_per_s=10)
+    book, place, slow = (
+        OrderBook(cluster.store, PATHS),
+        limits_place(PATHS),
+        LimitsOrder(bytes_per_s=10),
+    )
     await book.give(place, slow, over=None)
     assert (await book.read()).limits == slow
 
@@ -257,7 +262,7 @@ async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before(
     for _ in range(2):
         found = await book.read()
         assert (found.limits, found.unreadable) == (slow, (place.path,))
-    assert (await OrderBook(cluster.store, UR).read()).limits == LimitsOrder(), "none are known"
+    assert (await OrderBook(cluster.store, PATHS).read()).limits == LimitsOrder(), "none are known"
 
     await cluster.store.delete(place.path)
     assert (await book.read()).limits == LimitsOrder(), "taken back"
@@ -269,10 +274,10 @@ async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node(
     is_stat_open: bool,
 ) -> None:
     cluster = await Cluster.start()
-    book, shut = OrderBook(cluster.store, UR), (draining_path(UR), hold_place(UR).path)
-    await book.give(hold_place(UR), HoldOrder(since_ms=1, is_released=True), over=None)
-    await book.give(drain_place(UR, B1), DrainOrder(since_ms=1), over=None)
-    await book.give(maintenance_place(UR, B1), WINDOW, over=None)
+    book, shut = OrderBook(cluster.store, PATHS), (PATHS.draining_orders, hold_place(PATHS).path)
+    await book.give(hold_place(PATHS), HoldOrder(since_ms=1, is_released=True), over=None)
+    await book.give(drain_place(PATHS, B1), DrainOrder(since_ms=1), over=None)
+    await book.give(maintenance_place(PATHS, B1), WINDOW, over=None)
     shut_out(cluster.store, *shut, is_stat_open=is_stat_open)
 
     found = await book.read()
@@ -285,21 +290,21 @@ async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node(
 @in_virtual_time
 async def test_rule_s8_orders_that_acls_shut_away_later_are_not_taken_for_withdrawn() -> None:
     cluster = await Cluster.start()
-    book, drain = OrderBook(cluster.store, UR), DrainOrder(since_ms=1)
-    await book.give(drain_place(UR, B1), drain, over=None)
-    await book.give(maintenance_place(UR, B2), WINDOW, over=None)
+    book, drain = OrderBook(cluster.store, PATHS), DrainOrder(since_ms=1)
+    await book.give(drain_place(PATHS, B1), drain, over=None)
+    await book.give(maintenance_place(PATHS, B2), WINDOW, over=None)
     before = await book.read()
     assert (before.draining, before.maintenance) == ({B1: drain}, {B2: WINDOW})
 
-    shut = shut_out(cluster.store, draining_path(UR), maintenance_path(UR))
+    shut = shut_out(cluster.store, PATHS.draining_orders, PATHS.maintenance_orders)
 
     for _ in range(2):
         found = await book.read()
         assert (found.draining, found.maintenance) == (before.draining, before.maintenance)
-        assert found.unreadable == (draining_path(UR), maintenance_path(UR))
+        assert found.unreadable == (PATHS.draining_orders, PATHS.maintenance_orders)
 
     shut.clear()
-    await cluster.store.delete(drain_place(UR, B1).path)
+    await cluster.store.delete(drain_place(PATHS, B1).path)
     found = await book.read()
     assert (found.draining, found.unreadable) == ({}, ())
 
@@ -307,10 +312,10 @@ async def test_rule_s8_orders_that_acls_shut_away_later_are_not_taken_for_withdr
 @in_virtual_time
 async def test_checks_pause_while_their_order_is_there_whatever_it_says() -> None:
     cluster = await Cluster.start()
-    path = checks_place(UR).path
+    path = checks_place(PATHS).path
     await cluster.store.create(path, b"", with_parents=True)
 
-    found = await OrderBook(cluster.store, UR).read()
+    found = await OrderBook(cluster.store, PATHS).read()
 
     assert found.paused_checks == ChecksOrder(since_ms=cluster.clock.wall_ms())
     assert found.unreadable == (path,)
@@ -319,7 +324,7 @@ async def test_checks_pause_while_their_order_is_there_whatever_it_says() -> Non
 @in_virtual_time
 async def test_a_hold_that_cannot_be_read_holds_until_it_is_replaced_or_taken_back() -> None:
     cluster = await Cluster.start()
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    book, place = OrderBook(cluster.store, PATHS), hold_place(PATHS)
     await cluster.store.create(place.path, b"{", with_parents=True)
     written_ms = cluster.clock.wall_ms()
     await cluster.clock.sleep(3600)

@@ -62,7 +62,7 @@ async def preview(
 ) -> Preview:
     rng = random.Random(cluster.seed)
     views = ViewSource(
-        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, PATHS)
     )
     inspector = Inspector(
         manager=cluster.manager,
@@ -197,7 +197,7 @@ async def test_while_a_hold_stands_an_open_ledger_is_told_to_wait_for_its_end() 
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     await cluster.kill(B2)
     hold = HoldOrder(since_ms=1, reason="3 of 5 went")
-    await OrderBook(cluster.store, UR).give(hold_place(UR), hold, over=None)
+    await OrderBook(cluster.store, PATHS).give(hold_place(PATHS), hold, over=None)
 
     [blocked] = (await preview(cluster)).plan.blocked
 

@@ -10,17 +10,16 @@ from structlog.testing import capture_logs
 from ledgers.errors import SessionLostError, UnauthorizedError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, MultiFailed, Operation, OperationResult, Stat
-from replication import znodes
 from replication.locks import QueuedLedger
 from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, SeenMark
 from replication.work_queue import Queue
 from replication.znodes import Mark
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 
-MARK = znodes.mark_path(UR, LEDGER)
-LOCK = znodes.lock_path(UR, LEDGER)
+MARK = PATHS.mark(LEDGER)
+LOCK = PATHS.lock(LEDGER)
 DIRECTORY = MARK.rpartition("/")[0]
 EXTRA = "/extra"
 SEED = 11
@@ -50,7 +49,7 @@ async def test_a_ledger_that_is_locked_is_not_free() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.mark(B1, ledger_id=ledger_id)
-    await cluster.store.create(znodes.lock_path(UR, 1), is_ephemeral=True)
+    await cluster.store.create(PATHS.lock(1), is_ephemeral=True)
 
     async with cluster.node() as node:
         assert await look(node.queue) == {0, 2}
@@ -101,7 +100,7 @@ async def test_an_empty_queue_and_one_without_its_znodes_have_nothing() -> None:
     async with cluster.node() as node:
         assert await look(node.queue) == frozenset()
 
-        await cluster.store.delete(znodes.marks_path(UR))
+        await cluster.store.delete(PATHS.marks)
         assert await look(node.queue) == frozenset()
 
 
@@ -113,7 +112,7 @@ async def test_tidying_removes_empty_directories_of_every_level_and_nothing_else
     cluster = await Cluster.start()
     await cluster.mark(B1)
     before = cluster.tree.snapshot()
-    empty = znodes.marks_path(UR) + "/0001/0002/0003/0004"[: 5 * depth]
+    empty = PATHS.marks + "/0001/0002/0003/0004"[: 5 * depth]
     await cluster.store.create(empty, with_parents=True)
 
     async with cluster.node() as node:
@@ -248,7 +247,7 @@ async def test_rule_s8_after_a_lost_reply_the_server_is_brought_up_to_date_befor
     async with cluster.node() as node:
         queued = await node.queued()
         behind = BehindUntilSynced(node.store, LOCK)
-        queue = Queue(behind, node.batcher, UR, holder="node-1", clock=cluster.clock)
+        queue = Queue(behind, node.batcher, PATHS, holder="node-1", clock=cluster.clock)
         fault_once(cluster, node.store, Create, Fault.LOST_REPLY)
 
         assert await queue.lease(queued) is not None

@@ -6,14 +6,13 @@ from ledgers.errors import ConflictError, LockLostError, UnknownOutcomeError
 from ledgers.memory.store import Fault
 from ledgers.model import BookieId
 from ledgers.store import Delete, SetData
-from replication import znodes
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.watched import settle
 
-MARK = znodes.mark_path(UR, LEDGER)
-LOCK = znodes.lock_path(UR, LEDGER)
+MARK = PATHS.mark(LEDGER)
+LOCK = PATHS.lock(LEDGER)
 DIRECTORY = MARK.rpartition("/")[0]
 EXTRA = "/extra"
 
@@ -244,7 +243,7 @@ async def test_the_disable_switch_and_marks_are_read_as_they_stand(
         assert not await node.queue.is_marked(LEDGER)
 
         await cluster.mark(*replicas)
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
 
         assert await node.queue.switch.is_on()
         assert await node.queue.is_marked(LEDGER)

@@ -10,13 +10,13 @@ from ledgers.store import Delete
 from replication import znodes
 from replication.locks import QueuedLedger
 from replication.work_queue import Queue
-from replication.znodes import Mark, own_path
+from replication.znodes import Mark
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 
-OWN = own_path(UR)
-SHARED_MARK, OWN_MARK = znodes.mark_path(UR, LEDGER), znodes.mark_path(OWN, LEDGER)
+OWN = PATHS.private
+SHARED_MARK, OWN_MARK = PATHS.mark(LEDGER), OWN.mark(LEDGER)
 
 
 async def mark(cluster: Cluster, path: str, *, ctime_ms: int = 1) -> None:
@@ -107,8 +107,8 @@ async def test_rule_s6_a_mark_extended_meanwhile_stays_and_the_other_goes(
         assert await cluster.store.exists(extended) is not None
         assert await cluster.store.exists(other) is None
         assert len(await cluster.locked()) == 1
-    assert await cluster.store.children(znodes.marks_path(UR)) is not None
-    assert await cluster.store.children(znodes.marks_path(OWN)) is not None
+    assert await cluster.store.children(PATHS.marks) is not None
+    assert await cluster.store.children(OWN.marks) is not None
 
 
 @pytest.mark.parametrize("path", [SHARED_MARK, OWN_MARK])

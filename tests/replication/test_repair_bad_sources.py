@@ -21,7 +21,7 @@ from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import own_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.refusing import refuse, writes_below
 from tests.replication.repairs import repair
 
@@ -99,7 +99,7 @@ async def with_gaps(*, is_own: bool = False) -> Cluster:
     await cluster.register(B3, is_read_only=True)
     if is_own:
         mark = znodes.mark_to_bytes(znodes.Mark(replicas=(B2,), ctime_ms=1))
-        path = znodes.mark_path(own_path(UR), LEDGER)
+        path = PATHS.private.mark(LEDGER)
         await cluster.store.create(path, mark, with_parents=True)
     else:
         await cluster.mark(B2)
@@ -173,7 +173,7 @@ async def test_an_operator_who_has_it_tried_at_once_makes_nobody_forget_them() -
     cluster = await with_gaps()
     async with cluster.node("one") as node, working(node):
         await asyncio.sleep(20)
-    notes = WaitingNotes(cluster.store, UR)
+    notes = WaitingNotes(cluster.store, PATHS)
     noted = await notes.read(LEDGER)
     assert noted is not None
     assert noted.reason.needs_help
@@ -228,7 +228,7 @@ async def test_who_has_read_the_mark_before_takes_it_no_more(lost_count: int) ->
     """
     cluster = await with_gaps()
     lost = iter(range(lost_count))
-    of_mark = writes_below(znodes.mark_path(UR, LEDGER))
+    of_mark = writes_below(PATHS.mark(LEDGER))
     async with cluster.node("late") as late:
         queued = await late.queued()
         async with cluster.node("one") as node:
@@ -254,7 +254,7 @@ async def test_until_others_can_be_told_the_ledger_is_kept_from_them(
     async with cluster.node("one") as one, cluster.node("two") as two:
         refuse(
             one.store,
-            lambda each: is_full and writes_below(waiting_path(UR))(each),
+            lambda each: is_full and writes_below(PATHS.waiting)(each),
             error,
         )
         async with working(one):

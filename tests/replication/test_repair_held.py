@@ -19,14 +19,14 @@ async def hold(cluster: Cluster, *, for_s: float | None = None, reason: str = ""
     """Order one; its end in wall-clock milliseconds."""
     now_ms = cluster.clock.wall_ms()
     until_ms = None if for_s is None else now_ms + int(for_s * 1000)
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    book, place = OrderBook(cluster.store, PATHS), hold_place(PATHS)
     order = HoldOrder(since_ms=now_ms, until_ms=until_ms, reason=reason)
     await book.give(place, order, over=await book.stored(place))
     return until_ms
 
 
 async def end_hold(cluster: Cluster) -> None:
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    book, place = OrderBook(cluster.store, PATHS), hold_place(PATHS)
     source_health = await book.stored(place)
     assert source_health is not None
     await book.withdraw(place, over=source_health)

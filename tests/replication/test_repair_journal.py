@@ -54,7 +54,7 @@ async def test_it_is_noted_without_a_traceback_and_another_node_repairs_it_meanw
     with capture_logs() as logs:
         async with cluster.node("full", journal=full) as ours, working(ours):
             await asyncio.sleep(60)
-            (note,) = await WaitingNotes(cluster.store, UR).read_all([LEDGER])
+            (note,) = await WaitingNotes(cluster.store, PATHS).read_all([LEDGER])
             assert note.reason is Reason.JOURNAL
 
             async with cluster.node("healthy") as other, working(other):

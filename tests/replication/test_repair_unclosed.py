@@ -7,7 +7,6 @@ import pytest
 from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
-from replication import znodes
 from replication.open_ledgers import GRACES_MAX
 from replication.outcome import OutcomeKind
 from replication.reasons import Facts, Reason
@@ -101,7 +100,7 @@ async def test_nor_is_that_of_one_whose_copies_a_check_found_missing() -> None:
     for entry_id in range(11):
         cluster.bookie(B2).lose(LEDGER, entry_id)
     await cluster.store.create(
-        findings_path(UR, LEDGER), b'{"bookies": ["%s"]}' % B2.encode(), with_parents=True
+        PATHS.finding(LEDGER), b'{"bookies": ["%s"]}' % B2.encode(), with_parents=True
     )
     await cluster.kill(B1)
     await cluster.mark(B1, B2)
@@ -123,7 +122,7 @@ async def test_rule_s3_a_ledger_is_not_closed_once_its_lock_is_lost() -> None:
     async with cluster.node() as node:
         lease = await node.lease()
         first = await node.repairer.repair(lease)
-        await cluster.store.delete(znodes.lock_path(UR, LEDGER))
+        await cluster.store.delete(PATHS.lock(LEDGER))
 
         with pytest.raises(LockLostError):
             await node.repairer.repair(lease, first.sighting)

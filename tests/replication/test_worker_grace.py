@@ -17,7 +17,7 @@ from replication.reasons import Exclusion, Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, Node, working
+from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.repairs import THREE, drain, open_ledger, watch_fencing
 from tests.replication.test_open_ledger import SEGMENT
 
@@ -229,7 +229,7 @@ async def test_whom_it_misses_besides_it_is_left_to_its_writer_for_a_whole_grace
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
-        await cluster.store.delete(drain_place(UR, B2).path)
+        await cluster.store.delete(drain_place(PATHS, B2).path)
         await asyncio.sleep(SETTINGS.open_ledger_grace_s - 2)
 
         assert B2 not in (await noted(node)).blocked.facts.draining
