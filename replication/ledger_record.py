@@ -100,21 +100,20 @@ class UnprovenEnd:
         )
 
 
-def unproven_path(ur: str, ledger_id: int | None = None) -> str:
-    parent = f"{own_path(ur)}/unproven"
-    return parent if ledger_id is None else f"{parent}/{ledger_id}"
-
-
-async def read_unproven_end(store: MetadataStore, ur: str, ledger_id: int) -> UnprovenEnd | None:
+async def read_unproven_end(
+    store: MetadataStore, paths: ClusterPaths, ledger_id: int
+) -> UnprovenEnd | None:
     """Return the record of the last try, even if the ledger is closed by now; None if there is none
     or it cannot be read."""
     parse = partial(UnprovenEnd.from_record, ledger_id)
     return await read_record(store, paths.unproven_end(ledger_id), parse)
 
 
-async def unproven_ledger_ids(store: MetadataStore, manager: LedgerManager, ur: str) -> list[int]:
+async def unproven_ledger_ids(
+    store: MetadataStore, manager: LedgerManager, paths: ClusterPaths
+) -> list[int]:
     """Return the recorded ledgers that are not closed yet, in order."""
-    recorded = await _recorded(store, ur)
+    recorded = await _recorded(store, paths)
     looked_at, rest = recorded[:READ_MAX], recorded[READ_MAX:]
     return await _still_open(manager, looked_at) + rest
 
@@ -123,7 +122,7 @@ async def unproven_among(
     store: MetadataStore, manager: LedgerManager, paths: ClusterPaths, ledger_ids: Collection[int]
 ) -> list[UnprovenEnd]:
     """Return the records of those of these ledgers that are not closed yet, in order."""
-    recorded = set(await _recorded(store, ur)).intersection(ledger_ids)
+    recorded = set(await _recorded(store, paths)).intersection(ledger_ids)
     still_open = await _still_open(manager, sorted(recorded))
     ends = await asyncio.gather(*(read_unproven_end(store, paths, i) for i in still_open))
     return [end for end in ends if end is not None]
@@ -148,24 +147,24 @@ class UnprovenEnds:
     async def note(self, ledger_id: int, facts: Facts) -> None:
         """Write the record of the last try, in place of an earlier one."""
         end = UnprovenEnd(ledger_id=ledger_id, facts=facts, tried_ms=self._clock.wall_ms())
-        path, data = unproven_path(self._ur, ledger_id), end.to_json()
+        path, data = self._paths.unproven_end(ledger_id), end.to_json()
         try:
             await self._batcher.put(path, data)
         except NoNodeError:  # the first record
-            await ensure(self._store, unproven_path(self._ur))
+            await ensure(self._store, self._paths.unproven_ends)
             await self._batcher.put(path, data)
 
     async def tidy(self, rng: random.Random) -> None:
         """Delete the records of ledgers that are closed or deleted. Of many records it checks some
         at random."""
-        recorded = await _recorded(self._store, self._ur)
+        recorded = await _recorded(self._store, self._paths)
         some = rng.sample(recorded, min(len(recorded), READ_MAX))
         over = set(some).difference(await _still_open(self._manager, some))
         await asyncio.gather(*map(self._delete, sorted(over)))
 
     async def _delete(self, ledger_id: int) -> None:
         with suppress(NoNodeError):  # another node deleted it
-            await self._batcher.apply(Delete(path=unproven_path(self._ur, ledger_id)))
+            await self._batcher.apply(Delete(path=self._paths.unproven_end(ledger_id)))
 
 
 async def _recorded(store: MetadataStore, paths: ClusterPaths) -> list[int]:
@@ -217,13 +216,11 @@ class GivenUpEntries:
         )
 
 
-def given_up_path(ur: str, ledger_id: int) -> str:
-    return f"{own_path(ur)}/given_up/{ledger_id}"
-
-
-async def read_given_up(store: MetadataStore, ur: str, ledger_id: int) -> GivenUpEntries | None:
+async def read_given_up(
+    store: MetadataStore, paths: ClusterPaths, ledger_id: int
+) -> GivenUpEntries | None:
     """Return the record; None if nothing was given up, or if it cannot be read."""
-    return await read_record(store, given_up_path(ur, ledger_id), GivenUpEntries.from_record)
+    return await read_record(store, paths.given_up(ledger_id), GivenUpEntries.from_record)
 
 
 async def record_given_up(
@@ -236,7 +233,7 @@ async def record_given_up(
 ) -> None:
     """Write the record, in place of one of an earlier attempt. Raises LockLostError,
     UnavailableError, RejectedError."""
-    path = given_up_path(ur, ledger_id)
+    path = paths.given_up(ledger_id)
     await ensure(store, path.rpartition("/")[0])
     is_there = await store.exists(path) is not None
     write = (
@@ -468,7 +465,7 @@ class WaitingNotes:
 
     async def are_any(self) -> bool:
         """Return True if there is any note. This costs less than listing their names."""
-        path = waiting_path(self._ur)
+        path = self._paths.waiting
         try:
             stat = await self._store.exists(path)
         except UnauthorizedError as error:
@@ -478,7 +475,7 @@ class WaitingNotes:
 
     async def ledger_ids(self) -> set[int]:
         """Return the ledgers that have a note."""
-        names = await names_in(self._store, waiting_path(self._ur))
+        names = await names_in(self._store, self._paths.waiting)
         return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
@@ -493,7 +490,7 @@ class WaitingNotes:
 
     async def version(self, ledger_id: int) -> int | None:
         """Return the version of the note's znode; None if there is none."""
-        stat = await self._store.exists(waiting_path(self._ur, ledger_id))
+        stat = await self._store.exists(self._paths.waiting_note(ledger_id))
         return None if stat is None else stat.version
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
@@ -556,7 +553,7 @@ class WaitingNotesWriter(WaitingNotes):
     async def write(self, note: WaitingNote, *, is_likely_there: bool = False) -> None:
         """Write the note, in place of an existing one. ``is_likely_there``: saves a request if it
         is right."""
-        path, data = waiting_path(self._ur, note.ledger_id), note.to_json()
+        path, data = self._paths.waiting_note(note.ledger_id), note.to_json()
         create, change = (
             Create(path=path, data=data),
             SetData(path=path, data=data, version=ANY_VERSION),
@@ -564,12 +561,12 @@ class WaitingNotesWriter(WaitingNotes):
         first, second = (change, create) if is_likely_there else (create, change)
         if not (await self._commit(first) or await self._commit(second)):
             # Others deleted and created it at the wrong moments, or deleted its parent.
-            await ensure(self._store, waiting_path(self._ur))
+            await ensure(self._store, self._paths.waiting)
             await self._commit(create)
 
     async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:
         """Delete the note, if it exists and has this version."""
-        await self._commit(Delete(path=waiting_path(self._ur, ledger_id), version=version))
+        await self._commit(Delete(path=self._paths.waiting_note(ledger_id), version=version))
 
     async def _commit(self, operation: Create | SetData | Delete) -> bool:
         """Return False if another node created, changed or deleted the note first."""

@@ -12,7 +12,7 @@ from replication.reasons import Reason
 from tests.daemon.closing import close, closer
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import blocked_by
 
 

@@ -179,7 +179,7 @@ async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others
     if is_marked:
         await cluster.mark(B1, ledger_id=0)
     note = WaitingNote(ledger_id=0, blocked=Blocked(reason=reason), node="node-1", since_ms=1)
-    await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
+    await cluster.store.create(PATHS.waiting_note(0), note.to_json(), with_parents=True)
 
     with pytest.raises(ends):
         await asyncio.wait_for(decommissioned(cluster), 2 * decommission.AUDIT_AGAIN_S)
@@ -204,7 +204,7 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
     stuck_for_good = Blocked(reason=Reason.NO_TARGET, facts=Facts(replaced=B1))
     for ledger_id, blocked in ((1, stuck_for_good), (2, Blocked(reason=Reason.NO_ANSWER))):
         note = WaitingNote(ledger_id=ledger_id, blocked=blocked, node="n", since_ms=1)
-        await cluster.store.create(waiting_path(UR, ledger_id), note.to_json(), with_parents=True)
+        await cluster.store.create(PATHS.waiting_note(ledger_id), note.to_json(), with_parents=True)
     if is_locked:
         await cluster.store.create(PATHS.lock(0), is_ephemeral=True)
     admin_session, heard = visiting(cluster), Heard()

@@ -12,7 +12,6 @@ from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.orders import MaintenanceWindow, OrderBook, maintenance_place
 from replication.reasons import Blocked, Facts, Reason
-from replication.znodes import waiting_path
 from tests.auditor.auditing import draining
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, order_drain, visiting
@@ -37,7 +36,7 @@ async def note(cluster: Cluster, ledger_id: int, reason: Reason) -> None:
         node="node-1",
         since_ms=1,
     )
-    await cluster.store.create(waiting_path(UR, ledger_id), told.to_json(), with_parents=True)
+    await cluster.store.create(PATHS.waiting_note(ledger_id), told.to_json(), with_parents=True)
 
 
 @in_virtual_time

@@ -26,7 +26,7 @@ from tests.daemon.visits import visiting
 from tests.fsck.looking import look_twice
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
-from tests.replication.nodes import ROOT, UR, working
+from tests.replication.nodes import PATHS, ROOT, working
 from tests.replication.repairs import blocked_by, open_ledger
 from tests.virtual_time import run
 

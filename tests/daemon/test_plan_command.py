@@ -19,7 +19,6 @@ from replication import znodes
 from replication.plan import Plan, Repair
 from replication.preview import Preview
 from replication.reasons import Blocked, Facts, Reason
-from replication.znodes import findings_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
 from tests.replication.cluster import in_virtual_time, shut_out

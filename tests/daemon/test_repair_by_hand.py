@@ -16,7 +16,6 @@ from replication import znodes
 from replication.ledger_record import UnprovenEnd, WaitingNote
 from replication.orders import OrderBook, TriesOrder, tries_place
 from replication.reasons import Blocked, Facts, Reason
-from replication.znodes import own_path, waiting_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out

@@ -21,7 +21,6 @@ from ledgers.registration import Registration
 from replication import znodes
 from replication.nodes import Role
 from replication.reasons import Blocked, Facts, Reason
-from replication.znodes import own_path
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.daemon.status_values import WHOLE, note

@@ -22,7 +22,7 @@ from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
-LOCK = znodes.lock_path(UR, LEDGER)
+LOCK = PATHS.lock(LEDGER)
 NOTE = WaitingNote(
     ledger_id=LEDGER, blocked=Blocked(reason=Reason.NO_COPY), node="node-1", since_ms=0
 )

@@ -7,7 +7,6 @@ from ledgers.errors import SessionLostError
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.nodes import Membership
 from replication.reasons import Blocked, Facts, Reason
-from replication.znodes import nodes_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, BOOKIES
 from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info

@@ -18,7 +18,6 @@ from replication.lock_by_hand import (
 )
 from replication.marks import locked_ledger_ids
 from replication.reasons import Blocked, Facts, Reason
-from replication.znodes import waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.refusing import refuse

@@ -19,7 +19,7 @@ from replication.marks import (
 )
 from replication.nodes import LiveNode, Membership, Role, live_nodes
 from replication.reasons import Blocked, Facts, Reason
-from replication.znodes import Mark, nodes_path, waiting_path
+from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS, node_info

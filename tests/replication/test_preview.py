@@ -27,7 +27,7 @@ from replication.reasons import Blocked, Facts, Reason, gravest
 from replication.targets import TargetSelector
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import LEDGER, ROOT, UR
+from tests.replication.nodes import LEDGER, PATHS, ROOT
 from tests.replication.repairs import blocked_by, drain, keep_away, repair
 
 WRITES = (Op.ADD, Op.WRITE_LAC, Op.READ_FENCING)

@@ -18,7 +18,6 @@ from replication import znodes
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.outcome import OutcomeKind
 from replication.reasons import Blocked, Facts, Reason
-from replication.znodes import own_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, working

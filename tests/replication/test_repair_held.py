@@ -11,7 +11,7 @@ from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import THREE, blocked_by, lost_b2, open_ledger, repair, watch_fencing
 
 

@@ -11,7 +11,7 @@ from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B2
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import blocked_by, lost_b2, open_ledger, repair
 
 

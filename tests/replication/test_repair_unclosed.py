@@ -10,10 +10,9 @@ from ledgers.model import BookieId, LedgerState
 from replication.open_ledgers import GRACES_MAX
 from replication.outcome import OutcomeKind
 from replication.reasons import Facts, Reason
-from replication.znodes import findings_path
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import THREE, blocked_by, open_ledger, repair, watch_fencing
 from tests.replication.watched import settle
 

@@ -71,8 +71,8 @@ async def test_it_is_known_when_the_ledger_has_its_copies_and_its_mark_is_gone()
     assert "0 to 3 are left" in end.facts.errors[0]
     assert end.facts.reformatted == (B1, B2)
     assert not end.facts.unresponsive, "all its bookies are there"
-    assert await unproven_among(cluster.store, cluster.manager, UR, {LEDGER, 99}) == [end]
-    assert await unproven_among(cluster.store, cluster.manager, UR, {99}) == []
+    assert await unproven_among(cluster.store, cluster.manager, PATHS, {LEDGER, 99}) == [end]
+    assert await unproven_among(cluster.store, cluster.manager, PATHS, {99}) == []
 
 
 @in_virtual_time
@@ -115,7 +115,7 @@ async def test_the_last_try_is_what_is_told_of() -> None:
         await asyncio.sleep(60)
         await node.ends.note(LEDGER, Facts(errors=("all denied it",)))
 
-    assert await read_unproven_end(cluster.store, UR, LEDGER) == UnprovenEnd(
+    assert await read_unproven_end(cluster.store, PATHS, LEDGER) == UnprovenEnd(
         ledger_id=LEDGER, facts=Facts(errors=("all denied it",)), tried_ms=cluster.clock.wall_ms()
     )
 

@@ -209,7 +209,7 @@ async def test_a_drain_that_is_taken_back_ends_the_wait_of_the_ledgers_that_it_w
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
         assert (await noted(node)).blocked.facts.draining == (B2,)
-        await cluster.store.delete(drain_place(UR, B2).path)
+        await cluster.store.delete(drain_place(PATHS, B2).path)
         took_s = await until(cluster, lambda: queue_empty(cluster))
         await asyncio.sleep(1)
 

@@ -11,8 +11,7 @@ from ledgers.errors import BookmenderError, QuotaError, UnauthorizedError
 from ledgers.memory.store import MemoryStore
 from ledgers.model import LedgerState
 from ledgers.store import Delete, Operation
-from replication import znodes
-from replication.ledger_record import WaitingNote, WaitingNotes, unproven_path
+from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.reasons import Blocked, Facts, Reason
 from replication.worker import TIDY_INTERVAL_S
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
@@ -178,7 +177,7 @@ async def test_a_leftover_note_that_may_not_be_deleted_keeps_no_other_leftover()
             )
         )
         await node.ends.note(gone, Facts(errors=("why",)))
-        notes = waiting_path(UR)
+        notes = PATHS.waiting
         refuse(
             node.store,
             lambda each: isinstance(each, Delete) and each.path.startswith(notes),
