@@ -250,7 +250,7 @@ class Auditor:
         tracker.see(view)
         self._unavailable.see(tracker.absences.away)
         return (
-            not self._switch.may_take
+            not self._switch.may_lease
             or view.orders.is_held
             or bool(tracker.absences.since_s.keys() - absent)
             or self._missing(view).causes != missing.causes
@@ -334,7 +334,7 @@ class Auditor:
     # --- Time of the next round -------------------------------------------------------------------
 
     def _wait_s(self) -> float:
-        is_disabled, now_s = not self._switch.may_take, self._clock.now_s()
+        is_disabled, now_s = not self._switch.may_lease, self._clock.now_s()
         return max(
             0.0,
             min(

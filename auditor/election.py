@@ -20,9 +20,9 @@ from ledgers.errors import CorruptionError, LeadershipLostError, NoNodeError
 from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore, MultiFailed, SetData
 from ledgers.tasks import task_scope, until_answered
 from replication import znodes
-from replication.nodes import Membership, ensure
+from replication.nodes import Membership
 from replication.transactions import Batcher, Guard
-from replication.znodes import ClusterPaths
+from replication.znodes import ClusterPaths, ensure_znode
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Election:
         A node without a vote could not take over when the leader goes. So the loss of its own vote
         is noticed at once, too.
         """
-        await ensure(self._store, self._election)
+        await ensure_znode(self._store, self._election)
         vote_path = await self._store.create(
             f"{self._election}/{VOTE_PREFIX}", self._vote, is_ephemeral=True, is_sequential=True
         )

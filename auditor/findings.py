@@ -36,21 +36,21 @@ from ledgers.model import BookieId
 from ledgers.store import Create, Delete, MetadataStore, SetData, children_if_any
 from ledgers.tasks import gather_in_parts
 from replication.marks import READS_AT_ONCE, MarkTree
-from replication.nodes import ensure
-from replication.orders import DrainOrder, OrderBook
+from replication.orders import DrainOrder, OrderStore
 from replication.transactions import Batcher
 from replication.znodes import (
     ClusterPaths,
     Mark,
     as_text,
+    ensure_znode,
     ledger_id_of_name,
+    object_field,
     parse_record,
-    part,
-    read_aid,
+    read_if_allowed,
     read_record,
-    text,
-    texts,
-    time_ms,
+    text_field,
+    texts_field,
+    time_field,
 )
 
 log = structlog.get_logger()
@@ -98,10 +98,10 @@ class Finding:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
         return cls(
-            check=text(record, "check"),
-            bookies=tuple(map(BookieId, texts(record, "bookies"))),
-            detail=text(record, "detail"),
-            found_ms=time_ms(record, "found_ms"),
+            check=text_field(record, "check"),
+            bookies=tuple(map(BookieId, texts_field(record, "bookies"))),
+            detail=text_field(record, "detail"),
+            found_ms=time_field(record, "found_ms"),
         )
 
 
@@ -121,7 +121,7 @@ class Findings:
         self, ledger_id: int, check: str, bookies: Collection[BookieId], detail: str
     ) -> None:
         """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's
-        place, and adds its bookies to those: what was found first may not be mended yet.
+        znode, and adds its bookies to those: what was found first may not be mended yet.
 
         Raises UnavailableError.
         """
@@ -205,7 +205,7 @@ class Findings:
 
         It is empty, and proves nothing, so that it needs no guard."""
         if not self._has_directory:
-            await ensure(self._store, self._paths.findings)
+            await ensure_znode(self._store, self._paths.findings)
             self._has_directory = True
 
 
@@ -279,14 +279,14 @@ class Cause:
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Raises CorruptionError."""
         try:
-            why = Why(text(record, "cause"))
+            why = Why(text_field(record, "cause"))
         except ValueError as error:
             raise CorruptionError("a cause that this release does not know") from error
         has_ended = record.get("ended_ms") is not None
         return cls(
             why=why,
-            since_ms=time_ms(record, "since_ms"),
-            ended_ms=time_ms(record, "ended_ms") if has_ended else None,
+            since_ms=time_field(record, "since_ms"),
+            ended_ms=time_field(record, "ended_ms") if has_ended else None,
         )
 
 
@@ -317,11 +317,15 @@ def causes_to_bytes(causes: Mapping[BookieId, Cause]) -> bytes:
 async def read_causes(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, Cause]:
     """Those that can be read; the others are as good as unknown."""
     path = paths.causes
-    bookies = await read_aid(store, path, lambda record: part(record, "bookies")) or {}
+    bookies = (
+        await read_if_allowed(store, path, lambda record: object_field(record, "bookies")) or {}
+    )
     causes: dict[BookieId, Cause] = {}
     for name in bookies:
         try:
-            causes[BookieId(as_text(name, "bookie"))] = Cause.from_record(part(bookies, name))
+            causes[BookieId(as_text(name, "bookie"))] = Cause.from_record(
+                object_field(bookies, name)
+            )
         except CorruptionError:
             continue
     return causes
@@ -367,7 +371,7 @@ class MarkReasons:
         """For the marks of these ledgers."""
         return cls(
             causes=await read_causes(store, paths),
-            draining=(await OrderBook(store, paths).read()).draining,
+            draining=(await OrderStore(store, paths).read()).draining,
             findings=await read_findings(store, paths, ledger_ids),
         )
 

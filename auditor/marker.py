@@ -65,9 +65,8 @@ from ledgers.store import (
 from ledgers.tasks import task_scope
 from replication import znodes
 from replication.marks import marked_in_parts, marked_ledger_ids
-from replication.nodes import ensure
 from replication.transactions import BATCH_BYTES_MAX, BATCH_TRANSACTIONS_MAX, Batcher
-from replication.znodes import ClusterPaths, Mark, MarkPaths
+from replication.znodes import ClusterPaths, Mark, MarkPaths, ensure_znode
 
 log = structlog.get_logger()
 
@@ -246,7 +245,9 @@ class Marker:
         """Create the directory and those above it, unless they are there."""
         above = directory.rpartition("/")[0]
         if above == self._paths.marks:
-            await ensure(self._store, above)  # missing only if an operator deleted the whole queue
+            await ensure_znode(
+                self._store, above
+            )  # missing only if an operator deleted the whole queue
         else:
             await self._ensure(above)
         with suppress(NodeExistsError):

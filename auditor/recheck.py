@@ -47,7 +47,7 @@ from replication.recent_copies import (
 )
 from replication.transactions import Batcher
 from replication.work_queue import Queue
-from replication.znodes import ClusterPaths, names_in, read_record
+from replication.znodes import ClusterPaths, children_if_allowed, read_record
 
 log = structlog.get_logger()
 RECHECKED = Metric(
@@ -237,7 +237,7 @@ class CopyRecheck:
     async def adopt(self) -> None:
         """Take over what ended sessions left, if this session is the one to do so."""
         # The names first: a session that joins in between has no record among them.
-        names = await names_in(self._store, self._paths.recent_copies)
+        names = await children_if_allowed(self._store, self._paths.recent_copies)
         if not names or self._queue.session_id != min(await self._queue.workers()):
             return
         alive = await children_if_any(self._store, self._paths.nodes)

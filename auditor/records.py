@@ -27,13 +27,13 @@ from replication.znodes import (
     ACL_HINT,
     ClusterPaths,
     as_text,
-    part,
-    read_aid,
+    bool_field,
+    int_field,
+    ints_field,
+    object_field,
+    read_if_allowed,
     read_record,
-    switch,
-    time_ms,
-    whole,
-    wholes,
+    time_field,
 )
 
 log = structlog.get_logger()
@@ -144,24 +144,24 @@ class Records:
 
 async def read_identities(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, int]:
     """Return, by bookie, the czxid of the cookie that was handled; empty if nothing is stored."""
-    return await read_aid(store, paths.identities, _cookies) or {}
+    return await read_if_allowed(store, paths.identities, _cookies) or {}
 
 
 def _cookies(record: Mapping[str, Any]) -> dict[BookieId, int]:
-    cookies = part(record, "cookies")
-    return {BookieId(as_text(b, "bookie")): whole(cookies, b) for b in cookies}
+    cookies = object_field(record, "cookies")
+    return {BookieId(as_text(b, "bookie")): int_field(cookies, b) for b in cookies}
 
 
 async def read_absences(store: MetadataStore, paths: ClusterPaths) -> StoredAbsences:
     """Return the absences that the leader before recorded; none if nothing is stored."""
-    return await read_aid(store, paths.absences, _absences) or StoredAbsences()
+    return await read_if_allowed(store, paths.absences, _absences) or StoredAbsences()
 
 
 def _absences(record: Mapping[str, Any]) -> StoredAbsences:
-    away = part(record, "bookies")
+    away = object_field(record, "bookies")
     return StoredAbsences(
-        since_ms={BookieId(as_text(b, "bookie")): time_ms(away, b) for b in away},
-        seen_ms=time_ms(record, "seen_ms"),
+        since_ms={BookieId(as_text(b, "bookie")): time_field(away, b) for b in away},
+        seen_ms=time_field(record, "seen_ms"),
         excused_ms=_excused(record),
         **_naming(record),
     )
@@ -171,19 +171,19 @@ def _excused(record: Mapping[str, Any]) -> dict[BookieId, int]:
     """Return no bookie if an earlier release wrote the record."""
     if "excused" not in record:
         return {}
-    excused = part(record, "excused")
-    return {BookieId(as_text(b, "bookie")): time_ms(excused, b) for b in excused}
+    excused = object_field(record, "excused")
+    return {BookieId(as_text(b, "bookie")): time_field(excused, b) for b in excused}
 
 
 def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return nothing, or only a part, if an earlier release wrote the record."""
     if "naming" not in record:
         return {}
-    naming = part(record, "naming")
+    naming = object_field(record, "naming")
     return {
         "unavailable": _unavailable(record),
-        "naming": {BookieId(as_text(b, "bookie")): whole(naming, b) for b in naming},
-        "are_all_named": switch(record, "are_all_named"),
+        "naming": {BookieId(as_text(b, "bookie")): int_field(naming, b) for b in naming},
+        "are_all_named": bool_field(record, "are_all_named"),
     }
 
 
@@ -202,14 +202,14 @@ def _unavailable(record: Mapping[str, Any]) -> UnavailableLedgers | None:
     """Return only the count if an earlier release wrote the record."""
     if record.get("unavailable") is None:
         return None
-    count = whole(record, "unavailable")
+    count = int_field(record, "unavailable")
     if "copyless_first" not in record:
         return UnavailableLedgers(count=count)
-    enough_for = part(record, "copyless_enough_for")
+    enough_for = object_field(record, "copyless_enough_for")
     return UnavailableLedgers(
         count=count,
-        first=wholes(record, "copyless_first"),
-        enough_for={BookieId(as_text(b, "bookie")): whole(enough_for, b) for b in enough_for},
+        first=ints_field(record, "copyless_first"),
+        enough_for={BookieId(as_text(b, "bookie")): int_field(enough_for, b) for b in enough_for},
     )
 
 
@@ -221,11 +221,11 @@ async def last_audit(store: MetadataStore, paths: ClusterPaths) -> AuditRecord |
 
 def _audit(record: Mapping[str, Any]) -> AuditRecord:
     return AuditRecord(
-        finished_ms=time_ms(record, "finished_ms"),
-        ledger_count=whole(record, "ledger_count"),
-        mark_count=whole(record, "mark_count"),
-        unreadable_count=whole(record, "unreadable_count"),
-        unreadable=wholes(record, "unreadable"),
+        finished_ms=time_field(record, "finished_ms"),
+        ledger_count=int_field(record, "ledger_count"),
+        mark_count=int_field(record, "mark_count"),
+        unreadable_count=int_field(record, "unreadable_count"),
+        unreadable=ints_field(record, "unreadable"),
     )
 
 
@@ -236,21 +236,23 @@ async def last_drains(store: MetadataStore, paths: ClusterPaths) -> DrainRecord 
 
 
 def _drains(record: Mapping[str, Any]) -> DrainRecord:
-    bookies = part(record, "bookies")
+    bookies = object_field(record, "bookies")
     return DrainRecord(
-        scanned_ms=time_ms(record, "scanned_ms"),
-        unreadable_count=whole(record, "unreadable_count"),
-        bookies={BookieId(as_text(b, "bookie")): _progress(part(bookies, b)) for b in bookies},
+        scanned_ms=time_field(record, "scanned_ms"),
+        unreadable_count=int_field(record, "unreadable_count"),
+        bookies={
+            BookieId(as_text(b, "bookie")): _progress(object_field(bookies, b)) for b in bookies
+        },
     )
 
 
 def _progress(record: Mapping[str, Any]) -> DrainProgress:
     return DrainProgress(
-        since_ms=time_ms(record, "since_ms"),
-        ledgers_left=whole(record, "ledgers_left"),
-        ledgers_most=whole(record, "ledgers_most"),
-        is_drained=switch(record, "is_drained"),
-        is_in_doubt=switch(record, "is_in_doubt"),
-        unreadable_count=whole(record, "unreadable_count"),
-        unreadable=wholes(record, "unreadable"),
+        since_ms=time_field(record, "since_ms"),
+        ledgers_left=int_field(record, "ledgers_left"),
+        ledgers_most=int_field(record, "ledgers_most"),
+        is_drained=bool_field(record, "is_drained"),
+        is_in_doubt=bool_field(record, "is_in_doubt"),
+        unreadable_count=int_field(record, "unreadable_count"),
+        unreadable=ints_field(record, "unreadable"),
     )

@@ -28,7 +28,7 @@ from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.transactions import Batcher
 from replication.work_queue import Queue
-from replication.worker import TAKES, ReplicationWorker
+from replication.worker import LEASES, ReplicationWorker
 from replication.znodes import ClusterPaths
 
 SESSION_TIMEOUT_S = 60.0
@@ -66,7 +66,7 @@ class _Timed:
     async def repair(self, take: LedgerLease, sighting: object = None, *, slots: object) -> Outcome:
         self.count += 1
         await asyncio.sleep(self._repair_s)
-        return DONE if await self._queue.finish(take) else MARKED_AGAIN
+        return DONE if await self._queue.complete(take) else MARKED_AGAIN
 
 
 def run_nodes(task: NodesTask, parent: Connection) -> None:
@@ -94,7 +94,7 @@ async def _run_nodes(task: NodesTask, parent: Connection) -> None:
         await asyncio.gather(*running, return_exceptions=True)
         parent.send(
             NodesResult(
-                lost_races=int(TAKES.labels(outcome="lost")._value.get()),
+                lost_races=int(LEASES.labels(outcome="lost")._value.get()),
                 per_node=tuple(repair.count for repair in repairs),
             )
         )

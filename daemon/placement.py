@@ -361,9 +361,9 @@ def rule_of(settings: PlacementSettings) -> Rule:
 
 
 def weighting_of(settings: PlacementSettings) -> Weighting | None:
-    if not settings.weighted_by_room:
+    if not settings.weighted_by_free_disk:
         return None
-    return Weighting(multiple_max=settings.room_weight_max)
+    return Weighting(multiple_max=settings.disk_weight_max)
 
 
 def rack_source(

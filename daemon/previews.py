@@ -26,7 +26,7 @@ from replication.disk_space import DiskSpaceSource
 from replication.inspection import Inspector
 from replication.ledger_record import UnprovenEnd, unproven_among, unproven_ledger_ids
 from replication.marks import marked_ledger_ids, read_marks, read_urgent
-from replication.orders import DrainOrder, OrderBook
+from replication.orders import DrainOrder, OrderStore
 from replication.preview import Preview, Previewer
 from replication.targets import TargetSelector
 
@@ -117,7 +117,7 @@ async def preview_all(
         async def preview(ledger_id: int) -> Preview:
             finding = findings.get(ledger_id)
             return await previewer.preview(
-                ledger_id, distrusted=() if finding is None else finding.bookies
+                ledger_id, suspects=() if finding is None else finding.bookies
             )
 
         return await gather_in_parts(preview, ledger_ids, at_once=LEDGERS_AT_ONCE)
@@ -201,7 +201,7 @@ class Looking:
 async def open_looking(cluster: AdminSession) -> AsyncIterator[Looking]:
     """The eyes of a worker, at a command's pace."""
     ours, clock, rng = cluster.settings.replication, SystemClock(), random.Random()
-    views = ViewSource(cluster.registration, clock, OrderBook(cluster.store, cluster.paths))
+    views = ViewSource(cluster.registration, clock, OrderStore(cluster.store, cluster.paths))
     view = await views.refresh()
     async with open_bookies(
         views.resolve,
@@ -247,20 +247,20 @@ async def open_previewer(
             clock=looking.clock,
             rng=looking.rng,
         )
-        rooms = DiskSpaceSource(
+        disk_spaces = DiskSpaceSource(
             looking.bookies,
             looking.views,
-            floor_share=ours.replication.free_room_min,
+            floor_share=ours.replication.free_disk_share_min,
             clock=looking.clock,
             rng=looking.rng,
         )
-        await rooms.ask_due()
+        await disk_spaces.ask_due()
         target_selector = TargetSelector(
             placing.policy,
             clock=looking.clock,
             local=local,
             is_local_only=ours.replication.target == "local",
-            rooms=rooms,
+            disk_spaces=disk_spaces,
             rack=placing.racks.rack,
             allowed=placing.groups.allowed,
         )

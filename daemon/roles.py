@@ -102,15 +102,15 @@ async def open_worker(
         batcher = Batcher(session.store, [session.membership.guard])
         placing = await placing_of(session, settings.placement)
         quarantine = Quarantine(session.clock, session.views.life)
-        rooms = DiskSpaceSource(
+        disk_spaces = DiskSpaceSource(
             bookies,
             session.views,
-            floor_share=settings.replication.free_room_min,
+            floor_share=settings.replication.free_disk_share_min,
             clock=session.clock,
             rng=session.rng,
             quarantine=quarantine,
         )
-        await rooms.start()
+        await disk_spaces.start()
         parts = _Parts(
             settings=settings,
             session=session,
@@ -118,7 +118,7 @@ async def open_worker(
             queue=make_queue(session, batcher),
             bookies=bookies,
             placing=placing,
-            rooms=rooms,
+            disk_spaces=disk_spaces,
             quarantine=quarantine,
             on_written=on_written,
         )
@@ -140,7 +140,7 @@ async def open_worker(
                     _pause_while_suspended(session.store, bulk),
                     tell_of_returns(session.views, bookies, bulk),
                     placing.run(),
-                    rooms.run(),
+                    disk_spaces.run(),
                 )
             ]
             yield OpenWorker(session=session, batcher=batcher, worker=worker)
@@ -158,7 +158,7 @@ class _Parts:
     queue: Queue
     bookies: BookieClient
     placing: Placing
-    rooms: DiskSpaceSource
+    disk_spaces: DiskSpaceSource
     quarantine: Quarantine
     on_written: OnWritten
 
@@ -263,7 +263,7 @@ class _Parts:
             clock=self.session.clock,
             local=self.session.local,
             is_local_only=self.settings.replication.target == "local",
-            rooms=self.rooms,
+            disk_spaces=self.disk_spaces,
             rack=self.placing.racks.rack,
             quarantine=self.quarantine,
             allowed=self.placing.groups.allowed,

@@ -35,7 +35,7 @@ from replication.cluster import ViewSource
 from replication.journal import ClusterJournal, MetadataJournal
 from replication.marks import prepare_tree
 from replication.nodes import Membership, NodeInfo, Role, SharedClock
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.znodes import ClusterPaths
 
 
@@ -131,7 +131,7 @@ async def _join(
     manager = await LedgerManager.open(store, uri, journal=ClusterJournal(journal, cluster).record)
     paths = ClusterPaths.below(uri.root)
     await prepare_tree(store, paths)
-    views = ViewSource(Registration(store, uri.root), clock, OrderBook(store, paths))
+    views = ViewSource(Registration(store, uri.root), clock, OrderStore(store, paths))
     view = await views.refresh()
     local = local_bookie(settings.node.bookie_id, view)
     info = NodeInfo(

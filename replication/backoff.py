@@ -363,7 +363,7 @@ class WaitingList:
             node=self._node,
             since_ms=self._clock.wall_ms(),
         )
-        note = replace(before, bad_sources=before.bad_sources.union(leased.bad_sources, found_bad))
+        note = replace(before, suspects=before.suspects.union(leased.suspects, found_bad))
         is_likely_there = leased.note is not None or leased.has_old_note
         leased.note = note
         return await self._try_to_tell(self._notes.write(note, is_likely_there=is_likely_there))
@@ -491,7 +491,7 @@ class WaitingList:
             next_try_ms=0 if wait_s is None else now_ms + int(wait_s * 1000),
             grace_until_ms=grace_until_ms,
             fingerprint=leased.fingerprint,
-            bad_sources=outcome.bad_sources,
+            suspects=outcome.suspects,
         )
         return await self._try_to_tell(
             self._notes.write(leased.note, is_likely_there=before is not None)

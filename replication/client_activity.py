@@ -25,7 +25,7 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import Changing
-from replication.znodes import ClusterPaths, parse_record, texts, whole
+from replication.znodes import ClusterPaths, int_field, parse_record, texts_field
 
 log = structlog.get_logger()
 
@@ -68,9 +68,9 @@ class ClientActivity:
         if record.get("version") != VERSION:
             raise CorruptionError("the version of the record is unknown to this release")
         return cls(
-            active=frozenset(map(BookieId, texts(record, "active"))),
-            quiet=frozenset(map(BookieId, texts(record, "quiet"))),
-            copying_node_count=whole(record, "copying_nodes", least=1),
+            active=frozenset(map(BookieId, texts_field(record, "active"))),
+            quiet=frozenset(map(BookieId, texts_field(record, "quiet"))),
+            copying_node_count=int_field(record, "copying_nodes", least=1),
         )
 
 

@@ -26,7 +26,7 @@ from msgspec import Struct, structs
 from ledgers.model import BookieId, Fragment, LedgerMetadata, Segment, write_set
 from replication.cluster import ClusterView
 from replication.copy_checks import IndexFinding, Verdict
-from replication.copying import LACKING_MAX, CopyOutcome, ends_apart, kept_back_of
+from replication.copying import LACKING_MAX, CopyOutcome, split_ends, withheld_end
 from replication.entry_runs import NO_ENTRIES, EntryRuns
 from replication.inspection import Inspection, RecoveryRequired
 from replication.plan import Plan, Repair
@@ -230,7 +230,7 @@ class PlannedOutcome:
             entry_bytes=entry_count * self._inspection.entry_bytes,
             without_copy=without_copy,
             unknown=tuple(lacking.unknown),
-            kept_back=kept_back,
+            withheld=withheld,
         )
 
     def lacking(
@@ -288,8 +288,8 @@ def _kept_back(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
     if not without_copy or not repair.is_in_place:
         return ()
     lost = EntryRuns(without_copy)
-    inner, ends = ends_apart(repair.fragment, repair.index, repair.entry_ids)
-    return tuple(kept_back_of(ends, lost=lost)) if any(e in lost for e in inner) else ()
+    inner, ends = split_ends(repair.fragment, repair.index, repair.entry_ids)
+    return tuple(withheld_end(ends, lost=lost)) if any(e in lost for e in inner) else ()
 
 
 def simulated(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair:
@@ -539,7 +539,7 @@ def _withheld_count(repair: Repair, outcome: CopyOutcome) -> int:
     if not outcome.without_copy:
         return 0
     if repair.is_in_place:
-        return len(outcome.kept_back)
+        return len(outcome.withheld)
     return len(repair.entry_ids) - len(outcome.without_copy) - len(outcome.unknown)
 
 

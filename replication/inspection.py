@@ -123,7 +123,7 @@ async def _lacking(
         bookies=bookies,
         digest=digest,
         available=asked,
-        distrusted=asked,
+        suspects=asked,
         entry_bytes=ENTRY_BYTES_GUESS,
     )
     return tuple(finding for finding in findings if finding.verdict is Verdict.MISSING)
@@ -278,13 +278,13 @@ class Inspector:
         self._lists = EntryLists(bookies, clock) if entry_lists else None
 
     async def inspect(
-        self, ledger_id: int, view: ClusterView, *, distrusted: Collection[BookieId] = ()
+        self, ledger_id: int, view: ClusterView, *, suspects: Collection[BookieId] = ()
     ) -> Surveyed:
         """Read the metadata and inspect the ledger. ``distrusted``: bookies that are asked for
         every entry, besides reformatted ones."""
         match await self.find(ledger_id):
             case VersionedMetadata() as versioned:
-                return await self.inspect_metadata(versioned, view, distrusted=distrusted)
+                return await self.inspect_metadata(versioned, view, suspects=suspects)
             case found:
                 return found
 
@@ -302,7 +302,7 @@ class Inspector:
         versioned: VersionedMetadata,
         view: ClusterView,
         *,
-        distrusted: Collection[BookieId] = (),
+        suspects: Collection[BookieId] = (),
     ) -> OptimisticInspection | None:
         """Return what an inspection would find at best, without asking any bookie. None if the
         ledger is open or not small."""
@@ -318,7 +318,7 @@ class Inspector:
         asked = plan_reads(
             judged,
             available=view.checked,
-            distrusted=self._suspects(versioned, view, distrusted),
+            suspects=self._suspects(versioned, view, suspects),
             share=self._checked_share,
             rng=self._rng,
         )
@@ -333,7 +333,7 @@ class Inspector:
         versioned: VersionedMetadata,
         view: ClusterView,
         *,
-        distrusted: Collection[BookieId] = (),
+        suspects: Collection[BookieId] = (),
     ) -> Inspection | RecoveryRequired | Blocked:
         """Inspect metadata that was read already, or that may be written later."""
         if leaving := leaving_members(versioned.metadata, view):
@@ -346,7 +346,7 @@ class Inspector:
         except UnavailableError as error:
             return _without_end(versioned, view, error)
         judged = known_fragments(versioned.ledger_id, versioned.metadata, lac=lac)
-        inspection = await self._inspect(versioned, judged, digest, view, distrusted)
+        inspection = await self._inspect(versioned, judged, digest, view, suspects)
         if not versioned.metadata.is_closed:
             tail = await inspect_tail(
                 versioned, view, digest=digest, lac=lac, bookies=self._bookies, clock=self._clock
@@ -364,7 +364,7 @@ class Inspector:
         return inspection
 
     async def inspect_closed_part(
-        self, found: RecoveryRequired, *, distrusted: Collection[BookieId] = ()
+        self, found: RecoveryRequired, *, suspects: Collection[BookieId] = ()
     ) -> Inspection | None:
         """Inspect all fragments but the last, which need not wait for the last one. None if there
         is only one.
@@ -381,7 +381,7 @@ class Inspector:
             digest = ledger_digest(metadata, self._fallback_digest)
         except UnauthorizedError:
             return None
-        return await self._inspect(versioned, closed, digest, found.view, distrusted)
+        return await self._inspect(versioned, closed, digest, found.view, suspects)
 
     async def _lac(self, versioned: VersionedMetadata) -> int:
         """Return the last entry that is known to be acknowledged. Raises what ``find_end``
@@ -399,9 +399,9 @@ class Inspector:
         judged: Sequence[Fragment],
         digest: EntryDigest,
         view: ClusterView,
-        distrusted: Collection[BookieId],
+        suspects: Collection[BookieId],
     ) -> Inspection:
-        suspects = self._suspects(versioned, view, distrusted)
+        suspects = self._suspects(versioned, view, suspects)
         if self._lists is not None:
             suspects |= await self._lists.lacking(judged, view.checked - suspects)
         findings = await check(
@@ -409,7 +409,7 @@ class Inspector:
             bookies=self._bookies,
             digest=digest,
             available=view.checked,
-            distrusted=suspects,
+            suspects=suspects,
             entry_bytes=entry_bytes_guess(versioned.metadata, digest),
             share=self._checked_share,
             rng=self._rng,
@@ -420,7 +420,7 @@ class Inspector:
 
     @staticmethod
     def _suspects(
-        versioned: VersionedMetadata, view: ClusterView, distrusted: Collection[BookieId]
+        versioned: VersionedMetadata, view: ClusterView, suspects: Collection[BookieId]
     ) -> frozenset[BookieId]:
         """Return the bookies that must be asked for every entry. A bookie with a cookie newer than
         the ledger may have been empty."""

@@ -50,15 +50,16 @@ from replication.transactions import Batcher
 from replication.znodes import (
     ACL_HINT,
     ClusterPaths,
+    children_if_allowed,
+    ensure_znode,
+    int_field,
     ledger_id_of_name,
-    names_in,
+    object_field,
     parse_record,
-    part,
     read_record,
-    text,
-    texts,
-    time_ms,
-    whole,
+    text_field,
+    texts_field,
+    time_field,
 )
 
 READ_MAX = 1_000
@@ -168,7 +169,7 @@ class UnprovenEnds:
 
 
 async def _recorded(store: MetadataStore, paths: ClusterPaths) -> list[int]:
-    names = await names_in(store, paths.unproven_ends)
+    names = await children_if_allowed(store, paths.unproven_ends)
     return sorted(i for i in map(ledger_id_of_name, names) if i is not None)
 
 
@@ -208,11 +209,11 @@ class GivenUpEntries:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
         return cls(
-            first_entry_id=whole(record, "first_entry_id"),
-            last_entry_id=whole(record, "last_entry_id"),
-            replies=text(record, "replies"),
-            by=text(record, "by"),
-            at_ms=time_ms(record, "at_ms"),
+            first_entry_id=int_field(record, "first_entry_id"),
+            last_entry_id=int_field(record, "last_entry_id"),
+            replies=text_field(record, "replies"),
+            by=text_field(record, "by"),
+            at_ms=time_field(record, "at_ms"),
         )
 
 
@@ -234,7 +235,7 @@ async def record_given_up(
     """Write the record, in place of one of an earlier attempt. Raises LockLostError,
     UnavailableError, RejectedError."""
     path = paths.given_up(ledger_id)
-    await ensure(store, path.rpartition("/")[0])
+    await ensure_znode(store, path.rpartition("/")[0])
     is_there = await store.exists(path) is not None
     write = (
         SetData(path=path, data=entries.to_json(), version=ANY_VERSION)
@@ -307,9 +308,9 @@ class ClusterFingerprint:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
         return cls(
-            newest_czxid=whole(record, "newest_czxid"),
-            bookies=text(record, "bookies"),
-            orders=text(record, "orders"),
+            newest_czxid=int_field(record, "newest_czxid"),
+            bookies=text_field(record, "bookies"),
+            orders=text_field(record, "orders"),
         )
 
 
@@ -452,7 +453,7 @@ class WaitingNote:
             fingerprint=ClusterFingerprint.from_record(part(record, "cluster"))
             if has_fingerprint
             else None,
-            bad_sources=frozenset(map(BookieId, texts(record, "bad_sources"))),
+            suspects=frozenset(map(BookieId, texts_field(record, "suspects"))),
         )
 
 
@@ -519,7 +520,7 @@ class WaitingNotes:
                 if not isinstance(failure.cause, ConflictError | NoNodeError | NodeExistsError):
                     raise failure.cause from failure
                 if isinstance(operation, Create) and isinstance(failure.cause, NoNodeError):
-                    await ensure(self._store, self._paths.waiting)  # somebody deleted it
+                    await ensure_znode(self._store, self._paths.waiting)  # somebody deleted it
 
     async def _letting_go(
         self, path: str, ledger_id: int, beside: WaitingNote | None
@@ -535,8 +536,8 @@ class WaitingNotes:
             pass
         else:
             if left is not None:
-                left = replace(left, bad_sources=left.bad_sources | note.bad_sources)
-            elif note.bad_sources:
+                left = replace(left, suspects=left.suspects | note.suspects)
+            elif note.suspects:
                 left = note.let_go()
         if left is None:
             return Delete(path=path, version=version)

@@ -43,13 +43,13 @@ from ledgers.errors import (
 from ledgers.store import Check, Create, Delete, Event, MetadataStore, SetData, children_if_any
 from ledgers.tasks import gather_in_parts
 from replication import znodes
-from replication.nodes import ensure
 from replication.znodes import (
     ClusterPaths,
     Mark,
     MarkPaths,
+    ensure_znode,
+    ints_field,
     read_record,
-    wholes,
 )
 
 log = structlog.get_logger()
@@ -61,7 +61,7 @@ LEDGERS_ENOUGH = 20_000
 """Once so many are listed a look is content."""
 
 
-class SeenMark(Struct, frozen=True, kw_only=True):
+class VersionedMark(Struct, frozen=True, kw_only=True):
     """A mark as it was read. ``version``, ``czxid`` and ``mzxid`` are those of its znode: adding a
     bookie to it changes the first and the last."""
 
@@ -104,7 +104,7 @@ class MarkTree:
         self._shut_directories: set[str] = set()
         """Likewise, of directories that nobody of ours may list."""
 
-    async def look(self, rng: random.Random) -> frozenset[int]:
+    async def list_ledgers(self, rng: random.Random) -> frozenset[int]:
         """Ledgers that have a directory here, and so most likely a mark; a part of them in a large
         tree."""
         self._leftovers.clear()
@@ -136,7 +136,7 @@ class MarkTree:
         """Whether a mark of the ledger may stand here, for all that the last look told."""
         return not self._is_listed_whole or ledger_id in self._listed
 
-    async def read(self, ledger_id: int) -> SeenMark | None:
+    async def read(self, ledger_id: int) -> VersionedMark | None:
         """None also for a mark that ACLs shut away: it stays, as nobody may delete what they cannot
         read (rule S6)."""
         path = self._paths.mark(ledger_id)
@@ -156,7 +156,7 @@ class MarkTree:
             mark = znodes.parse_mark(data)
         except CorruptionError:  # the ledger is checked from its metadata: this is but a hint
             mark = Mark()
-        return SeenMark(
+        return VersionedMark(
             path=path, mark=mark, version=stat.version, czxid=stat.czxid, mzxid=stat.mzxid
         )
 
@@ -166,7 +166,7 @@ class MarkTree:
         except UnauthorizedError:  # as ZooKeeper 3.9.5 says of what is there
             return True
 
-    def owns(self, seen: SeenMark) -> bool:
+    def owns(self, seen: VersionedMark) -> bool:
         return seen.path.startswith(f"{self._root}/")
 
     def watch(self) -> AsyncGenerator[Event, None]:
@@ -244,7 +244,7 @@ async def private_mark_operations(
     mark = Create(path=path, data=znodes.mark_to_bytes(Mark(ctime_ms=clock.wall_ms())))
     if await store.exists(directory) is not None:  # a crash left it behind
         return [mark]
-    await ensure(store, directory.rpartition("/")[0])
+    await ensure_znode(store, directory.rpartition("/")[0])
     return [Create(path=directory), mark]
 
 
@@ -382,7 +382,7 @@ async def prepare_tree(store: MetadataStore, paths: ClusterPaths) -> None:
         paths.orders,
         paths.private.marks,
     ):
-        await ensure(store, path)
+        await ensure_znode(store, path)
 
 
 async def _agree_on_layout(store: MetadataStore, paths: ClusterPaths) -> None:
@@ -400,7 +400,9 @@ URGENT_MAX = 1_000
 async def read_urgent(store: MetadataStore, paths: ClusterPaths) -> tuple[int, ...]:
     """Most endangered first; empty also when a later release wrote what we cannot read."""
     try:
-        ledger_ids = await read_record(store, paths.urgent, lambda note: wholes(note, "ledger_ids"))
+        ledger_ids = await read_record(
+            store, paths.urgent, lambda note: ints_field(note, "ledger_ids")
+        )
     except UnauthorizedError:  # it is a hint
         return ()
     return (ledger_ids or ())[:URGENT_MAX]

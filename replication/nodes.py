@@ -14,7 +14,6 @@ differ, the leading server's counts.
 """
 
 import asyncio
-import contextlib
 import enum
 import json
 import uuid
@@ -27,7 +26,6 @@ import structlog
 from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
-    NodeExistsError,
     NoNodeError,
     SessionLostError,
     UnauthorizedError,
@@ -37,10 +35,10 @@ from ledgers.store import ANY_VERSION, Check, MetadataStore, children_if_any
 from replication.transactions import Guard
 from replication.znodes import (
     ClusterPaths,
+    int_field,
     parse_record,
-    text,
-    time_ms,
-    whole,
+    text_field,
+    time_field,
 )
 
 log = structlog.get_logger()
@@ -156,11 +154,11 @@ class NodeInfo:
         """Raises CorruptionError on what no release of ours has written, or this one does not
         know."""
         return cls(
-            role=_role(text(record, "role")),
-            host=text(record, "host"),
-            pid=whole(record, "pid"),
-            bookie_id=None if record.get("bookie_id") is None else text(record, "bookie_id"),
-            started_ms=time_ms(record, "started_ms"),
+            role=_role(text_field(record, "role")),
+            host=text_field(record, "host"),
+            pid=int_field(record, "pid"),
+            bookie_id=None if record.get("bookie_id") is None else text_field(record, "bookie_id"),
+            started_ms=time_field(record, "started_ms"),
         )
 
 
@@ -214,7 +212,7 @@ class Membership:
         """Part of every write under a lock or as leader."""
         return Guard(check=Check(path=self.path), error=SessionLostError)
 
-    async def everybody(self) -> list[LiveNode]:
+    async def live_nodes(self) -> list[LiveNode]:
         """Every live session of ours that can be read, this one included.
 
         Raises SessionLostError when this session's own znode is gone. Somebody deleted it, and
@@ -230,11 +228,11 @@ class Membership:
     async def reader_count(self) -> int:
         """Likewise, of those that read from bookies."""
         executors = await children_if_any(self._store, self._paths.fsck_executors)
-        return reader_count(await self.everybody(), executor_count=len(executors))
+        return reader_count(await self.live_nodes(), executor_count=len(executors))
 
     async def worker_count(self) -> int:
         """Likewise, of workers; at least 1."""
-        return max(1, sum(node.info.role is Role.WORKER for node in await self.everybody()))
+        return max(1, sum(node.info.role is Role.WORKER for node in await self.live_nodes()))
 
 
 def reader_count(nodes: Iterable[LiveNode], *, executor_count: int) -> int:
@@ -268,9 +266,3 @@ async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:
     except (NoNodeError, CorruptionError, UnauthorizedError):
         return None
     return LiveNode(info=info, session_id=stat.ephemeral_owner)
-
-
-async def ensure(store: MetadataStore, path: str) -> None:
-    """Create a persistent znode, and its parents, unless it is there."""
-    with contextlib.suppress(NodeExistsError):
-        await store.create(path, with_parents=True)

@@ -207,9 +207,7 @@ def must_finish_recovery(inspection: Inspection, distrusted: Collection[BookieId
     if inspection.metadata.state is not LedgerState.IN_RECOVERY:
         return False
     view, members = inspection.view, frozenset(inspection.metadata.last_segment.ensemble)
-    believed = members.difference(
-        view.initialised_after(inspection.versioned.stat.czxid), distrusted
-    )
+    believed = members.difference(view.initialised_after(inspection.versioned.stat.czxid), suspects)
     return (
         members <= view.checked  # a draining bookie is fenced only if its order says so (rule S16)
         and all(finding.verdict is Verdict.GOOD for finding in inspection.findings)
@@ -303,7 +301,7 @@ class OpenLedgers:
         versioned: VersionedMetadata,
         view: ClusterView,
         *,
-        distrusted: Collection[BookieId] = (),
+        suspects: Collection[BookieId] = (),
         accepts_loss: bool = False,
         guards: Sequence[Operation],
         before_close: BeforeClose,
@@ -332,7 +330,7 @@ class OpenLedgers:
             clock=self._clock,
             fallback=self._fallback_digest,
             young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
-            distrusted=distrusted,
+            distrusted=suspects,
             registered=view.answering,
             gives_up_damaged=accepts_loss,
             confirm=confirm,
@@ -387,7 +385,7 @@ class OpenLedgers:
             bookies=self._bookies,
             digest=digest,
             available=view.answering,
-            distrusted=view.answering,
+            suspects=view.answering,
             entry_bytes=ENTRY_BYTES_GUESS,
         )
 

@@ -32,7 +32,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     sighting: WriterSighting | None = None
     entry_count: int = 0
     entry_bytes: int = 0
-    bad_sources: frozenset[BookieId] = frozenset()
+    suspects: frozenset[BookieId] = frozenset()
 
     @property
     def reason(self) -> Reason | None:

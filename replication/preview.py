@@ -66,7 +66,7 @@ class Previewer:
         ``distrusted``: bookies that are asked for every entry, because a check or fsck found bad
         copies there. Raises UnavailableError if ZooKeeper does not answer.
         """
-        match await self._inspector.inspect(ledger_id, self._view, distrusted=distrusted):
+        match await self._inspector.inspect(ledger_id, self._view, suspects=suspects):
             case None:
                 return Preview(ledger_id=ledger_id, plan=Plan(), is_gone=True)
             case Blocked() as blocked:

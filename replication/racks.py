@@ -35,7 +35,7 @@ from ledgers.store import MetadataStore
 from ledgers.tasks import Changing
 from replication.cluster import ClusterView, ViewSource
 from replication.transactions import Batcher
-from replication.znodes import ClusterPaths, as_text, part, read_record
+from replication.znodes import ClusterPaths, as_text, object_field, read_record
 
 log = structlog.get_logger()
 
@@ -215,7 +215,9 @@ async def remembered_racks(store: MetadataStore, paths: ClusterPaths) -> dict[Bo
 
 
 def _racks(record: Mapping[str, Any]) -> dict[BookieId, str]:
-    told = {b: clean_rack(as_text(rack, "rack")) for b, rack in part(record, "racks").items()}
+    told = {
+        b: clean_rack(as_text(rack, "rack")) for b, rack in object_field(record, "racks").items()
+    }
     return {BookieId(bookie): rack for bookie, rack in told.items() if rack is not None}
 
 

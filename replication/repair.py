@@ -39,7 +39,7 @@ from ledgers.quorum import RecoveredEnd
 from ledgers.store import Check, OperationResult, SetData, Stat
 from replication.cluster import ClusterView, ViewSource
 from replication.commit import CopyResults
-from replication.copier import BadSources, Copier, Memory
+from replication.copier import Copier, RememberedSuspects, RepairProgress
 from replication.copy_checks import NOTHING_ASKED, ReadPlan
 from replication.inspection import Inspection, Inspector, RecoveryRequired
 from replication.locks import LedgerLease
@@ -101,12 +101,12 @@ class Repairer:
         sighting: WriterSighting | None = None,
         *,
         slots: Slots | None = None,
-        bad_sources: Collection[BookieId] = (),
+        suspects: Collection[BookieId] = (),
     ) -> Outcome:
         """Repair the ledger until it is done or blocked.
 
         ``sighting``: from an earlier outcome, after its grace is over. ``slots``: the caller holds
-        one slot, which is lent to other ledgers while a bookie is slow. ``bad_sources``: bookies
+        one slot, which is lent to other ledgers while a bookie is slow. ``suspects``: bookies
         with bad copies, as an earlier outcome of any node reported them. Raises SessionLostError
         and LockLostError (the lock is gone), and UnavailableError if ZooKeeper does not answer.
         """
@@ -121,14 +121,14 @@ class Repairer:
             attempt = RepairAttempt(self, lease, sighting, memory, slots or Slots(1))
             outcome = await attempt.run()
         finally:
-            memory.copies.end()
+            progress.copies.end()
             if outcome is None or outcome.kind is not OutcomeKind.DONE:
-                self._bad_sources.remember(lease.ledger_id, memory.bad_sources)
-        return replace(outcome, bad_sources=frozenset(memory.bad_sources))
+                self._remembered.remember(lease.ledger_id, progress.suspects)
+        return replace(outcome, suspects=frozenset(progress.suspects))
 
-    def found_bad(self, ledger_id: int) -> frozenset[BookieId]:
+    def suspects(self, ledger_id: int) -> frozenset[BookieId]:
         """Return the bookies whose copies the last attempt found bad, if the ledger is not done."""
-        return self._bad_sources.of(ledger_id)
+        return self._remembered.of(ledger_id)
 
     async def _distrusted(self, lease: LedgerLease) -> frozenset[BookieId]:
         """Return the bookies of the mark whose copies must all be read. Absent bookies are not among
@@ -272,8 +272,8 @@ class RepairAttempt:
             outcomes=outcomes,
             # A target that registered again may have lost what it acknowledged (rule S3).
             is_unchanged=lambda bookie: self._is_unchanged([bookie], inspection.view),
-            has_bad_sources=bool(bad_sources),
-            may_split=memory.may_split,
+            has_bad_sources=bool(suspects),
+            may_split=progress.may_split,
         )
 
     async def _copy_optimistically(

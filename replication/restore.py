@@ -217,7 +217,7 @@ class Restorer:
             ),
             node=holder,
             since_ms=self._clock.wall_ms(),
-            bad_sources=found.named_again,
+            suspects=found.named_again,
         )
 
     async def _copy_doubts(self, found: Restoring) -> list[CopyDoubt | Blocked]:
@@ -229,10 +229,10 @@ class Restorer:
             data=found.record.before,
         )
         asked = found.named_again
-        surveyed = await self._inspector.inspect_metadata(versioned, self._view, distrusted=asked)
+        surveyed = await self._inspector.inspect_metadata(versioned, self._view, suspects=asked)
         if not isinstance(surveyed, RecoveryRequired):
             return copy_doubts(surveyed)
-        closed_part = await self._inspector.inspect_closed_part(surveyed, distrusted=asked)
+        closed_part = await self._inspector.inspect_closed_part(surveyed, suspects=asked)
         return copy_doubts(surveyed, closed_part)
 
     async def _write_and_mark(

@@ -137,7 +137,7 @@ class TargetSelector:
         clock: Clock,
         local: BookieId | None = None,
         is_local_only: bool = False,
-        rooms: DiskSpaces | None = None,
+        disk_spaces: DiskSpaces | None = None,
         rack: Callable[[BookieId], str] = lambda bookie: DEFAULT_RACK,
         quarantine: Quarantine | None = None,
         allowed: Allowed = anywhere,
@@ -149,7 +149,7 @@ class TargetSelector:
         self._clock = clock
         self._local = local
         self._is_local_only = is_local_only
-        self._rooms = rooms or UnlimitedDiskSpaces()
+        self._disk_spaces = disk_spaces or UnlimitedDiskSpaces()
         self._rack = rack
         self._quarantine = quarantine or Quarantine(clock, life=lambda bookie: 0)
         self._load_bytes: dict[BookieId, int] = {}
@@ -289,7 +289,7 @@ class TargetSelector:
             bookie=bookie,
             rack=self._rack(bookie),
             load_bytes=self._load_bytes.get(bookie, 0),
-            free_bytes=self._rooms.free_bytes(bookie),
+            free_bytes=self._disk_spaces.free_bytes(bookie),
         )
 
 

@@ -2,7 +2,7 @@
 locks for both.
 
 A worker locks a marked ledger (``lease``). It then deletes the marks, each at the version read
-before locking (``finish``, rule S6), or unlocks the ledger (``give_back``). One multi creates a
+before locking (``complete``, rule S6), or unlocks the ledger (``release``). One multi creates a
 lock at a version above 0, and it is only deleted at that version; Java's locks have version 0
 (``locks``).
 
@@ -52,11 +52,11 @@ from ledgers.store import (
 from ledgers.tasks import until_answered
 from replication import znodes
 from replication.locks import LedgerLease, LedgerLock, QueuedLedger
-from replication.marks import MarkTree, SeenMark, locked_ledger_ids, read_urgent
-from replication.nodes import LiveNode, Role, ensure, live_nodes
+from replication.marks import MarkTree, VersionedMark, locked_ledger_ids, read_urgent
+from replication.nodes import LiveNode, Role, live_nodes
 from replication.orders import DisableSwitch, IgnoredDisableSwitch
 from replication.transactions import Batcher, WithdrawnError
-from replication.znodes import ACL_HINT, ClusterPaths, read_found_bad
+from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode, read_found_bad
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -66,7 +66,7 @@ OnApplied = Callable[[Sequence[OperationResult]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class QueueListing:
     """The ledger ids found by one look at the queue. Marks are read later (``Queue.read``)."""
 
     free: frozenset[int]
@@ -80,7 +80,7 @@ class Look:
     """All ledgers that are probably marked, locked or not. None if the queue is too long to be
     listed."""
     is_queue_empty: bool = False
-    """True if no ledger is marked. The watches of ``Queue.first_marks`` report the next mark."""
+    """True if no ledger is marked. The watches of ``Queue.watch_first_marks`` report the next mark."""
 
 
 class Queue:
@@ -108,12 +108,14 @@ class Queue:
         self._known_nodes: dict[str, LiveNode | None] = {}
         self.switch = DisableSwitch(store, paths, clock)
 
-    async def look(self, rng: random.Random) -> Look:
+    async def list_ledgers(self, rng: random.Random) -> QueueListing:
         """List a bounded part of both trees and, unless they are empty, the locks."""
-        shared, own = await asyncio.gather(self._shared.look(rng), self._own.look(rng))
+        shared, own = await asyncio.gather(
+            self._shared.list_ledgers(rng), self._own.list_ledgers(rng)
+        )
         if self._shared.is_empty and self._own.is_empty:
             nothing: frozenset[int] = frozenset()
-            return Look(
+            return QueueListing(
                 free=nothing, losses=nothing, urgent=(), marked=nothing, is_queue_empty=True
             )
         locked, urgent = await asyncio.gather(
@@ -121,7 +123,7 @@ class Queue:
         )
         marked = shared | own
         are_all = self._shared.is_listed_whole and self._own.is_listed_whole
-        return Look(
+        return QueueListing(
             free=marked - locked,
             losses=shared - locked,
             urgent=tuple(i for i in urgent if i not in locked),
@@ -151,7 +153,7 @@ class Queue:
             *lock.make(self._lock_data),
         ]
         try:
-            await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_take)
+            await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_lease)
         except WithdrawnError:
             return None
         except MultiFailed as failure:
@@ -172,7 +174,7 @@ class Queue:
         stuck lock."""
         path = self._paths.locks
         log.warning("locks.directory_missing", path=path, next_step="it is created again")
-        await ensure(self._store, path)
+        await ensure_znode(self._store, path)
 
     async def found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
         """Return the bookies named by the marks whose copies a check or fsck found bad; all of them
@@ -195,7 +197,7 @@ class Queue:
             return found  # a newer mark may come with more findings
         return lease.queued.replicas & found
 
-    async def _are_as_read(self, marks: Sequence[SeenMark]) -> bool:
+    async def _are_as_read(self, marks: Sequence[VersionedMark]) -> bool:
         """Return True if the marks are the same znodes. A deleted and recreated mark has the same
         version but another czxid."""
         stats = await asyncio.gather(*(self._store.exists(seen.path) for seen in marks))
@@ -204,7 +206,7 @@ class Queue:
             for seen, stat in zip(marks, stats, strict=True)
         )
 
-    async def finish(
+    async def complete(
         self,
         lease: LedgerLease,
         extra: Sequence[Operation] = (),
@@ -236,11 +238,11 @@ class Queue:
                 failure.cause, NoNodeError | ConflictError
             ):
                 raise LockLostError("our lock is gone", path=lease.lock.path) from failure
-            return await self._finish_in_steps(lease, extra, on_applied)
+            return await self._complete_in_steps(lease, extra, on_applied)
         on_applied(results[: len(extra)])
         return True
 
-    async def _finish_in_steps(
+    async def _complete_in_steps(
         self, lease: LedgerLease, extra: Sequence[Operation], on_applied: OnApplied
     ) -> bool:
         """Apply the parts one by one, after a mark changed or its directory could not be
@@ -251,10 +253,12 @@ class Queue:
         unmarked = [await self._unmark(lease, seen, checks) for seen in lease.queued.marks]
         if not all(unmarked):
             return False
-        await self.give_back(lease)
+        await self.release(lease)
         return True
 
-    async def _unmark(self, lease: LedgerLease, seen: SeenMark, checks: Sequence[Check]) -> bool:
+    async def _unmark(
+        self, lease: LedgerLease, seen: VersionedMark, checks: Sequence[Check]
+    ) -> bool:
         """Delete one mark. Returns False if it was written meanwhile, and so stays."""
         try:
             await self._batcher.commit([lease.guard, *checks, seen.delete])
@@ -289,7 +293,7 @@ class Queue:
         for seen in lease.queued.marks:
             await self._answered(partial(self._renew, lease, seen), UnknownOutcomeError)
 
-    async def _renew(self, lease: LedgerLease, seen: SeenMark) -> None:
+    async def _renew(self, lease: LedgerLease, seen: VersionedMark) -> None:
         with suppress(NoNodeError, ConflictError):  # its version is another already
             data, _ = await self._store.get(seen.path)
             await self.write(lease, [SetData(path=seen.path, data=data, version=seen.version)])
@@ -313,7 +317,7 @@ class Queue:
         """Return the checks for writes about the ledger: session and lock (rule S3)."""
         return [*(guard.check for guard in self._batcher.guards), lease.guard]
 
-    async def give_back(self, lease: LedgerLease) -> None:
+    async def release(self, lease: LedgerLease) -> None:
         """Delete the lock if it still belongs to this session. The marks stay.
 
         Another node may hold a lock with the same version, so the owner is compared as well, and
@@ -337,8 +341,8 @@ class Queue:
         """Return True if the ledger is marked in one of the trees."""
         return await self._shared.holds(ledger_id) or await self._own.holds(ledger_id)
 
-    async def is_finished(self, lease: LedgerLease) -> bool:
-        """Return True if ``finish`` was applied although its reply was lost.
+    async def is_completed(self, lease: LedgerLease) -> bool:
+        """Return True if ``complete`` was applied although its reply was lost.
 
         Raises LockLostError if the ledger is marked and the lock is lost.
         """
@@ -349,7 +353,7 @@ class Queue:
             raise LockLostError("our lock is gone", path=lease.lock.path)
         return True
 
-    def first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
+    def watch_first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
         """Return watches for the first mark in an empty tree, and for reconnections.
 
         A watch on every mark would wake all nodes at once. Further marks are found by polling.
@@ -425,10 +429,10 @@ class GivenLedgers(Queue):
         """Those that had a mark whenever they were looked at; before we began all of them had
         one."""
 
-    async def look(self, rng: random.Random) -> Look:
+    async def list_ledgers(self, rng: random.Random) -> QueueListing:
         """Without a list of marks, of which a look at a long queue tells but a part."""
         free = frozenset(self._left - await locked_ledger_ids(self._store, self._paths))
-        return Look(free=free, losses=free, urgent=())
+        return QueueListing(free=free, losses=free, urgent=())
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
         wanted = list(ledger_ids)

@@ -28,6 +28,7 @@ import enum
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
@@ -43,7 +44,13 @@ from ledgers.codec.bookkeeper_metadata_pb2 import (
     UnderreplicatedLedgerFormat,
 )
 from ledgers.codec.protobuf import format_text, parse_binary, parse_text
-from ledgers.errors import CorruptionError, NoNodeError, SettingsError, UnauthorizedError
+from ledgers.errors import (
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    SettingsError,
+    UnauthorizedError,
+)
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore, children_if_any
 
@@ -355,7 +362,7 @@ T = TypeVar("T")
 ACL_HINT = "have ZooKeeper's ACL of it allow this node all, or delete it: it is made anew"
 RECORD_BYTES_MAX = 1 << 20
 """ZooKeeper's own bound, unless it was raised there."""
-WHOLE_MAX = 2**63 - 1
+INT_MAX = 2**63 - 1
 TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: the last that a calendar can show."""
 
@@ -373,7 +380,7 @@ async def read_record(
         return None
 
 
-async def read_aid(
+async def read_if_allowed(
     store: MetadataStore, path: str, parse: Callable[[dict[str, Any]], T]
 ) -> T | None:
     """As ``read_record``, of what a leader can do without: it is as good as not there, too, where
@@ -385,7 +392,7 @@ async def read_aid(
         return None
 
 
-async def names_in(store: MetadataStore, path: str) -> list[str]:
+async def children_if_allowed(store: MetadataStore, path: str) -> list[str]:
     """Of the znodes below one of ours whose records can be done without: none where ACLs shut it
     away, too."""
     try:
@@ -395,13 +402,19 @@ async def names_in(store: MetadataStore, path: str) -> list[str]:
         return []
 
 
+async def ensure_znode(store: MetadataStore, path: str) -> None:
+    """Create a persistent znode and its parents, unless it exists."""
+    with suppress(NodeExistsError):
+        await store.create(path, with_parents=True)
+
+
 async def read_found_bad(
     store: MetadataStore, paths: ClusterPaths, ledger_id: int
 ) -> frozenset[BookieId]:
     """Bookies of which a check or fsck found bad copies of the ledger, one day: they count while it
     is marked for them."""
     path = paths.finding(ledger_id)
-    named = await read_record(store, path, lambda finding: texts(finding, "bookies"))
+    named = await read_record(store, path, lambda finding: texts_field(finding, "bookies"))
     return frozenset(map(BookieId, named or ()))
 
 
@@ -409,7 +422,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
     """The only parser of what is ours: a JSON object in UTF-8, without NaN or an infinity.
 
     Raises CorruptionError, whatever somebody's hand put there. The values are of any type:
-    ``whole``, ``text`` and ``switch`` take them out.
+    ``int_field``, ``text_field`` and the like read them.
     """
     if len(data) > RECORD_BYTES_MAX:
         raise CorruptionError("a record larger than any of ours", byte_count=len(data))
@@ -422,37 +435,37 @@ def parse_record(data: bytes) -> dict[str, Any]:
     return record
 
 
-def whole(record: Mapping[str, Any], key: str, *, least: int = 0, most: int = WHOLE_MAX) -> int:
+def int_field(record: Mapping[str, Any], key: str, *, least: int = 0, most: int = INT_MAX) -> int:
     """A whole number within the ends, both included. Raises CorruptionError."""
-    return as_whole(record.get(key), key, least=least, most=most)
+    return as_int(record.get(key), key, least=least, most=most)
 
 
-def as_whole(value: object, what: str, *, least: int = 0, most: int = WHOLE_MAX) -> int:
+def as_int(value: object, what: str, *, least: int = 0, most: int = INT_MAX) -> int:
     """Likewise, of a value that stands in no record of its own."""
     if type(value) is not int or not least <= value <= most:  # a bool is an int to isinstance
         raise CorruptionError(f"a record whose {what} is no number from {least} to {most}")
     return value
 
 
-def wholes(record: Mapping[str, Any], key: str) -> tuple[int, ...]:
+def ints_field(record: Mapping[str, Any], key: str) -> tuple[int, ...]:
     """An array of them. Raises CorruptionError."""
     values = record.get(key)
     if not isinstance(values, list):
         raise CorruptionError(f"a record whose {key} is no array")
-    return tuple(as_whole(value, f"item of {key}") for value in values)
+    return tuple(as_int(value, f"item of {key}") for value in values)
 
 
-def time_ms(record: Mapping[str, Any], key: str) -> int:
+def time_field(record: Mapping[str, Any], key: str) -> int:
     """Wall-clock milliseconds. Raises CorruptionError."""
-    return whole(record, key, most=TIME_MS_MAX)
+    return int_field(record, key, most=TIME_MS_MAX)
 
 
-def text(record: Mapping[str, Any], key: str) -> str:
+def text_field(record: Mapping[str, Any], key: str) -> str:
     """Raises CorruptionError."""
     return as_text(record.get(key), key)
 
 
-def texts(record: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def texts_field(record: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """An array of them. Raises CorruptionError."""
     values = record.get(key)
     if not isinstance(values, list):
@@ -467,7 +480,7 @@ def as_text(value: object, what: str) -> str:
     return value
 
 
-def switch(record: Mapping[str, Any], key: str) -> bool:
+def bool_field(record: Mapping[str, Any], key: str) -> bool:
     """Raises CorruptionError."""
     value = record.get(key)
     if not isinstance(value, bool):
@@ -475,7 +488,7 @@ def switch(record: Mapping[str, Any], key: str) -> bool:
     return value
 
 
-def part(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+def object_field(record: Mapping[str, Any], key: str) -> dict[str, Any]:
     """An object within it. Raises CorruptionError."""
     value = record.get(key)
     if not isinstance(value, dict):
@@ -488,7 +501,7 @@ def ledger_id_of_name(name: str) -> int | None:
     if not _LEDGER_ID.fullmatch(name):
         return None
     ledger_id = int(name)
-    return ledger_id if ledger_id <= WHOLE_MAX else None
+    return ledger_id if ledger_id <= INT_MAX else None
 
 
 _LEDGER_ID = re.compile(r"0|[1-9][0-9]{0,18}")

@@ -30,7 +30,7 @@ from ledgers.reading import NO_ENTRY, highest_entry_id
 from ledgers.store import MetadataStore
 from replication.cluster import ViewSource
 from replication.transactions import Batcher
-from replication.znodes import TIME_MS_MAX, WHOLE_MAX, ClusterPaths, as_whole, read_record
+from replication.znodes import INT_MAX, TIME_MS_MAX, ClusterPaths, as_int, read_record
 
 SIGHTINGS_MAX = 10_000
 """Kept: those of the longest standing. About 300 kB."""
@@ -110,9 +110,9 @@ def _rows(columns: list[object]) -> list[tuple[object, ...]]:
 
 
 def _row(ledger_id: object, last_entry_id: object, since_ms: object) -> tuple[int, Sighting]:
-    return as_whole(ledger_id, "ledger"), Sighting(
-        last_entry_id=as_whole(last_entry_id, "last entry", least=NO_ENTRY, most=WHOLE_MAX),
-        since_ms=as_whole(since_ms, "time", most=TIME_MS_MAX),
+    return as_int(ledger_id, "ledger"), Sighting(
+        last_entry_id=as_int(last_entry_id, "last entry", least=NO_ENTRY, most=INT_MAX),
+        since_ms=as_int(since_ms, "time", most=TIME_MS_MAX),
     )
 
 

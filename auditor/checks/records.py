@@ -19,13 +19,13 @@ from replication.transactions import Batcher
 from replication.znodes import (
     Audit,
     ClusterPaths,
+    as_int,
     as_text,
-    as_whole,
-    part,
+    int_field,
+    object_field,
     read_record,
-    text,
-    time_ms,
-    whole,
+    text_field,
+    time_field,
 )
 
 VERSION = 1
@@ -66,17 +66,17 @@ class CheckRun:
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Self:
         """Raises CorruptionError."""
-        counts = part(record, "counts")
+        counts = object_field(record, "counts")
         is_over = record.get("finished_ms") is not None
         return cls(
-            started_ms=time_ms(record, "started_ms"),
-            finished_ms=time_ms(record, "finished_ms") if is_over else None,
-            cursor=whole(record, "cursor"),
-            ledger_count=whole(record, "ledger_count"),
-            ledgers_left=whole(record, "ledgers_left"),
-            active_ms=whole(record, "active_ms"),
-            counts={as_text(k, "count"): as_whole(v, "count") for k, v in counts.items()},
-            pause=text(record, "pause"),
+            started_ms=time_field(record, "started_ms"),
+            finished_ms=time_field(record, "finished_ms") if is_over else None,
+            cursor=int_field(record, "cursor"),
+            ledger_count=int_field(record, "ledger_count"),
+            ledgers_left=int_field(record, "ledgers_left"),
+            active_ms=int_field(record, "active_ms"),
+            counts={as_text(k, "count"): as_int(v, "count") for k, v in counts.items()},
+            pause=text_field(record, "pause"),
         )
 
 
@@ -114,9 +114,9 @@ class CheckRecord:
             raise CorruptionError("a check's record of a kind that this release does not know")
         given = {key: record.get(key) is not None for key in ("running", "last", "last_ms")}
         return cls(
-            running=CheckRun.parse(part(record, "running")) if given["running"] else None,
-            last=CheckRun.parse(part(record, "last")) if given["last"] else None,
-            last_ms=time_ms(record, "last_ms") if given["last_ms"] else None,
+            running=CheckRun.parse(object_field(record, "running")) if given["running"] else None,
+            last=CheckRun.parse(object_field(record, "last")) if given["last"] else None,
+            last_ms=time_field(record, "last_ms") if given["last_ms"] else None,
         )
 
 

@@ -27,7 +27,7 @@ from ledgers.store import MetadataStore, ReadOnlyStore
 from ledgers.tasks import task_scope
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster import ViewSource
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.znodes import ClusterPaths
 
 
@@ -71,8 +71,8 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         only_reads = ReadOnlyStore(store)
         clock = SystemClock()
         manager = await LedgerManager.open(only_reads, uri)
-        order_book = OrderBook(only_reads, ClusterPaths.below(uri.root))
-        views = ViewSource(Registration(only_reads, uri.root), clock, order_book)
+        order_store = OrderStore(only_reads, ClusterPaths.below(uri.root))
+        views = ViewSource(Registration(only_reads, uri.root), clock, order_store)
         await views.refresh()
         budgets = Budgets()
         bulk = BulkTransfers(budgets, resolve=views.resolve, paces_reads=True)

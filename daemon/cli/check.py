@@ -46,7 +46,7 @@ from ledgers.errors import NodeExistsError, NoNodeError, SettingsError
 from ledgers.store import ANY_VERSION
 from replication import znodes
 from replication.nodes import live_nodes
-from replication.orders import ChecksOrder, OrderBook, Orders, checks_place
+from replication.orders import ChecksOrder, Orders, OrderStore, checks_znode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ ABOUT_OVERDUE = "looks for ledgers that have been marked for too long"
 
 
 async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
-    orders = await OrderBook(cluster.store, cluster.paths).read()
+    orders = await OrderStore(cluster.store, cluster.paths).read()
     now_ms = clock.wall_ms()
     rows = [
         await _bookies_row(cluster, now_ms),
@@ -332,21 +332,21 @@ async def _trigger_audit(cluster: AdminSession) -> None:
 
 async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
     """Whether they were not paused before. Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.paths), checks_place(cluster.paths)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
+    standing = await order_store.stored(znode)
     if standing is not None and standing.order is not None:
         return False
-    await book.give(place, ChecksOrder(since_ms=clock.wall_ms()), over=standing)
+    await order_store.give(znode, ChecksOrder(since_ms=clock.wall_ms()), over=standing)
     return True
 
 
 async def resume_checks(cluster: AdminSession) -> bool:
     """Whether they were paused. Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.paths), checks_place(cluster.paths)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
+    standing = await order_store.stored(znode)
     if standing is None:
         return False
-    await book.withdraw(place, over=standing)
+    await order_store.withdraw(znode, over=standing)
     return True
 
 

@@ -358,7 +358,7 @@ class LedgerCloser:
             return await self._open_ledgers.recover(
                 found,
                 self._views.current,
-                distrusted=() if accepts_loss else await self._found_bad(found.ledger_id),
+                suspects=() if accepts_loss else await self._found_bad(found.ledger_id),
                 accepts_loss=accepts_loss,
                 guards=guards,
                 before_close=before_close,

@@ -50,7 +50,7 @@ from ledgers.errors import (
 )
 from ledgers.model import BookieId
 from ledgers.store import Stat
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 
 POLL_S = 1.0
 POLLED_LEDGERS_PER_S = 500
@@ -211,7 +211,7 @@ async def ask_for_audit(cluster: AdminSession) -> None:
 async def _check_state(cluster: AdminSession, bookie: BookieId, clock: Clock) -> bool:
     """Whether it is running, read-only and being drained. Raises RejectedError for what must be
     done first."""
-    orders = (await OrderBook(cluster.store, cluster.paths).read()).at(clock.wall_ms())
+    orders = (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms())
     if bookie in orders.maintenance:
         raise RejectedError(
             f"it is under maintenance: bookmender bookie maintenance {bookie} --end", bookie=bookie

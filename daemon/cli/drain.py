@@ -57,7 +57,7 @@ from ledgers.errors import CorruptionError, RejectedError
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNotes
 from replication.nodes import LiveNode, Role, live_nodes
-from replication.orders import DrainOrder, MaintenanceWindow, OrderBook, Orders, drain_place
+from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore, drain_znode
 
 POLL_S = 1.0
 ROLL_CALL_S = 10.0
@@ -125,7 +125,7 @@ class Drains:
 
 async def read_drains(cluster: AdminSession) -> Drains:
     """Of the orders those about drains."""
-    every = await OrderBook(cluster.store, cluster.paths).read()
+    every = await OrderStore(cluster.store, cluster.paths).read()
     orders = Orders(draining=every.draining, unreadable=unreadable_drains(every.unreadable))
     return Drains(orders=orders, progress=await drain_progress(cluster, orders))
 
@@ -138,10 +138,10 @@ async def order_drains(
 
     Raises ConflictError, and CorruptionError where a later release's order stands.
     """
-    book = OrderBook(cluster.store, cluster.paths)
+    order_store = OrderStore(cluster.store, cluster.paths)
     for bookie in bookies:
-        place = drain_place(cluster.paths, bookie)
-        standing = await book.stored(place)
+        znode = drain_znode(cluster.paths, bookie)
+        standing = await order_store.stored(znode)
         if standing is None:
             order = DrainOrder(since_ms=clock.wall_ms(), may_fence=bool(may_fence))
         elif standing.order is None:
@@ -154,18 +154,18 @@ async def order_drains(
         else:
             order = replace(standing.order, may_fence=may_fence)
         if standing is None or standing.order != order:
-            await book.give(place, order, over=standing)
+            await order_store.give(znode, order, over=standing)
 
 
 async def cancel_drains(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[BookieId]:
     """Take the orders back; returns those that there was one for. Raises ConflictError."""
-    book = OrderBook(cluster.store, cluster.paths)
+    order_store = OrderStore(cluster.store, cluster.paths)
     cancelled = []
     for bookie in bookies:
-        place = drain_place(cluster.paths, bookie)
-        standing = await book.stored(place)
+        znode = drain_znode(cluster.paths, bookie)
+        standing = await order_store.stored(znode)
         if standing is not None:
-            await book.withdraw(place, over=standing)
+            await order_store.withdraw(znode, over=standing)
             cancelled.append(bookie)
     return cancelled
 
@@ -313,7 +313,7 @@ async def concerns_of_bookies(cluster: AdminSession, bookies: Sequence[BookieId]
             "http://HOST:PORT/api/v1/bookie/state/readonly\n"
             "  or by forceReadOnlyBookie=true in its settings, and a restart"
         )
-    orders = await OrderBook(cluster.store, cluster.paths).read()
+    orders = await OrderStore(cluster.store, cluster.paths).read()
     others = view.writable.keys() - orders.draining.keys() - set(bookies)
     if not others:
         concerns.append("no other writable bookie is left to take over: add one")
@@ -330,7 +330,7 @@ async def away_concerns(
     if not away or not available:
         return {}
     now_ms = clock.wall_ms()
-    windows = (await OrderBook(cluster.store, cluster.paths).read()).at(now_ms).maintenance
+    windows = (await OrderStore(cluster.store, cluster.paths).read()).at(now_ms).maintenance
     due_ms = await losses_due_ms(cluster, away, clock=clock)
     default_s = cluster.settings.auditor.lost_bookie_recovery_delay_s
     delay = await read_delay(cluster.store, cluster.paths, default_s=default_s)

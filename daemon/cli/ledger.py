@@ -21,7 +21,7 @@ from ledgers.model import BookieId
 from replication.cluster import ClusterView
 from replication.ledger_record import UnprovenEnd, read_given_up, read_unproven_end
 from replication.open_ledgers import end_doubts
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 
 SET_UP_LATER = (
     "  set up later than this: what they had of it before is gone, unless it was copied again: "
@@ -53,7 +53,7 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
         view = ClusterView(
             bookies=await registered_bookies(cluster),
             cookies=await cluster.registration.cookies(),
-            orders=await OrderBook(cluster.store, cluster.paths).read(),
+            orders=await OrderStore(cluster.store, cluster.paths).read(),
         )
         tried = await read_unproven_end(cluster.store, cluster.paths, ledger_id)
         given_up = await read_given_up(cluster.store, cluster.paths, ledger_id)

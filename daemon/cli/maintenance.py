@@ -38,7 +38,7 @@ from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
 from replication.marks import marked_ledger_ids, read_marks
-from replication.orders import MaintenanceWindow, OrderBook, maintenance_place
+from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 
 LOOK_S = 15.0
 """An operator waits for it: some hundred thousand ledgers."""
@@ -117,7 +117,9 @@ async def left_without(
 async def _others(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> tuple[BookieId, ...]:
     """Without those that are known to be named by no ledger: nobody may have come to decommission
     them."""
-    windows = (await OrderBook(cluster.store, cluster.paths).read()).at(clock.wall_ms()).maintenance
+    windows = (
+        (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms()).maintenance
+    )
     available = (await registered_bookies(cluster)).available
     # The leader tells of bookies without a cookie, too: of one that died, and is about to be set up
     # anew.
@@ -256,20 +258,26 @@ async def open_window(
     cluster: AdminSession, bookie: BookieId, *, duration_s: int, reason: str, clock: Clock
 ) -> MaintenanceWindow:
     """From now on, in place of one that stands. Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.paths), maintenance_place(cluster.paths, bookie)
+    order_store, znode = (
+        OrderStore(cluster.store, cluster.paths),
+        maintenance_znode(cluster.paths, bookie),
+    )
     now_ms = clock.wall_ms()
     window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + duration_s * 1000, reason=reason)
-    await book.give(place, window, over=await book.stored(place))
+    await order_store.give(znode, window, over=await order_store.stored(znode))
     return window
 
 
 async def end_window(cluster: AdminSession, bookie: BookieId) -> bool:
     """False when there was none. Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.paths), maintenance_place(cluster.paths, bookie)
-    standing = await book.stored(place)
+    order_store, znode = (
+        OrderStore(cluster.store, cluster.paths),
+        maintenance_znode(cluster.paths, bookie),
+    )
+    standing = await order_store.stored(znode)
     if standing is None:
         return False
-    await book.withdraw(place, over=standing)
+    await order_store.withdraw(znode, over=standing)
     return True
 
 
@@ -277,22 +285,22 @@ async def read_unreadable_windows(
     cluster: AdminSession, bookie: BookieId | None
 ) -> tuple[str, ...]:
     """The paths of those that cannot be read; of this bookie alone, if given."""
-    orders = await OrderBook(cluster.store, cluster.paths).read()
+    orders = await OrderStore(cluster.store, cluster.paths).read()
     return unreadable_windows(orders.unreadable, None if bookie is None else [bookie])
 
 
 async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, MaintenanceWindow]:
     """Those that stand. Such as are over, which nobody needs any more, are deleted by the way."""
-    book = OrderBook(cluster.store, cluster.paths)
-    orders = await book.read()
+    order_store = OrderStore(cluster.store, cluster.paths)
+    orders = await order_store.read()
     current = dict(orders.at(clock.wall_ms()).maintenance)
     for bookie in orders.maintenance.keys() - current.keys():
-        place = maintenance_place(cluster.paths, bookie)
-        standing = await book.stored(place)
+        znode = maintenance_znode(cluster.paths, bookie)
+        standing = await order_store.stored(znode)
         if standing is not None and standing.order == orders.maintenance[bookie]:
             # Somebody gives a new one just now; or it stays, which does no harm.
             with suppress(ConflictError, UnauthorizedError, UnavailableError):
-                await book.withdraw(place, over=standing)
+                await order_store.withdraw(znode, over=standing)
     return current
 
 

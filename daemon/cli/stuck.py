@@ -36,7 +36,7 @@ from replication.marks import (
     read_marks,
 )
 from replication.nodes import Role, live_nodes
-from replication.orders import OrderBook, TriesOrder, tries_place
+from replication.orders import OrderStore, TriesOrder, tries_znode
 from replication.reasons import Reason
 from replication.znodes import ClusterPaths
 
@@ -355,13 +355,13 @@ async def order_tries(
 ) -> None:
     """Whose notes bind nobody any more: the nodes are to forget them."""
     ledger_ids = list(ledger_ids)
-    book, place = OrderBook(store, paths), tries_place(paths)
+    order_store, znode = OrderStore(store, paths), tries_znode(paths)
     for _ in range(GIVES_MAX):
-        standing = await book.stored(place)
+        standing = await order_store.stored(znode)
         before = TriesOrder() if standing is None or standing.order is None else standing.order
         order = before
         for ledger_id in ledger_ids:
             order = order.with_ledger(ledger_id, now_ms=clock.wall_ms())
         with suppress(ConflictError):
-            await book.give(place, order, over=standing)
+            await order_store.give(znode, order, over=standing)
             return

@@ -75,7 +75,7 @@ from replication.cluster import ViewSource
 from replication.marks import prepare_tree
 from replication.nodes import Membership, Role
 from replication.transactions import Batcher
-from replication.znodes import parse_record, text
+from replication.znodes import parse_record, text_field
 
 LOOPBACK = "127.0.0.1"
 EXECUTORS_PYTHON = "spark.pyspark.python"
@@ -616,7 +616,7 @@ async def publish_here(cluster: AdminSession, faults: Sequence[Fault], show: Sho
 
 
 async def _has_worker(membership: Membership) -> bool:
-    return any(node.info.role is Role.WORKER for node in await membership.everybody())
+    return any(node.info.role is Role.WORKER for node in await membership.live_nodes())
 
 
 def write_racks(folder: Path, racks: Mapping[BookieId, str]) -> None:
@@ -628,7 +628,7 @@ def read_racks(folder: Path) -> dict[BookieId, str]:
     """None known where they cannot be read."""
     try:
         record = parse_record((folder / RACKS_FILE).read_bytes())
-        return {BookieId(bookie): text(record, bookie) for bookie in record}
+        return {BookieId(bookie): text_field(record, bookie) for bookie in record}
     except (OSError, CorruptionError):
         return {}
 

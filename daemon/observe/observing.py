@@ -32,7 +32,7 @@ from ledgers.placement.topology import Racks
 from ledgers.store import ReadOnlyStore
 from ledgers.tasks import task_scope
 from replication.cluster import ViewSource
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.preview import Preview
 
 log = structlog.get_logger()
@@ -105,7 +105,7 @@ async def open_observing(
     store = ReadOnlyStore(zookeeper)
     try:
         cluster = await AdminSession.on(store, settings)
-        views = ViewSource(cluster.registration, clock, OrderBook(store, cluster.paths))
+        views = ViewSource(cluster.registration, clock, OrderStore(store, cluster.paths))
         view = await views.refresh()
         placing = await begin_placing(  # for safety holds, which depend on racks
             settings.placement,

@@ -36,7 +36,7 @@ from replication.marks import (
     read_marks,
 )
 from replication.nodes import live_nodes
-from replication.orders import OrderBook, Orders
+from replication.orders import Orders, OrderStore
 from replication.reasons import Reason
 
 
@@ -56,7 +56,7 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
     noted = sorted(await notes.ledger_ids() & queued_ids)
     readable = await notes.read_all(noted)
     waiting = await current_notes(cluster, readable)
-    orders = await OrderBook(store, paths).read()
+    orders = await OrderStore(store, paths).read()
     bookies = await bookie_rows(cluster, orders, clock=clock)
     leader_node = next(
         (n.info for n in nodes if leader and n.session_id == leader.session_id), None

@@ -21,7 +21,7 @@ from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.nodes import Membership, Role
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.transactions import Batcher
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import PATHS, ROOT, node_info
@@ -56,7 +56,7 @@ async def leading(
     store = MemoryStore(cluster.tree)
     beside: list[asyncio.Task[None]] = []
     try:
-        views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, PATHS))
+        views = ViewSource(Registration(store, ROOT), cluster.clock, OrderStore(store, PATHS))
         await views.refresh()
         membership = await Membership.join(store, PATHS, node_info(name, Role.AUDITOR))
         leadership = await Election(

@@ -38,7 +38,7 @@ from replication import znodes
 from replication.cluster import ViewSource
 from replication.marks import MarkTree
 from replication.nodes import Membership, Role
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.transactions import Batcher
 from replication.znodes import Audit
 from tests.auditor.scenes import with_ledgers
@@ -133,7 +133,7 @@ async def checker(
     store = MemoryStore(cluster.tree)
     beside: list[asyncio.Task[None]] = []
     try:
-        views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, PATHS))
+        views = ViewSource(Registration(store, ROOT), cluster.clock, OrderStore(store, PATHS))
         await views.refresh()
         membership = await Membership.join(store, PATHS, node_info(name, Role.AUDITOR))
         leadership = await Election(

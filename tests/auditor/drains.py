@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from ledgers.model import BookieId
 from replication.marks import marked_ledger_ids
-from replication.orders import DrainOrder, OrderBook, drain_place
+from replication.orders import DrainOrder, OrderStore, drain_znode
 from tests.auditor.auditing import Leader, draining
 from tests.auditor.scenes import SOON_S
 from tests.replication.cluster import Cluster
@@ -17,7 +17,7 @@ OWN = PATHS.private
 
 async def order_drain(cluster: Cluster, bookie: BookieId, *, since_ms: int = 1) -> None:
     order = DrainOrder(since_ms=since_ms)
-    await OrderBook(cluster.store, PATHS).give(drain_place(PATHS, bookie), order, over=None)
+    await OrderStore(cluster.store, PATHS).give(drain_znode(PATHS, bookie), order, over=None)
 
 
 async def own_marks(cluster: Cluster) -> list[int]:

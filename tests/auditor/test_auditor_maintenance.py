@@ -8,7 +8,7 @@ from auditor.absence import UnavailableLedgers
 from auditor.absence_tracker import COUNTS_WRITE_S, WRITE_S
 from auditor.records import read_absences
 from ledgers.model import BookieId
-from replication.orders import MaintenanceWindow, OrderBook, maintenance_place
+from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, set_delay, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -17,17 +17,17 @@ from tests.replication.nodes import PATHS
 
 
 async def maintain(cluster: Cluster, bookie: BookieId, *, for_s: float) -> None:
-    book, place = OrderBook(cluster.store, PATHS), maintenance_place(PATHS, bookie)
+    order_store, znode = OrderStore(cluster.store, PATHS), maintenance_znode(PATHS, bookie)
     now_ms = cluster.clock.wall_ms()
     window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + int(for_s * 1000))
-    await book.give(place, window, over=await book.stored(place))
+    await order_store.give(znode, window, over=await order_store.stored(znode))
 
 
 async def end_maintenance(cluster: Cluster, bookie: BookieId) -> None:
-    book, place = OrderBook(cluster.store, PATHS), maintenance_place(PATHS, bookie)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, PATHS), maintenance_znode(PATHS, bookie)
+    standing = await order_store.stored(znode)
     assert standing is not None
-    await book.withdraw(place, over=standing)
+    await order_store.withdraw(znode, over=standing)
 
 
 @in_virtual_time

@@ -10,7 +10,7 @@ from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import Operation
-from replication.orders import HoldOrder, hold_place
+from replication.orders import HoldOrder, hold_znode
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     SOON_S,
@@ -145,14 +145,14 @@ async def test_under_a_hold_nothing_that_comes_to_name_a_bookie_set_up_anew_is_m
         await asyncio.sleep(SOON_S)
         await set_up_anew(cluster, B3)
         hold = HoldOrder(since_ms=1, until_ms=None, is_by_operator=True)
-        await cluster.store.create(hold_place(PATHS).path, hold.to_json(), with_parents=True)
+        await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
         await asyncio.sleep(SOON_S)
 
         await move(cluster, 0, B3)
         assert await marked_soon(cluster) == []
 
         await asyncio.sleep(STANDSTILL_MAX_S)
-        await cluster.store.delete(hold_place(PATHS).path)
+        await cluster.store.delete(hold_znode(PATHS).path)
         assert await marked_soon(cluster) == [0], "when it is over"
 
 

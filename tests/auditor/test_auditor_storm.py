@@ -31,9 +31,9 @@ from replication import znodes
 from replication.orders import (
     HoldOrder,
     MaintenanceWindow,
-    OrderBook,
-    hold_place,
-    maintenance_place,
+    OrderStore,
+    hold_znode,
+    maintenance_znode,
 )
 from tests.auditor.auditing import Leader, auditing
 from tests.auditor.scenes import set_delay
@@ -201,7 +201,7 @@ class World:
             self.say("switch off")
 
     async def hold(self) -> None:
-        path = hold_place(PATHS).path
+        path = hold_znode(PATHS).path
         if await self.cluster.store.exists(path) is None:
             hold = HoldOrder(since_ms=1, until_ms=None, is_by_operator=True)
             await self.cluster.store.create(path, hold.to_json(), with_parents=True)
@@ -212,18 +212,18 @@ class World:
 
     async def window(self) -> None:
         bookie = self.rng.choice(BOOKIES)
-        book, place = OrderBook(self.cluster.store, PATHS), maintenance_place(PATHS, bookie)
-        standing = await book.stored(place)
+        order_store, znode = OrderStore(self.cluster.store, PATHS), maintenance_znode(PATHS, bookie)
+        standing = await order_store.stored(znode)
         if standing is None or self.rng.random() < 0.5:
             now_ms = self.cluster.clock.wall_ms()
             window = MaintenanceWindow(
                 since_ms=now_ms, until_ms=now_ms + self.rng.choice([500, 3000, 10000])
             )
-            await book.give(place, window, over=standing)
+            await order_store.give(znode, window, over=standing)
             self.say(f"window {bookie}")
         else:
             with suppress(NoNodeError):
-                await self.cluster.store.delete(place.path)
+                await self.cluster.store.delete(znode.path)
             self.say(f"window ends {bookie}")
 
     async def delay(self) -> None:
@@ -271,10 +271,10 @@ class World:
         with suppress(NoNodeError):
             await self.cluster.store.delete(PATHS.disable)
         with suppress(NoNodeError):
-            await self.cluster.store.delete(hold_place(PATHS).path)
+            await self.cluster.store.delete(hold_znode(PATHS).path)
         for bookie in BOOKIES:
             with suppress(NoNodeError):
-                await self.cluster.store.delete(maintenance_place(PATHS, bookie).path)
+                await self.cluster.store.delete(maintenance_znode(PATHS, bookie).path)
         await asyncio.sleep(QUIET_S)
         self.forgotten = await self.unmarked()
 

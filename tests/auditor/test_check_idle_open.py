@@ -21,7 +21,7 @@ from auditor.checks.records import CheckRun
 from ledgers.model import LedgerState
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.transactions import Batcher
 from tests.auditor.checking import indexed
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -66,7 +66,7 @@ async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
     batcher = Batcher(cluster.store, ())
     sending = asyncio.create_task(batcher.run())
     views = ViewSource(
-        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, PATHS)
+        Registration(cluster.store, ROOT), cluster.clock, OrderStore(cluster.store, PATHS)
     )
     await views.refresh()
     yield IdleOpenCheck(

@@ -20,7 +20,7 @@ from ledgers.placement import DEFAULT_RACK, NoRule, RackRule, Rule, RuledPlaceme
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.marks import marked_ledger_ids, read_marks
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.transactions import Batcher
 from tests.auditor.checking import indexed
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -52,7 +52,7 @@ async def check(
     marks: bool = False,
 ) -> Checked:
     views = ViewSource(
-        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, PATHS)
+        Registration(cluster.store, ROOT), cluster.clock, OrderStore(cluster.store, PATHS)
     )
     await views.refresh()
     ledger_map = await indexed(cluster.manager)

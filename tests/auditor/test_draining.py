@@ -14,7 +14,7 @@ from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
 from replication import znodes
-from replication.orders import drain_place
+from replication.orders import drain_znode
 from tests.auditor.auditing import draining
 from tests.auditor.drains import OWN, drained_soon, order_drain, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
@@ -24,7 +24,7 @@ from tests.replication.nodes import PATHS
 
 
 async def cancel_drain(cluster: Cluster, bookie: BookieId) -> None:
-    await cluster.store.delete(drain_place(PATHS, bookie).path)
+    await cluster.store.delete(drain_znode(PATHS, bookie).path)
 
 
 async def unmark(cluster: Cluster, ledger_id: int) -> None:

@@ -24,7 +24,7 @@ from ledgers.tasks import task_scope
 from replication import znodes
 from replication.cluster import ViewSource
 from replication.marks import read_marks
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, replicas, set_delay, with_ledgers
 from tests.auditor.test_auditor_maintenance import maintain
@@ -47,7 +47,7 @@ async def observing(
 ) -> AsyncIterator[Observer]:
     """An observer in a session that refuses every write, with a complete index."""
     store, settings = ReadOnlyStore(MemoryStore(cluster.tree)), settings or AuditorSettings()
-    views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, PATHS))
+    views = ViewSource(Registration(store, ROOT), cluster.clock, OrderStore(store, PATHS))
     await views.refresh()
     updater = LedgerMapUpdater(
         store=store,
@@ -144,8 +144,8 @@ async def operator_begins_a_hold(cluster: Cluster) -> None:
 
 
 async def order_hold(cluster: Cluster, hold: HoldOrder) -> None:
-    book, place = OrderBook(cluster.store, PATHS), hold_place(PATHS)
-    await book.give(place, hold, over=await book.stored(place))
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
+    await order_store.give(znode, hold, over=await order_store.stored(znode))
 
 
 async def reformat_one(cluster: Cluster) -> None:
@@ -271,7 +271,7 @@ async def assert_same_decisions(seen: Observation, observed: Cluster, led: Clust
         expected.setdefault(each.ledger_id, set()).update(each.lost)
     assert {ledger_id: set(named) for ledger_id, named in (await marks(led)).items()} == expected
 
-    written = await OrderBook(led.store, PATHS).stored(hold_place(PATHS))
+    written = await OrderStore(led.store, PATHS).stored(hold_znode(PATHS))
     hold = None if written is None or written.order is None else written.order
     is_held = hold is not None and not hold.is_released
     assert (seen.hold is not None) == is_held

@@ -16,7 +16,7 @@ from daemon.local.processes import Child
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from replication import znodes
 from replication.marks import marked_ledger_ids
-from replication.orders import LimitsOrder, OrderBook, limits_place
+from replication.orders import LimitsOrder, OrderStore, limits_znode
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,
     SESSION_TIMEOUT_S,
@@ -93,13 +93,13 @@ async def assert_each_is_marked(on: Bench) -> None:
 @asynccontextmanager
 async def slowed_down(on: Bench) -> AsyncIterator[None]:
     """All nodes ask little of ZooKeeper."""
-    book, place = OrderBook(on.seen.store, on.seen.paths), limits_place(on.seen.paths)
-    await book.give(place, SLOWLY, over=None)
+    order_store, znode = OrderStore(on.seen.store, on.seen.paths), limits_znode(on.seen.paths)
+    await order_store.give(znode, SLOWLY, over=None)
     await asyncio.sleep(0.2)  # until they know
     yield
-    standing = await book.stored(place)
+    standing = await order_store.stored(znode)
     assert standing is not None
-    await book.withdraw(place, over=standing)
+    await order_store.withdraw(znode, over=standing)
 
 
 async def until_marking(on: Bench) -> None:

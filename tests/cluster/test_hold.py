@@ -11,7 +11,7 @@ from ledgers.model import LedgerState
 from replication import znodes
 from replication.ledger_record import WaitingNotes
 from replication.marks import marked_ledger_ids
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.racks import remembered_racks
 from replication.reasons import Reason
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 async def is_held(on: Bench) -> bool:
-    return (await OrderBook(on.seen.store, on.seen.paths).read()).is_held
+    return (await OrderStore(on.seen.store, on.seen.paths).read()).is_held
 
 
 async def ask_for_audit(on: Bench) -> None:

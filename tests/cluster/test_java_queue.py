@@ -111,7 +111,7 @@ def test_java_sees_our_marks_and_who_holds_a_lock(java: JavaTool, uri: str) -> N
             seen = [java.under_replicated(uri)]
             lease = await us.lease(written.ledger)
             seen.append(java.under_replicated(uri))
-            await us.queue.finish(lease)
+            await us.queue.complete(lease)
             seen.append(java.under_replicated(uri))
             return seen
 
@@ -150,7 +150,7 @@ def test_a_java_worker_repairs_what_we_marked_and_leaves_what_we_hold(
             assert java.auditor(uri) == US
             assert verdict(held.ledger) is Verdict.MISSING
 
-            await us.queue.give_back(lease)
+            await us.queue.release(lease)
             await until(lambda: verdict(held.ledger) is Verdict.WHOLE)
             await until(lambda: java.under_replicated(uri) == [])
 

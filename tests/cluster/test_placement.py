@@ -154,7 +154,7 @@ def with_floor(share: float) -> dict[str, str]:
 async def greatest_free_share(cluster: LocalCluster) -> float:
     bookies = client("v3")
     try:
-        rooms = [await bookies.room(bookie) for bookie in cluster.bookies]
+        disk_spaces = [await bookies.room(bookie) for bookie in cluster.bookies]
     finally:
         await bookies.close()
-    return max(room.free_bytes / room.total_bytes for room in rooms)
+    return max(room.free_bytes / room.total_bytes for room in disk_spaces)

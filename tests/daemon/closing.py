@@ -14,7 +14,7 @@ from replication import znodes
 from replication.cluster import ViewSource
 from replication.nodes import Membership, Role
 from replication.open_ledgers import OpenLedgers
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.targets import TargetSelector
 from replication.znodes import Mark
 from tests.replication.cluster import DIGEST, Cluster
@@ -40,7 +40,7 @@ async def idle_ledger(state: LedgerState = LedgerState.OPEN, **fields: Any) -> C
 
 async def closer(cluster: Cluster) -> LedgerCloser:
     views = ViewSource(
-        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, PATHS)
+        Registration(cluster.store, ROOT), cluster.clock, OrderStore(cluster.store, PATHS)
     )
     await views.refresh()
     target_selector = TargetSelector(RandomPlacement(random.Random(0)), clock=cluster.clock)

@@ -11,7 +11,7 @@ from daemon.cli.drain import away_concerns
 from daemon.cli.maintenance import open_window
 from ledgers.errors import RejectedError
 from ledgers.model import BookieId, LedgerState
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from tests.auditor.auditing import auditing, draining
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.daemon.in_memory import run_in_memory
@@ -25,7 +25,7 @@ WITHOUT = "its ledgers are marked, and copied to others from their other copies,
 
 
 async def draining_now(cluster: Cluster) -> set[BookieId]:
-    return {*(await OrderBook(cluster.store, PATHS).read()).draining}
+    return {*(await OrderStore(cluster.store, PATHS).read()).draining}
 
 
 def drained(

@@ -33,7 +33,7 @@ from ledgers.errors import ConflictError, SettingsError
 from ledgers.store import Stat
 from replication import znodes
 from replication.nodes import Membership, Role
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.checking import CountingCheck, checked_at_ms, checker, running, store_time
 from tests.auditor.scenes import SOON_S
@@ -232,7 +232,7 @@ async def test_what_keeps_checks_from_running_is_said() -> None:
     await pause_checks(visiting(cluster), clock=cluster.clock)
     await cluster.store.create(PATHS.disable)
     hold = HoldOrder(since_ms=1, is_by_operator=True)
-    await OrderBook(cluster.store, PATHS).give(hold_place(PATHS), hold, over=None)
+    await OrderStore(cluster.store, PATHS).give(hold_znode(PATHS), hold, over=None)
 
     concerns = (await shown(cluster)).concerns
 

@@ -17,7 +17,7 @@ from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import LedgerState, Segment
 from replication import znodes
 from replication.ledger_record import WaitingNotes
-from replication.orders import HoldOrder, hold_place, tries_place
+from replication.orders import HoldOrder, hold_znode, tries_znode
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.daemon.closing import DAY_S, close, closer, idle_ledger, unproven_ledger
@@ -110,7 +110,7 @@ async def test_while_a_hold_stands_nothing_is_fenced(is_forced: bool) -> None:
     cluster = await idle_ledger()
     fenced = watch_fencing(cluster)
     hold = HoldOrder(since_ms=cluster.clock.wall_ms(), reason="3 of 7 went")
-    await cluster.store.create(hold_place(PATHS).path, hold.to_json(), with_parents=True)
+    await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
 
     with pytest.raises(CloseRefusedError, match=r"a safety hold forbids fencing \(3 of 7 went\)"):
         await close(cluster, is_forced=is_forced)
@@ -247,7 +247,7 @@ async def test_a_ledger_that_was_not_marked_is_marked_where_java_does_not_look()
 @in_virtual_time
 async def test_that_the_tries_cannot_be_ordered_does_not_undo_the_closing() -> None:
     cluster = await unproven_ledger()
-    shut_out(cluster.store, PATHS.mark(LEDGER), tries_place(PATHS).path)
+    shut_out(cluster.store, PATHS.mark(LEDGER), tries_znode(PATHS).path)
 
     done = await close(cluster, is_forced=True, accepts_loss=True)
 

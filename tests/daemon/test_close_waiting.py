@@ -8,7 +8,7 @@ from daemon.cli.close_ledger import CloseRefusedError
 from ledgers.model import LedgerState
 from replication import znodes
 from replication.lock_by_hand import WAIT_MAX_S
-from replication.orders import HoldOrder, hold_place
+from replication.orders import HoldOrder, hold_znode
 from tests.daemon.closing import close, idle_ledger
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1
@@ -80,7 +80,7 @@ async def test_a_hold_that_begins_while_somebody_is_waited_for_is_kept_to() -> N
 
     async def hold_and_let_go() -> None:
         await asyncio.sleep(1)
-        await cluster.store.create(hold_place(PATHS).path, hold.to_json(), with_parents=True)
+        await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
         await cluster.store.delete(PATH)
 
     letting_go = asyncio.create_task(hold_and_let_go())

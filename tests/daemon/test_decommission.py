@@ -13,7 +13,7 @@ from daemon.cli.decommission import Decommissioned
 from daemon.cli.hold import begin_hold
 from ledgers.errors import ConflictError, RejectedError, UnavailableError
 from ledgers.model import BookieId
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.cli_calls import exit_code
@@ -222,7 +222,7 @@ async def test_its_drain_order_goes_with_it() -> None:
 
     await decommissioned(cluster)
 
-    assert (await OrderBook(cluster.store, PATHS).read()).draining.keys() == {B4}
+    assert (await OrderStore(cluster.store, PATHS).read()).draining.keys() == {B4}
 
 
 @in_virtual_time

@@ -14,7 +14,7 @@ from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
 from replication import znodes
 from replication.nodes import Membership, Role
-from replication.orders import DrainOrder, OrderBook, Orders, drain_place
+from replication.orders import DrainOrder, Orders, OrderStore, drain_znode
 from tests.auditor.auditing import draining, leading
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, order_drain, visiting
@@ -27,31 +27,31 @@ from tests.replication.nodes import PATHS, node_info
 async def test_a_drain_that_is_ordered_again_goes_on_under_the_new_terms() -> None:
     cluster = await Cluster.start()
     await order_drain(cluster, B1)
-    first = (await OrderBook(cluster.store, PATHS).read()).draining[B1]
+    first = (await OrderStore(cluster.store, PATHS).read()).draining[B1]
     await asyncio.sleep(10)
 
     await order_drain(cluster, B1, B2, may_fence=True)
 
-    draining_now = (await OrderBook(cluster.store, PATHS).read()).draining
+    draining_now = (await OrderStore(cluster.store, PATHS).read()).draining
     assert draining_now[B1] == DrainOrder(since_ms=first.since_ms, may_fence=True)
     assert draining_now[B2].since_ms > first.since_ms
 
     await order_drain(cluster, B1, may_fence=None)
-    assert (await OrderBook(cluster.store, PATHS).read()).draining[B1].may_fence, "as it stands"
+    assert (await OrderStore(cluster.store, PATHS).read()).draining[B1].may_fence, "as it stands"
     await order_drain(cluster, B1, may_fence=False)
-    assert not (await OrderBook(cluster.store, PATHS).read()).draining[B1].may_fence
+    assert not (await OrderStore(cluster.store, PATHS).read()).draining[B1].may_fence
 
 
 @in_virtual_time
 async def test_a_later_releases_drain_is_taken_back_but_not_overwritten() -> None:
     cluster = await Cluster.start()
-    await cluster.store.create(drain_place(PATHS, B1).path, b"{}", with_parents=True)
+    await cluster.store.create(drain_znode(PATHS, B1).path, b"{}", with_parents=True)
 
     with pytest.raises(CorruptionError, match="--cancel"):
         await order_drain(cluster, B1)
 
     assert await cancel_drains(visiting(cluster), [B1, B2]) == [B1]
-    assert await cluster.store.exists(drain_place(PATHS, B1).path) is None
+    assert await cluster.store.exists(drain_znode(PATHS, B1).path) is None
 
 
 @in_virtual_time

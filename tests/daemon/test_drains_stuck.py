@@ -69,9 +69,9 @@ async def test_the_end_of_a_ledger_that_cannot_be_proven_ends_the_waiting() -> N
 async def test_a_maintenance_window_is_waited_out_but_not_silently() -> None:
     cluster, heard = await with_ledgers((B1, B2)), Heard()
     await order_drain(cluster, B1)
-    book, now_ms = OrderBook(cluster.store, PATHS), cluster.clock.wall_ms()
+    order_store, now_ms = OrderStore(cluster.store, PATHS), cluster.clock.wall_ms()
     window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + 3_600_000)
-    await book.give(maintenance_place(PATHS, B1), window, over=None)
+    await order_store.give(maintenance_znode(PATHS, B1), window, over=None)
     await cluster.kill(B1)
 
     async with draining(cluster), cluster.node() as node, working(node):

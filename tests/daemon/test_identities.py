@@ -18,7 +18,7 @@ from daemon.cli.identities import give_trust, trust_identities, withdraw_trust
 from daemon.messages import message
 from ledgers.model import LedgerState
 from ledgers.store import Stat
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.outcome import Outcome
 from replication.reasons import Reason
 from tests.auditor.auditing import auditing
@@ -173,10 +173,10 @@ async def test_the_order_is_extended_and_withdrawn() -> None:
     await give_trust(seen, [B1])
 
     await give_trust(seen, [B2])
-    assert set((await OrderBook(cluster.store, PATHS).read()).trusted_cookies) == {B1, B2}
+    assert set((await OrderStore(cluster.store, PATHS).read()).trusted_cookies) == {B1, B2}
 
     await withdraw_trust(seen)
-    assert (await OrderBook(cluster.store, PATHS).read()).trusted_cookies == {}
+    assert (await OrderStore(cluster.store, PATHS).read()).trusted_cookies == {}
 
 
 @pytest.fixture

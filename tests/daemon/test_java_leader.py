@@ -14,9 +14,9 @@ from replication import znodes
 from replication.orders import (
     HoldOrder,
     MaintenanceWindow,
-    OrderBook,
-    hold_place,
-    maintenance_place,
+    OrderStore,
+    hold_znode,
+    maintenance_znode,
 )
 from tests.auditor.auditing import leading
 from tests.daemon.in_memory import run_in_memory
@@ -40,10 +40,10 @@ async def led_by_java(cluster: Cluster) -> None:
 async def led_by_java_and_ordered(cluster: Cluster) -> None:
     """A hold and a window stand already."""
     await led_by_java(cluster)
-    book = OrderBook(cluster.store, PATHS)
-    await book.give(hold_place(PATHS), HoldOrder(since_ms=1, is_by_operator=True), over=None)
+    order_store = OrderStore(cluster.store, PATHS)
+    await order_store.give(hold_znode(PATHS), HoldOrder(since_ms=1, is_by_operator=True), over=None)
     window = MaintenanceWindow(since_ms=1, until_ms=4_000_000_000_000)
-    await book.give(maintenance_place(PATHS, B1), window, over=None)
+    await order_store.give(maintenance_znode(PATHS, B1), window, over=None)
 
 
 @in_virtual_time

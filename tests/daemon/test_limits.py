@@ -26,7 +26,7 @@ from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
 from replication.client_activity import STALE_AFTER_S, ActivitySource, ClientActivity
 from replication.nodes import Membership, Role
-from replication.orders import LIMIT_RANGES, LimitsOrder, OrderBook, limits_place
+from replication.orders import LIMIT_RANGES, LimitsOrder, OrderStore, limits_znode
 from replication.settings import ReplicationSettings
 from replication.transactions import LINGER_S, Batcher
 from tests.auditor.scenes import SOON_S
@@ -103,7 +103,7 @@ def test_either_is_ordered(monkeypatch: pytest.MonkeyPatch, option: str, yields:
         pass
 
     async def ordered(cluster: Cluster) -> bool | None:
-        return (await OrderBook(cluster.store, PATHS).read()).limits.yields_to_writers
+        return (await OrderStore(cluster.store, PATHS).read()).limits.yields_to_writers
 
     _, found = run_in_memory(
         monkeypatch, limits_command, limits, option, prepare=nothing, look=ordered
@@ -176,30 +176,30 @@ def test_an_order_goes_before_the_settings() -> None:
 @in_virtual_time
 async def test_limits_are_changed_one_after_the_other_and_taken_back_together() -> None:
     cluster = await Cluster.start()
-    book, here = OrderBook(cluster.store, PATHS), visiting(cluster)
+    order_store, here = OrderStore(cluster.store, PATHS), visiting(cluster)
 
     await change_limits(here, LimitsOrder(bytes_per_s=5), reset=False)
     await change_limits(here, LimitsOrder(entries_per_s=6), reset=False)
-    assert (await book.read()).limits == LimitsOrder(bytes_per_s=5, entries_per_s=6)
+    assert (await order_store.read()).limits == LimitsOrder(bytes_per_s=5, entries_per_s=6)
 
     await change_limits(here, LimitsOrder(requests_per_s=7), reset=True)
-    assert (await book.read()).limits == LimitsOrder(requests_per_s=7)
+    assert (await order_store.read()).limits == LimitsOrder(requests_per_s=7)
 
     await change_limits(here, LimitsOrder(), reset=True)
-    assert await cluster.store.exists(limits_place(PATHS).path) is None
+    assert await cluster.store.exists(limits_znode(PATHS).path) is None
     await change_limits(here, LimitsOrder(), reset=True)
 
 
 @in_virtual_time
 async def test_an_order_of_a_later_release_is_taken_back_but_not_built_upon() -> None:
     cluster = await Cluster.start()
-    await cluster.store.create(limits_place(PATHS).path, b'{"version": 2}')
+    await cluster.store.create(limits_znode(PATHS).path, b'{"version": 2}')
 
     with pytest.raises(CorruptionError, match="--reset"):
         await change_limits(visiting(cluster), LimitsOrder(bytes_per_s=5), reset=False)
     await change_limits(visiting(cluster), LimitsOrder(bytes_per_s=5), reset=True)
 
-    assert (await OrderBook(cluster.store, PATHS).read()).limits == LimitsOrder(bytes_per_s=5)
+    assert (await OrderStore(cluster.store, PATHS).read()).limits == LimitsOrder(bytes_per_s=5)
 
 
 # --- Followed at once ------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
     )
     copying, budgets = RecordedCopying(), Budgets()
     batcher = Batcher(cluster.store, ())
-    here, place = OrderBook(cluster.store, PATHS), limits_place(PATHS)
+    here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
     order = LimitsOrder(bytes_per_s=9, yields_to_writers=False, reads_in_flight_per_bookie=400)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         following = [
@@ -253,7 +253,7 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
         assert told() == by_settings
         assert batcher.linger_s == LINGER_S
 
-        await here.give(place, order, over=None)
+        await here.give(znode, order, over=None)
         await asyncio.sleep(SOON_S)
         assert told() == ({"bytes_per_s": 9, "entries_per_s": 0}, False, 400)
         assert batcher.linger_s == 0
@@ -265,7 +265,7 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
         for number in range(9):
             await Membership.join(cluster.store, PATHS, node_info(f"reader-{number}", Role.HAND))
         await Membership.join(cluster.store, PATHS, node_info("auditor", Role.AUDITOR))
-        await here.give(place, order, over=None)
+        await here.give(znode, order, over=None)
         await asyncio.sleep(SOON_S)
         assert budgets.reads_in_flight_max == 2_000 // 11, (
             "ten read, one of them by hand, and the leader's checks count as well (S10)"
@@ -295,12 +295,12 @@ async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_c
 ) -> None:
     cluster = await Cluster.start()
     settings, budgets = Settings(metadata_service_uri=URI), Budgets()
-    here, place = OrderBook(cluster.store, PATHS), limits_place(PATHS)
+    here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(
             keep_to_our_share(settings, node.views, node.membership, budgets, clock=cluster.clock)
         )
-        await here.give(place, LimitsOrder(reads_in_flight_per_bookie=500), over=None)
+        await here.give(znode, LimitsOrder(reads_in_flight_per_bookie=500), over=None)
         await asyncio.sleep(SOON_S)
         await cluster.store.create(PATHS.fsck_executors, with_parents=True)
         hidden = hide(node.store)
@@ -319,7 +319,7 @@ async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_c
 async def test_the_checks_of_a_leader_keep_to_a_bound_of_their_own_and_to_every_lower_one() -> None:
     cluster = await Cluster.start()
     settings, budgets = Settings(metadata_service_uri=URI), Budgets()
-    here, place = OrderBook(cluster.store, PATHS), limits_place(PATHS)
+    here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(
             keep_to_our_share(
@@ -335,7 +335,7 @@ async def test_the_checks_of_a_leader_keep_to_a_bound_of_their_own_and_to_every_
         await asyncio.sleep(SOON_S)
         assert budgets.reads_in_flight_max == 16
 
-        await here.give(place, LimitsOrder(reads_in_flight_per_bookie=3), over=None)
+        await here.give(znode, LimitsOrder(reads_in_flight_per_bookie=3), over=None)
         await asyncio.sleep(SOON_S)
         assert budgets.reads_in_flight_max == 3
 

@@ -12,7 +12,7 @@ from daemon.cli.maintenance import end_concerns, end_window, open_window
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
 from replication import znodes
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import DELAY, SOON_S, delayed, with_ledgers
 from tests.daemon.in_memory import run_in_memory
@@ -71,8 +71,8 @@ async def test_what_keeps_its_ledgers_from_being_marked_is_said_too() -> None:
 
     await cluster.store.create(PATHS.disable, with_parents=True)
     told += await end_concerns(here, B1, clock=cluster.clock)
-    book, place = OrderBook(cluster.store, PATHS), hold_place(PATHS)
-    await book.give(place, HoldOrder(since_ms=0), over=await book.stored(place))
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
+    await order_store.give(znode, HoldOrder(since_ms=0), over=await order_store.stored(znode))
     told += await end_concerns(here, B1, clock=cluster.clock)
 
     lost = f"{B1} is not registered, and counts as lost from now on: its ledgers are marked, and copied to others"

@@ -34,7 +34,7 @@ from ledgers.store import ReadOnlyStore
 from ledgers.tasks import task_scope
 from replication.cluster import ViewSource
 from replication.inspection import Inspector
-from replication.orders import HoldOrder, OrderBook
+from replication.orders import HoldOrder, OrderStore
 from replication.plan import Plan, Repair
 from replication.preview import Preview, Previewer
 from replication.reasons import Blocked, Facts, Reason
@@ -120,7 +120,7 @@ async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
         manager=manager,
         registration=registration,
     )
-    views = ViewSource(registration, cluster.clock, OrderBook(store, PATHS))
+    views = ViewSource(registration, cluster.clock, OrderStore(store, PATHS))
     await views.refresh()
     rng = random.Random(cluster.seed)
     inspector = Inspector(

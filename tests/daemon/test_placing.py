@@ -86,8 +86,8 @@ def test_a_policy_is_a_rule(given: dict[str, object], rule: Rule) -> None:
 
 def test_choices_are_weighted_only_if_that_is_wanted() -> None:
     assert weighting_of(settings()) is None
-    assert weighting_of(settings(weighted_by_room=True)) == Weighting(multiple_max=3.0)
-    assert weighting_of(settings(weighted_by_room=True, room_weight_max=0.0)) == Weighting(
+    assert weighting_of(settings(weighted_by_free_disk=True)) == Weighting(multiple_max=3.0)
+    assert weighting_of(settings(weighted_by_free_disk=True, disk_weight_max=0.0)) == Weighting(
         multiple_max=0.0
     )
 
@@ -98,7 +98,7 @@ def test_choices_are_weighted_only_if_that_is_wanted() -> None:
         ({"policy": "racks"}, "placement.policy is 'racks'; allowed: random, rack, region, zone"),
         ({"min_racks": 0}, "placement.min_racks is 0; allowed: 1 to 100"),
         ({"desired_zones": 1}, "placement.desired_zones is 1; allowed: 2 to 100"),
-        ({"room_weight_max": -1.0}, "placement.room_weight_max is -1.0; allowed: 0 to 1000"),
+        ({"disk_weight_max": -1.0}, "placement.disk_weight_max is -1.0; allowed: 0 to 1000"),
         (
             {"racks_znode": "bookies"},
             "placement.racks_znode is 'bookies'; allowed: the path of a znode, as /bookies",

@@ -8,7 +8,7 @@ from auditor.findings import Cause, Finding, Why, causes_to_bytes
 from daemon.cli.queue import line_of, queue_rows
 from daemon.status.gathering import gather_status
 from replication.marks import MarkedLedger, read_locks, read_marks
-from replication.orders import DrainOrder, OrderBook, drain_place
+from replication.orders import DrainOrder, OrderStore, drain_znode
 from replication.reasons import Reason
 from replication.znodes import Mark
 from tests.daemon.status_values import note
@@ -106,7 +106,7 @@ async def test_the_queue_tells_why_a_ledger_of_our_own_queue_is_marked(
     now_ms = cluster.clock.wall_ms()
     if is_draining:
         order = DrainOrder(since_ms=now_ms - 30_000)
-        await OrderBook(cluster.store, PATHS).give(drain_place(PATHS, B1), order, over=None)
+        await OrderStore(cluster.store, PATHS).give(drain_znode(PATHS, B1), order, over=None)
     marked = [MarkedLedger(ledger_id=5, mark=Mark(replicas=(B1,)))]
 
     (row,) = await queue_rows(visiting(cluster), marked, own=[5])
@@ -158,7 +158,7 @@ async def test_nobodys_grace_is_told_who_lost_the_ledger_as_the_next_one_waits_a
     async with cluster.node("host-a") as first:
         lease = await first.lease(1)
         await first.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
-        await first.queue.give_back(lease)
+        await first.queue.release(lease)
         (nobodys,) = await rows_of(cluster, 1)
         status = await gather_status(visiting(cluster), clock=cluster.clock)
     async with cluster.node("host-b") as second:

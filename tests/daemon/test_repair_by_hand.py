@@ -273,7 +273,7 @@ async def test_tries_of_several_ledgers_are_ordered_at_once() -> None:
     await order_tries([7, 8], cluster.store, PATHS, cluster.clock)
     await order_tries([9], cluster.store, PATHS, cluster.clock)
 
-    standing = await OrderBook(cluster.store, PATHS).stored(tries_place(PATHS))
+    standing = await OrderStore(cluster.store, PATHS).stored(tries_znode(PATHS))
     assert standing is not None
     assert isinstance(standing.order, TriesOrder)
     assert list(standing.order.ordered_ms) == [7, 8, 9]

@@ -26,13 +26,13 @@ from daemon.status import command as status_command
 from replication.orders import (
     DrainOrder,
     HoldOrder,
-    OrderBook,
-    checks_place,
-    drain_place,
-    hold_place,
-    limits_place,
-    maintenance_place,
-    tries_place,
+    OrderStore,
+    checks_znode,
+    drain_znode,
+    hold_znode,
+    limits_znode,
+    maintenance_znode,
+    tries_znode,
 )
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
@@ -40,9 +40,9 @@ from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
-DRAIN, WINDOW = drain_place(PATHS, B1).path, maintenance_place(PATHS, B2).path
-LIMITS, HOLD, CHECKS = limits_place(PATHS).path, hold_place(PATHS).path, checks_place(PATHS).path
-TRIES = tries_place(PATHS).path
+DRAIN, WINDOW = drain_znode(PATHS, B1).path, maintenance_znode(PATHS, B2).path
+LIMITS, HOLD, CHECKS = limits_znode(PATHS).path, hold_znode(PATHS).path, checks_znode(PATHS).path
+TRIES = tries_znode(PATHS).path
 ALL = (DRAIN, WINDOW, LIMITS, HOLD, CHECKS, TRIES)
 
 
@@ -52,13 +52,13 @@ async def break_all(cluster: Cluster) -> None:
 
 
 async def drain_three(cluster: Cluster) -> None:
-    book = OrderBook(cluster.store, PATHS)
+    order_store = OrderStore(cluster.store, PATHS)
     for bookie in (B1, B2, B3):
-        await book.give(drain_place(PATHS, bookie), DrainOrder(since_ms=1), over=None)
+        await order_store.give(drain_znode(PATHS, bookie), DrainOrder(since_ms=1), over=None)
 
 
 async def unreadable(cluster: Cluster) -> tuple[str, ...]:
-    return (await OrderBook(cluster.store, PATHS).read()).unreadable
+    return (await OrderStore(cluster.store, PATHS).read()).unreadable
 
 
 COMMANDS = [
@@ -208,7 +208,7 @@ def test_a_hold_that_cannot_be_read_is_ended_like_any_other_once_that_is_meant(
         await cluster.kill(B3)
 
     async def holding(cluster: Cluster) -> HoldOrder | None:
-        return (await OrderBook(cluster.store, PATHS).read()).hold
+        return (await OrderStore(cluster.store, PATHS).read()).hold
 
     for arguments, exit_code, is_ended in [(["end"], 1, False), (["end", "--yes"], 0, True)]:
         result, hold = run_in_memory(

@@ -24,7 +24,7 @@ from replication.locks import LedgerLease, QueuedLedger
 from replication.marks import MarkTree
 from replication.nodes import Membership, NodeInfo, Role
 from replication.open_ledgers import OpenLedgers
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.recent_copies import CopyRecorder
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
@@ -136,7 +136,7 @@ async def _node(
     moves_misplaced: bool = False,
 ) -> Node:
     manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
-    views = ViewSource(Registration(store, ROOT), clock, OrderBook(store, PATHS))
+    views = ViewSource(Registration(store, ROOT), clock, OrderStore(store, PATHS))
     await views.refresh()
     membership = await Membership.join(store, PATHS, node_info(name))
     batcher = Batcher(store, [membership.guard])

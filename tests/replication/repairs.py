@@ -6,7 +6,7 @@ from typing import Any
 from ledgers.bookies import Transfer
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId, LedgerState
-from replication.orders import DrainOrder, MaintenanceWindow, drain_place, maintenance_place
+from replication.orders import DrainOrder, MaintenanceWindow, drain_znode, maintenance_znode
 from replication.outcome import Outcome
 from replication.reasons import Blocked
 from tests.replication.cluster import Cluster
@@ -43,7 +43,7 @@ async def drain(cluster: Cluster, *bookies: BookieId, may_fence: bool = False) -
     order = DrainOrder(since_ms=cluster.clock.wall_ms(), may_fence=may_fence)
     for bookie in bookies:
         await cluster.store.create(
-            drain_place(PATHS, bookie).path, order.to_json(), with_parents=True
+            drain_znode(PATHS, bookie).path, order.to_json(), with_parents=True
         )
 
 
@@ -51,7 +51,7 @@ async def keep_away(cluster: Cluster, bookie: BookieId, *, for_s: float = 60) ->
     """Order a maintenance window; its end in wall-clock milliseconds."""
     since_ms = cluster.clock.wall_ms()
     window = MaintenanceWindow(since_ms=since_ms, until_ms=since_ms + int(1000 * for_s))
-    path = maintenance_place(PATHS, bookie).path
+    path = maintenance_znode(PATHS, bookie).path
     await cluster.store.create(path, window.to_json(), with_parents=True)
     return window.until_ms
 

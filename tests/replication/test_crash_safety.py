@@ -112,11 +112,11 @@ def forget_note(node: Node, lease: LedgerLease) -> Awaitable[object]:
 
 
 def finish(node: Node, lease: LedgerLease) -> Awaitable[object]:
-    return node.queue.finish(lease)
+    return node.queue.complete(lease)
 
 
 def finish_with_metadata(node: Node, lease: LedgerLease) -> Awaitable[object]:
-    return node.queue.finish(lease, [SetData(path="/extra", data=b"x", version=0)])
+    return node.queue.complete(lease, [SetData(path="/extra", data=b"x", version=0)])
 
 
 def write(node: Node, lease: LedgerLease) -> Awaitable[object]:
@@ -143,7 +143,7 @@ async def test_rule_s3_under_a_session_that_was_replaced_silently_nothing_is_wri
 
         with pytest.raises(SessionLostError):
             await act(node, lease)
-        await node.queue.give_back(lease)
+        await node.queue.release(lease)
 
         assert cluster.tree.snapshot() == before
 
@@ -186,7 +186,7 @@ async def test_rule_s14_a_ledger_marked_again_between_look_and_lock_is_not_locke
         stands = await cluster.locked()
         assert (lease is None) == (stands == [])
         if lease is not None:  # it was quicker: then the old mark is what it may delete, no other
-            assert not await node.queue.finish(lease)
+            assert not await node.queue.complete(lease)
             assert await cluster.marked() == [LEDGER]
 
 

@@ -16,7 +16,7 @@ NOTE = WaitingNote(
     blocked=Blocked(reason=Reason.LEFT_TO_OTHERS, facts=Facts(errors=("put back by hand",))),
     node="host-a",
     since_ms=5,
-    bad_sources=frozenset({B1}),
+    suspects=frozenset({B1}),
 )
 
 
@@ -42,7 +42,7 @@ async def test_bad_sources_are_noted_though_the_directory_of_notes_was_deleted()
 
     left = await notes.read(LEDGER)
     assert left is not None
-    assert left.bad_sources == {B1}
+    assert left.suspects == {B1}
 
 
 @in_virtual_time

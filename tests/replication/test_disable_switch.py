@@ -82,14 +82,14 @@ async def test_rule_s8_while_it_cannot_be_read_nothing_new_is_begun_and_it_is_re
         if is_on:
             await cluster.store.create(DISABLE)
         await asyncio.sleep(60)
-        assert not watched.switch.may_take
+        assert not watched.switch.may_lease
         with pytest.raises(UnavailableError):
             await watched.switch.is_on()
 
         throttled.clear()
         told_count = watched.told_count
         await asyncio.sleep(60)
-        assert watched.switch.may_take is not is_on
+        assert watched.switch.may_lease is not is_on
         assert await watched.switch.is_on() is is_on
         assert watched.told_count > told_count, "whoever waits is woken"
 
@@ -102,11 +102,11 @@ async def test_rule_s8_a_switch_whose_removal_cannot_be_read_stays_on() -> None:
         throttled = overload(watched.store, DISABLE)
         await cluster.store.delete(DISABLE)
         await asyncio.sleep(60)
-        assert not watched.switch.may_take
+        assert not watched.switch.may_lease
 
         throttled.clear()
         await asyncio.sleep(60)
-        assert watched.switch.may_take
+        assert watched.switch.may_lease
 
 
 @in_virtual_time

@@ -24,12 +24,12 @@ from replication.orders import (
     HoldOrder,
     LimitsOrder,
     MaintenanceWindow,
-    OrderBook,
     Orders,
-    drain_place,
-    hold_place,
-    limits_place,
-    maintenance_place,
+    OrderStore,
+    drain_znode,
+    hold_znode,
+    limits_znode,
+    maintenance_znode,
 )
 from replication.racks import remembered_racks
 from replication.reasons import Blocked, Facts, Reason
@@ -57,7 +57,7 @@ class Reader:
 
 async def read_orders(store: MemoryStore) -> Orders:
     """As they are followed: what cannot be read is told of besides."""
-    return replace(await OrderBook(store, PATHS).read(), unreadable=())
+    return replace(await OrderStore(store, PATHS).read(), unreadable=())
 
 
 async def read_activity_now(store: MemoryStore) -> ClientActivity | None:
@@ -68,7 +68,7 @@ async def read_activity_now(store: MemoryStore) -> ClientActivity | None:
 
 async def read_hold(store: MemoryStore) -> HoldOrder | None:
     """But for the time, which of one that cannot be read is its znode's."""
-    hold = (await OrderBook(store, PATHS).read()).hold
+    hold = (await OrderStore(store, PATHS).read()).hold
     return None if hold is None else replace(hold, since_ms=0)
 
 
@@ -128,25 +128,25 @@ READERS = {
         nothing=None,
     ),
     "a drain": Reader(
-        path=drain_place(PATHS, B1).path,
+        path=drain_znode(PATHS, B1).path,
         good=DrainOrder(since_ms=5, may_fence=True).to_json(),
         read=read_orders,
         nothing=Orders(),
     ),
     "a window": Reader(
-        path=maintenance_place(PATHS, B1).path,
+        path=maintenance_znode(PATHS, B1).path,
         good=MaintenanceWindow(since_ms=1, until_ms=5, reason="new kernel").to_json(),
         read=read_orders,
         nothing=Orders(),
     ),
     "limits": Reader(
-        path=limits_place(PATHS).path,
+        path=limits_znode(PATHS).path,
         good=LimitsOrder(bytes_per_s=1, yields_to_writers=True).to_json(),
         read=read_orders,
         nothing=Orders(),
     ),
     "a hold": Reader(
-        path=hold_place(PATHS).path,
+        path=hold_znode(PATHS).path,
         good=HoldOrder(since_ms=1, until_ms=5, bookies=(B1,), reason="3 of 5 went").to_json(),
         read=read_hold,
         nothing=HoldOrder.unreadable(since_ms=0),

@@ -63,6 +63,6 @@ async def test_a_lock_that_another_node_made_meanwhile_does_not_pass_for_ours() 
         with pytest.raises(LockLostError):
             await first.queue.write(lease, [])
         with pytest.raises(LockLostError):
-            await first.queue.finish(lease)
+            await first.queue.complete(lease)
 
     assert await cluster.marked() == [ledger_id]

@@ -68,13 +68,13 @@ async def test_members_see_each_other_while_their_sessions_live() -> None:
     first = await Membership.join(one, PATHS, node_info("host-a"))
     await Membership.join(two, PATHS, node_info("host-b", Role.AUDITOR))
 
-    assert await first.everybody() == [
+    assert await first.live_nodes() == [
         LiveNode(info=node_info("host-a"), session_id=one.session_id),
         LiveNode(info=node_info("host-b", Role.AUDITOR), session_id=two.session_id),
     ]
 
     await two.close()
-    assert [node.info.host for node in await first.everybody()] == ["host-a"]
+    assert [node.info.host for node in await first.live_nodes()] == ["host-a"]
 
 
 @in_virtual_time
@@ -90,10 +90,10 @@ async def test_members_of_a_later_release_are_passed_over() -> None:
 async def test_a_members_data_is_read_once() -> None:
     cluster = await Cluster.start()
     membership = await Membership.join(cluster.store, PATHS, node_info("host-a"))
-    await membership.everybody()
+    await membership.live_nodes()
     before = cluster.store.request_count
 
-    await membership.everybody()
+    await membership.live_nodes()
 
     assert cluster.store.request_count == before + 1
 

@@ -11,7 +11,7 @@ from ledgers.errors import SessionLostError, UnauthorizedError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, MultiFailed, Operation, OperationResult, Stat
 from replication.locks import QueuedLedger
-from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, SeenMark
+from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, VersionedMark
 from replication.work_queue import Queue
 from replication.znodes import Mark
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
@@ -26,7 +26,7 @@ SEED = 11
 
 
 async def look(queue: Queue, *, seed: int = SEED) -> frozenset[int]:
-    return (await queue.look(random.Random(seed))).free
+    return (await queue.list_ledgers(random.Random(seed))).free
 
 
 # --- Looking --------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ async def test_a_mark_that_nobody_can_read_is_still_work() -> None:
 
         stat = await cluster.store.exists(MARK)
         assert stat is not None
-        seen = SeenMark(path=MARK, mark=Mark(), version=0, czxid=stat.czxid, mzxid=stat.mzxid)
+        seen = VersionedMark(path=MARK, mark=Mark(), version=0, czxid=stat.czxid, mzxid=stat.mzxid)
         assert queued.marks == (seen,)
         assert await node.queue.lease(queued) is not None
 
@@ -300,7 +300,7 @@ async def test_a_refusal_that_is_nobodys_lock_is_not_taken_for_one(
         with pytest.raises(UnauthorizedError):
             await node.queue.lease(queued)
         with capture_logs() as logs:
-            await node.queue.give_back(lease)  # it ends with the session
+            await node.queue.release(lease)  # it ends with the session
     assert [each["event"] for each in logs if each["log_level"] == "error"] == ["lock.kept"]
 
 

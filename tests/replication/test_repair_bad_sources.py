@@ -69,7 +69,7 @@ async def test_it_is_remembered_from_one_try_to_the_next() -> None:
         for _ in range(2):
             lease = await node.lease()
             outcomes.append(await node.repairer.repair(lease))
-            await node.queue.give_back(lease)
+            await node.queue.release(lease)
         await cluster.unregister(B3)
         await cluster.register(B3)
         await asyncio.sleep(1)
@@ -181,7 +181,7 @@ async def test_an_operator_who_has_it_tried_at_once_makes_nobody_forget_them() -
 
     left = await notes.read(LEDGER)
     assert left is not None
-    assert left.bad_sources == noted.bad_sources == {B3}
+    assert left.suspects == noted.suspects == {B3}
     assert not left.reason.needs_help, "who waits for the try would take it for its outcome"
     async with cluster.node("two") as node, working(node):
         await asyncio.sleep(1)
@@ -206,7 +206,7 @@ async def test_a_note_that_is_written_while_old_ones_are_tidied_away_stays() -> 
 
         async def was_not_marked(ledger_id: int) -> bool:
             """It is marked, tried and given back while the answer is on its way."""
-            await node.notes.write(replace(note, bad_sources=frozenset({B3})))
+            await node.notes.write(replace(note, suspects=frozenset({B3})))
             return False
 
         node.queue.is_marked = was_not_marked  # type: ignore[method-assign]
@@ -214,7 +214,7 @@ async def test_a_note_that_is_written_while_old_ones_are_tidied_away_stays() -> 
 
         left = await node.notes.read(LEDGER)
     assert left is not None
-    assert left.bad_sources == {B3}
+    assert left.suspects == {B3}
 
 
 @pytest.mark.parametrize("lost_count", [0, 1, 3])

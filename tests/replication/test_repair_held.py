@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ledgers.model import LedgerState
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
@@ -19,17 +19,17 @@ async def hold(cluster: Cluster, *, for_s: float | None = None, reason: str = ""
     """Order one; its end in wall-clock milliseconds."""
     now_ms = cluster.clock.wall_ms()
     until_ms = None if for_s is None else now_ms + int(for_s * 1000)
-    book, place = OrderBook(cluster.store, PATHS), hold_place(PATHS)
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
     order = HoldOrder(since_ms=now_ms, until_ms=until_ms, reason=reason)
-    await book.give(place, order, over=await book.stored(place))
+    await order_store.give(znode, order, over=await order_store.stored(znode))
     return until_ms
 
 
 async def end_hold(cluster: Cluster) -> None:
-    book, place = OrderBook(cluster.store, PATHS), hold_place(PATHS)
-    source_health = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
+    source_health = await order_store.stored(znode)
     assert source_health is not None
-    await book.withdraw(place, over=source_health)
+    await order_store.withdraw(znode, over=source_health)
 
 
 @pytest.mark.parametrize("for_s", [60.0, None], ids=["with an end", "until somebody ends it"])

@@ -200,13 +200,13 @@ async def test_rule_s3_done_but_for_a_reply_and_marked_again_the_repair_lets_go(
     async with cluster.node() as node:
         lease = await node.lease()
         fault_once(cluster, node.store, SetData, StoreFault.LOST_REPLY)
-        is_finished = node.queue.is_finished
+        is_completed = node.queue.is_completed
 
         async def marked_again_first(lease: LedgerLease) -> bool:
             await cluster.mark(B3)
-            return await is_finished(lease)
+            return await is_completed(lease)
 
-        node.queue.is_finished = marked_again_first  # type: ignore[method-assign]
+        node.queue.is_completed = marked_again_first  # type: ignore[method-assign]
         with pytest.raises(LockLostError):
             await node.repairer.repair(lease)
 

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.nodes import SYNCHRONISE_INTERVAL_S, Membership, SharedClock
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1
 from tests.replication.nodes import PATHS, ROOT, node_info
@@ -83,10 +83,10 @@ async def test_a_hold_and_a_window_last_as_long_for_a_node_with_a_wrong_clock(
     cluster = await Cluster.start()
     now_ms = cluster.clock.wall_ms()
     hold = HoldOrder(since_ms=now_ms, until_ms=now_ms + 600_000)
-    await cluster.store.create(hold_place(PATHS).path, hold.to_json(), with_parents=True)
+    await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
     await keep_away(cluster, B1, for_s=600)
     clock = await clock_of(cluster, SkewedClock(skew_s))
-    views = ViewSource(Registration(cluster.store, ROOT), clock, OrderBook(cluster.store, PATHS))
+    views = ViewSource(Registration(cluster.store, ROOT), clock, OrderStore(cluster.store, PATHS))
 
     await asyncio.sleep(590)
     before = (await views.refresh()).orders

@@ -30,7 +30,7 @@ from ledgers.memory.bookies import NO_FAULT, Op
 from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
-from replication.orders import drain_place, maintenance_place
+from replication.orders import drain_znode, maintenance_znode
 from replication.settings import ReplicationSettings
 from tests.auditor.auditing import auditing
 from tests.auditor.rechecking import recheck_of
@@ -153,12 +153,12 @@ class Storm:
 
     async def _stop_draining(self) -> None:
         if self.draining:
-            await self.cluster.store.delete(drain_place(PATHS, self.draining.pop()).path)
+            await self.cluster.store.delete(drain_znode(PATHS, self.draining.pop()).path)
 
     async def _maintain(self) -> None:
         """Mostly it is away then, and perhaps for longer."""
         bookie = self.rng.choice(BOOKIES)
-        if await self.cluster.store.exists(maintenance_place(PATHS, bookie).path) is None:
+        if await self.cluster.store.exists(maintenance_znode(PATHS, bookie).path) is None:
             await keep_away(self.cluster, bookie, for_s=self.rng.uniform(5, 30))
 
     async def _kill(self) -> None:

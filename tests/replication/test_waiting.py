@@ -25,7 +25,7 @@ NOTE = WaitingNote(
     tries=3,
     next_try_ms=1_000,
     fingerprint=WORLD,
-    bad_sources=frozenset({B1, B2}),
+    suspects=frozenset({B1, B2}),
 )
 
 # --- Notes ----------------------------------------------------------------------------------------

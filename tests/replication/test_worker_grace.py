@@ -229,7 +229,7 @@ async def test_whom_it_misses_besides_it_is_left_to_its_writer_for_a_whole_grace
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
-        await cluster.store.delete(drain_place(PATHS, B2).path)
+        await cluster.store.delete(drain_znode(PATHS, B2).path)
         await asyncio.sleep(SETTINGS.open_ledger_grace_s - 2)
 
         assert B2 not in (await noted(node)).blocked.facts.draining

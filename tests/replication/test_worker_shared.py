@@ -31,7 +31,7 @@ async def copy_for_a_second(transfer: Transfer) -> None:
         await asyncio.sleep(1)
 
 
-# --- Shares ---------------------------------------------------------------------------------------
+# --- HashRing ---------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -122,7 +122,7 @@ async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
             await writer.notes.write(replace(note, ledger_id=ledger_id))
 
     costs: list[int] = []
-    look = LedgerPicker.look
+    look = LedgerPicker.pick
 
     async def counted(self: LedgerPicker, **options: int) -> object:
         before = node.store.request_count
@@ -202,7 +202,7 @@ async def test_a_slow_zookeeper_is_looked_at_the_seldomer() -> None:
 @in_virtual_time
 async def test_the_log_has_one_line_for_many_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await with_lost_b2(30)
-    for module in ("summary", "worker"):  # as a logger remembers what it was first used with
+    for module in ("worker",):  # as a logger remembers what it was first used with
         monkeypatch.setattr(f"replication.{module}.log", structlog.get_logger())
 
     with capture_logs() as logs:

@@ -16,7 +16,7 @@ from ledgers.store import Create, Operation, OperationResult
 from replication.locks import LedgerLease
 from replication.outcome import Outcome
 from replication.settings import ReplicationSettings
-from replication.work_queue import Look
+from replication.work_queue import QueueListing
 from tests.replication.cluster import (
     Cluster,
     fault_once,
@@ -254,14 +254,14 @@ async def test_a_queue_that_cannot_be_read_is_tried_again() -> None:
     cluster = await with_lost_b2(3)
 
     async with cluster.node() as node:
-        look, failures = node.queue.look, [UnavailableError("no answer in time")] * 3
+        look, failures = node.queue.list_ledgers, [UnavailableError("no answer in time")] * 3
 
-        async def fail_at_first(rng: random.Random) -> Look:
+        async def fail_at_first(rng: random.Random) -> QueueListing:
             if failures:
                 raise failures.pop()
             return await look(rng)
 
-        node.queue.look = fail_at_first  # type: ignore[method-assign]
+        node.queue.list_ledgers = fail_at_first  # type: ignore[method-assign]
         async with working(node):
             took_s = await until(cluster, lambda: queue_empty(cluster))
 

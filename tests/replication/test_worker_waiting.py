@@ -224,7 +224,7 @@ async def test_nor_by_a_node_that_has_never_met_the_ledger_which_leaves_no_note_
 
         async def look(lease: LedgerLease, *_: object, **__: object) -> Outcome:
             noted.append(await node.notes.read(LEDGER))
-            await node.queue.finish(lease)
+            await node.queue.complete(lease)
             return DONE
 
         node.repairer.repair = look  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from replication.inspection import Inspector
 from replication.journal import JournalRecord
 from replication.marks import marked_ledger_ids
 from replication.nodes import Membership
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.restore import Restorer, Restoring
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
@@ -47,7 +47,7 @@ class Undoing:
 
     async def restorer(self) -> Restorer:
         views = ViewSource(
-            Registration(self.store, ROOT), self.cluster.clock, OrderBook(self.store, PATHS)
+            Registration(self.store, ROOT), self.cluster.clock, OrderStore(self.store, PATHS)
         )
         return Restorer(
             store=self.store,

@@ -34,12 +34,12 @@ from ledgers.errors import (
 from ledgers.store import ANY_VERSION, MetadataStore
 from replication.znodes import (
     ClusterPaths,
+    int_field,
+    object_field,
     parse_record,
-    part,
     read_record,
-    text,
-    time_ms,
-    whole,
+    text_field,
+    time_field,
 )
 
 VERSION = 1
@@ -148,34 +148,34 @@ class Summary:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Return the summary. Raises CorruptionError, also for another version."""
-        check_version("a summary", whole(record, "version"), VERSION)
+        check_version("a summary", int_field(record, "version"), VERSION)
         try:
-            level = Level(text(record, "level"))
+            level = Level(text_field(record, "level"))
         except ValueError as error:
             raise CorruptionError("a summary of a level that this release does not know") from error
         return cls(
-            run=text(record, "run"),
+            run=text_field(record, "run"),
             level=level,
-            started_ms=time_ms(record, "started_ms"),
-            finished_ms=time_ms(record, "finished_ms"),
+            started_ms=time_field(record, "started_ms"),
+            finished_ms=time_field(record, "finished_ms"),
             counts=Counts(
-                ledgers=whole(record, "ledgers"),
+                ledgers=int_field(record, "ledgers"),
                 verdicts=_counts(record, "verdicts"),
                 findings=_counts(record, "findings"),
-                wrong=whole(record, "wrong"),
-                resting_on_unknown=whole(record, "resting_on_unknown"),
-                entries_read=whole(record, "entries_read"),
-                bytes_read=whole(record, "bytes_read"),
+                wrong=int_field(record, "wrong"),
+                resting_on_unknown=int_field(record, "resting_on_unknown"),
+                entries_read=int_field(record, "entries_read"),
+                bytes_read=int_field(record, "bytes_read"),
                 # Summaries of earlier releases lack these keys.
-                out_of_reach=whole(record, "out_of_reach") if "out_of_reach" in record else 0,
+                out_of_reach=int_field(record, "out_of_reach") if "out_of_reach" in record else 0,
                 away=_counts(record, "away") if "away" in record else {},
-                tails_unseen=whole(record, "tails_unseen") if "tails_unseen" in record else 0,
+                tails_unseen=int_field(record, "tails_unseen") if "tails_unseen" in record else 0,
             ),
-            skipped=whole(record, "skipped"),
-            left=whole(record, "left"),
-            left_wrong=whole(record, "left_wrong") if "left_wrong" in record else 0,
-            gone=whole(record, "gone"),
-            marked=whole(record, "marked") if "marked" in record else None,
+            skipped=int_field(record, "skipped"),
+            left=int_field(record, "left"),
+            left_wrong=int_field(record, "left_wrong") if "left_wrong" in record else 0,
+            gone=int_field(record, "gone"),
+            marked=int_field(record, "marked") if "marked" in record else None,
         )
 
 
@@ -215,8 +215,8 @@ def _added(ours: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]
 
 
 def _counts(record: Mapping[str, Any], key: str) -> dict[str, int]:
-    counts = part(record, key)
-    return {name: whole(counts, name) for name in counts}
+    counts = object_field(record, key)
+    return {name: int_field(counts, name) for name in counts}
 
 
 log = structlog.get_logger()
