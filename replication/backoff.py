@@ -184,7 +184,7 @@ class LeasedLedger:
     fingerprint: ClusterFingerprint
     note: WaitingNote | None
     has_old_note: bool = False
-    bad_sources: frozenset[BookieId] = frozenset()
+    suspects: frozenset[BookieId] = frozenset()
     """Bookies whose copies an earlier try, of any node, found bad."""
 
     @property
@@ -285,7 +285,7 @@ class WaitingList:
     async def delete_stale_note(self, leased: LeasedLedger) -> None:
         """Delete the note of an earlier mark, unless it names bad sources. We hold the lease, so no
         other node writes a note."""
-        if leased.has_old_note and not leased.bad_sources:
+        if leased.has_old_note and not leased.suspects:
             await self._try_to_tell(self._notes.delete(leased.ledger_id))
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
@@ -352,9 +352,7 @@ class WaitingList:
         assert leased.note is not None, leased
         return await self._try_to_tell(self._notes.write(leased.note))
 
-    async def record_bad_sources(
-        self, leased: LeasedLedger, found_bad: Collection[BookieId]
-    ) -> bool:
+    async def record_suspects(self, leased: LeasedLedger, found_bad: Collection[BookieId]) -> bool:
         """Record the bad copies that an interrupted repair found: the next try, on any node, must
         know of them. Returns False if the note could not be written."""
         before = leased.note or WaitingNote(
@@ -379,10 +377,8 @@ class WaitingList:
         if before is None or not _keeps_reason(before, leased.fingerprint):
             await self._write(leased, outcome, tries=1, wait_s=None, grace_until_ms=until_ms)
             return
-        bad_sources = before.bad_sources | outcome.bad_sources
-        leased.note = replace(
-            before, next_try_ms=0, grace_until_ms=until_ms, bad_sources=bad_sources
-        )
+        suspects = before.suspects | outcome.suspects
+        leased.note = replace(before, next_try_ms=0, grace_until_ms=until_ms, suspects=suspects)
         await self._try_to_tell(self._notes.write(leased.note, is_likely_there=True))
 
     def back_off_after_error(self, queued: QueuedLedger, fingerprint: ClusterFingerprint) -> None:
@@ -474,7 +470,7 @@ class WaitingList:
         # A journal that failed again is written: who waits for the ledger learns that it was tried.
         is_repeated = before is not None and before.reason is reason is Reason.JOURNAL
         if reason.is_of_this_node and before is not None and not is_repeated:
-            before = replace(before, bad_sources=before.bad_sources | outcome.bad_sources)
+            before = replace(before, suspects=before.suspects | outcome.suspects)
             if before == leased.note:  # the existing note holds for all nodes
                 return True
             leased.note = before

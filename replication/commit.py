@@ -220,9 +220,9 @@ class PlannedOutcome:
         """Return what ``copy_index`` would return if every bookie gives what is not known to be
         bad."""
         lacking = self.lacking(repair.fragment, repair.index, repair.entry_ids)
-        kept_back = _kept_back(repair, lacking.without_copy)
-        without_copy = tuple(e for e in lacking.without_copy if e not in kept_back)
-        left_count = len(without_copy) + len(lacking.unknown) + len(kept_back)
+        withheld = _withheld(repair, lacking.without_copy)
+        without_copy = tuple(e for e in lacking.without_copy if e not in withheld)
+        left_count = len(without_copy) + len(lacking.unknown) + len(withheld)
         is_hopeless = left_count > LACKING_MAX  # then the copy is given up
         entry_count = 0 if is_hopeless else len(repair.entry_ids) - left_count
         return CopyOutcome(
@@ -283,7 +283,7 @@ def _bad_everywhere(sources: Sequence[IndexFinding], residue: int, size: int) ->
             yield entry_id
 
 
-def _kept_back(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
+def _withheld(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
     """Return the end that a copy in place leaves out (``copy_index``)."""
     if not without_copy or not repair.is_in_place:
         return ()
@@ -295,8 +295,8 @@ def _kept_back(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
 def simulated(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair:
     """Return the repair without the entries that would not be copied. ``is_split``: what is kept
     back will be copied in the next round."""
-    kept_back = () if is_split else outcome.kept_back
-    left = EntryRuns(sorted({*outcome.without_copy, *outcome.unknown, *kept_back}))
+    withheld = () if is_split else outcome.withheld
+    left = EntryRuns(sorted({*outcome.without_copy, *outcome.unknown, *withheld}))
     if not left:
         return repair
     made = array("q", (entry_id for entry_id in repair.entry_ids if entry_id not in left))

@@ -280,7 +280,7 @@ class Inspector:
     async def inspect(
         self, ledger_id: int, view: ClusterView, *, suspects: Collection[BookieId] = ()
     ) -> Surveyed:
-        """Read the metadata and inspect the ledger. ``distrusted``: bookies that are asked for
+        """Read the metadata and inspect the ledger. ``suspects``: bookies that are asked for
         every entry, besides reformatted ones."""
         match await self.find(ledger_id):
             case VersionedMetadata() as versioned:
@@ -424,7 +424,7 @@ class Inspector:
     ) -> frozenset[BookieId]:
         """Return the bookies that must be asked for every entry. A bookie with a cookie newer than
         the ledger may have been empty."""
-        return view.initialised_after(versioned.stat.czxid).union(distrusted)
+        return view.initialised_after(versioned.stat.czxid).union(suspects)
 
 
 def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:

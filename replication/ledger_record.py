@@ -44,7 +44,6 @@ from ledgers.store import ANY_VERSION, Check, Create, Delete, MetadataStore, Mul
 from ledgers.tasks import gather_in_parts
 from replication.cluster import ClusterView
 from replication.locks import guarded_multi
-from replication.nodes import ensure
 from replication.reasons import Blocked, Facts, Reason, named, parse_blocked
 from replication.transactions import Batcher
 from replication.znodes import (
@@ -54,7 +53,6 @@ from replication.znodes import (
     ensure_znode,
     int_field,
     ledger_id_of_name,
-    object_field,
     parse_record,
     read_record,
     text_field,
@@ -152,7 +150,7 @@ class UnprovenEnds:
         try:
             await self._batcher.put(path, data)
         except NoNodeError:  # the first record
-            await ensure(self._store, self._paths.unproven_ends)
+            await ensure_znode(self._store, self._paths.unproven_ends)
             await self._batcher.put(path, data)
 
     async def tidy(self, rng: random.Random) -> None:
@@ -360,7 +358,7 @@ class WaitingNote:
     nodes do not wait for it."""
     fingerprint: ClusterFingerprint | None = None
     """The cluster when that try began."""
-    bad_sources: frozenset[BookieId] = frozenset()
+    suspects: frozenset[BookieId] = frozenset()
     """Bookies whose copies were found bad while copying from them. The next try reads them
     completely."""
     mzxid: int | None = field(default=None, compare=False)
@@ -384,13 +382,13 @@ class WaitingNote:
     def let_go(self) -> Self:
         """Return the note of a ledger that is due at once, whatever blocked it.
 
-        ``bad_sources`` stays: a worker that does not know of them checks only the ends of their
+        ``suspects`` stays: a worker that does not know of them checks only the ends of their
         copies, and would find the ledger whole.
         """
         return replace(
             self,
             blocked=Blocked(
-                reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(self.bad_sources))
+                reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(self.suspects))
             ),
             tries=1,
             next_try_ms=0,
@@ -434,7 +432,7 @@ class WaitingNote:
             "next_try_ms": self.next_try_ms,
             "grace_until_ms": self.grace_until_ms,
             "cluster": None if self.fingerprint is None else self.fingerprint.to_record(),
-            "bad_sources": sorted(self.bad_sources),
+            "suspects": sorted(self.suspects),
         }
         return json.dumps(record).encode()
 
@@ -562,7 +560,7 @@ class WaitingNotesWriter(WaitingNotes):
         first, second = (change, create) if is_likely_there else (create, change)
         if not (await self._commit(first) or await self._commit(second)):
             # Others deleted and created it at the wrong moments, or deleted its parent.
-            await ensure(self._store, self._paths.waiting)
+            await ensure_znode(self._store, self._paths.waiting)
             await self._commit(create)
 
     async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:

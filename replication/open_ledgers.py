@@ -195,12 +195,12 @@ def wiped_from_end(
     return tuple(b for b in members if b in wiped) if are_needed else ()
 
 
-def must_finish_recovery(inspection: Inspection, distrusted: Collection[BookieId] = ()) -> bool:
+def must_finish_recovery(inspection: Inspection, suspects: Collection[BookieId] = ()) -> bool:
     """Return True if an unfinished recovery must be finished before anything else.
 
     That is so if the open fragment lacks copies. It is also so if nothing is missing and the end is
     provable: otherwise the mark would be deleted while the writer is fenced off, and nobody would
-    close the ledger. ``distrusted``: bookies that are known to have lost entries.
+    close the ledger. ``suspects``: bookies that are known to have lost entries.
     """
     if inspection.is_abandoned:
         return True
@@ -310,7 +310,7 @@ class OpenLedgers:
         """Fence the ledger, find its end, close it. Raises what ``recover_ledger`` raises.
 
         ``before_close``: called with the end before CLOSED is written, to record what must be
-        recorded by then. ``distrusted``: bookies that are known to have lost entries.
+        recorded by then. ``suspects``: bookies that are known to have lost entries.
         ``accepts_loss``: trust reformatted bookies, and do without unresponsive ones, although
         entries that only they had may be cut off; and let the ledger end before an entry that has
         damaged copies only (``RecoveredEnd.given_up``). ``beside``: as in ``recover_ledger``.

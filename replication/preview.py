@@ -60,10 +60,10 @@ class Previewer:
         self._inspector, self._target_selector, self._view = inspector, target_selector, view
         self._moves_misplaced = moves_misplaced
 
-    async def preview(self, ledger_id: int, *, distrusted: Collection[BookieId] = ()) -> Preview:
+    async def preview(self, ledger_id: int, *, suspects: Collection[BookieId] = ()) -> Preview:
         """Return the dry run of one ledger.
 
-        ``distrusted``: bookies that are asked for every entry, because a check or fsck found bad
+        ``suspects``: bookies that are asked for every entry, because a check or fsck found bad
         copies there. Raises UnavailableError if ZooKeeper does not answer.
         """
         match await self._inspector.inspect(ledger_id, self._view, suspects=suspects):
@@ -72,8 +72,8 @@ class Previewer:
             case Blocked() as blocked:
                 plan = Plan(blocked=(blocked,))
             case RecoveryRequired() as found:
-                plan = await self._plan_open(found, distrusted)
-            case Inspection() as inspection if must_finish_recovery(inspection, distrusted):
+                plan = await self._plan_open(found, suspects)
+            case Inspection() as inspection if must_finish_recovery(inspection, suspects):
                 waits = held_back(self._view.orders) or _until_recovered(inspection)
                 plan = Plan(blocked=(waits,))
             case Inspection() as inspection:
@@ -87,9 +87,9 @@ class Previewer:
                 )
         return Preview(ledger_id=ledger_id, plan=plan)
 
-    async def _plan_open(self, found: RecoveryRequired, distrusted: Collection[BookieId]) -> Plan:
+    async def _plan_open(self, found: RecoveryRequired, suspects: Collection[BookieId]) -> Plan:
         """Return the plan for an open ledger: closed fragments are repaired, the rest waits."""
-        closed_part = await self._inspector.inspect_closed_part(found, distrusted=distrusted)
+        closed_part = await self._inspector.inspect_closed_part(found, suspects=suspects)
         plan = Plan()
         if closed_part is not None:
             plan = plan_repair(

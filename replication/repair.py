@@ -93,7 +93,7 @@ class Repairer:
     clock: Clock
     moves_misplaced: bool = False
     on_written: OnWritten = _ignore
-    _bad_sources: BadSources = field(default_factory=BadSources, init=False)
+    _bad_sources: RememberedSuspects = field(default_factory=RememberedSuspects, init=False)
 
     async def repair(
         self,
@@ -110,15 +110,15 @@ class Repairer:
         with bad copies, as an earlier outcome of any node reported them. Raises SessionLostError
         and LockLostError (the lock is gone), and UnavailableError if ZooKeeper does not answer.
         """
-        memory = Memory(
-            distrusted=await self._distrusted(lease),
-            bad_sources={*bad_sources, *self._bad_sources.pop(lease.ledger_id)},
+        progress = RepairProgress(
+            found_bad=await self._found_bad(lease),
+            suspects={*suspects, *self._remembered.pop(lease.ledger_id)},
             copies=self.recorder.of_repair(lease.ledger_id),
             may_split=self.clock.wall_ms() - lease.queued.since_ms >= SPLIT_AFTER_S * 1000,
         )
         outcome = None
         try:
-            attempt = RepairAttempt(self, lease, sighting, memory, slots or Slots(1))
+            attempt = RepairAttempt(self, lease, sighting, progress, slots or Slots(1))
             outcome = await attempt.run()
         finally:
             progress.copies.end()
@@ -130,7 +130,7 @@ class Repairer:
         """Return the bookies whose copies the last attempt found bad, if the ledger is not done."""
         return self._remembered.of(ledger_id)
 
-    async def _distrusted(self, lease: LedgerLease) -> frozenset[BookieId]:
+    async def _found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
         """Return the bookies of the mark whose copies must all be read. Absent bookies are not among
         them: they count as missing."""
         if self.views.current.available.isdisjoint(lease.queued.replicas):
@@ -144,7 +144,7 @@ class Repairer:
 
 
 class RepairAttempt:
-    """One call of ``Repairer.repair``. Owns what its rounds share: lease, memory and slots.
+    """One call of ``Repairer.repair``. Owns what its rounds share: lease, progress and slots.
 
     The methods of a round return None if another round is needed.
     """
@@ -154,7 +154,7 @@ class RepairAttempt:
         repairer: Repairer,
         lease: LedgerLease,
         sighting: WriterSighting | None,
-        memory: Memory,
+        progress: RepairProgress,
         slots: Slots,
     ) -> None:
         self._repairer = repairer
@@ -162,7 +162,7 @@ class RepairAttempt:
         self._inspector, self._copier = repairer.inspector, repairer.copier
         self._lease = lease
         self._sighting = sighting
-        self._memory = memory
+        self._memory = progress
         self._slots = slots
 
     async def run(self) -> Outcome:
@@ -177,7 +177,7 @@ class RepairAttempt:
             except (QuotaError, RejectedError) as error:  # ZooKeeper would refuse the write again
                 return waiting(_because_of(Reason.WRITE_REFUSED, error))
             except UnknownOutcomeError:
-                if not await self._queue.is_finished(self._lease):
+                if not await self._queue.is_completed(self._lease):
                     continue
                 outcome = DONE
             if outcome is not None:
@@ -230,7 +230,7 @@ class RepairAttempt:
     ) -> Inspection | RecoveryRequired | Blocked:
         async with self._slots.lent_after(PATIENCE_S):
             return await self._inspector.inspect_metadata(
-                versioned, view, distrusted=self._memory.to_read_whole
+                versioned, view, distrusted=self._memory.all_suspects
             )
 
     def _plan(self, inspection: Inspection, *, moves_misplaced: bool = False) -> Plan:
@@ -258,14 +258,14 @@ class RepairAttempt:
         self, plan: Plan, inspection: Inspection, *, asked: ReadPlan = NOTHING_ASKED
     ) -> CopyResults:
         """Make the copies of a plan. ``asked``: reads that check other copies at the same time."""
-        memory, byte_count = self._memory, sum(repair.byte_count for repair in plan.repairs)
+        progress, byte_count = self._memory, sum(repair.byte_count for repair in plan.repairs)
         # The record is written while the copies are made, so that no repair waits for it.
-        memory.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
+        progress.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
         async with self._slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
-            outcomes = await self._copier.copy_all(plan, inspection, memory, asked=asked)
-        bad_sources = frozenset().union(*(outcome.bad_sources for outcome in outcomes))
-        bad_sources -= memory.to_read_whole  # the plan knew of these
-        memory.bad_sources |= bad_sources
+            outcomes = await self._copier.copy_all(plan, inspection, progress, asked=asked)
+        suspects = frozenset().union(*(outcome.suspects for outcome in outcomes))
+        suspects -= progress.all_suspects  # the plan knew of these
+        progress.suspects |= suspects
         return CopyResults(
             inspection=inspection,
             plan=plan,
@@ -287,7 +287,7 @@ class RepairAttempt:
         first.
         """
         presumed = self._inspector.inspect_optimistically(
-            versioned, view, distrusted=self._memory.to_read_whole
+            versioned, view, distrusted=self._memory.all_suspects
         )
         if presumed is None:
             return None
@@ -321,7 +321,7 @@ class RepairAttempt:
             on_applied = partial(self._tell_written, results, write)
             if is_proven and results.is_complete:
                 checks = self._member_checks(inspection)
-                is_done = await self._queue.finish(
+                is_done = await self._queue.complete(
                     self._lease, [write, *checks], on_applied=on_applied
                 )
                 return DONE if is_done else MARKED_AGAIN
@@ -347,7 +347,7 @@ class RepairAttempt:
         return await self._finish([unchanged, *self._member_checks(inspection)])
 
     async def _finish(self, checks: Sequence[Check] = ()) -> Outcome:
-        return DONE if await self._queue.finish(self._lease, checks) else MARKED_AGAIN
+        return DONE if await self._queue.complete(self._lease, checks) else MARKED_AGAIN
 
     async def _confirm_targets(self, results: CopyResults) -> bool:
         """Check, right before the metadata names new bookies, that their copies are safe (rules S3,
@@ -442,7 +442,7 @@ class RepairAttempt:
         """
         async with self._slots.lent_after(PATIENCE_S):
             inspection = await self._inspector.inspect_closed_part(
-                found, distrusted=self._memory.to_read_whole
+                found, distrusted=self._memory.all_suspects
             )
         if inspection is None:
             return False

@@ -233,7 +233,7 @@ class TargetSelector:
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
         """Count bytes that are ``under_way`` as stored. Call it before ``under_way`` ends."""
-        self._rooms.landed(bookie, byte_count)
+        self._disk_spaces.landed(bookie, byte_count)
 
     def _add_load(self, bookie: BookieId, byte_count: int) -> None:
         self._load_bytes[bookie] = self._load_bytes.get(bookie, 0) + byte_count
@@ -281,7 +281,7 @@ class TargetSelector:
 
     def _spare(self, bookie: BookieId) -> int | None:
         """Return the free space above the floor, less what is being sent."""
-        spare_bytes = self._rooms.spare_bytes(bookie)
+        spare_bytes = self._disk_spaces.spare_bytes(bookie)
         return None if spare_bytes is None else spare_bytes - self._load_bytes.get(bookie, 0)
 
     def _candidate(self, bookie: BookieId) -> Candidate:

@@ -10,7 +10,7 @@ from daemon.cli.drain import Drains, wait_drained
 from daemon.cli.stuck import SHOWN_MAX
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
-from replication.orders import MaintenanceWindow, OrderBook, maintenance_place
+from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 from replication.reasons import Blocked, Facts, Reason
 from tests.auditor.auditing import draining
 from tests.auditor.scenes import with_ledgers

@@ -14,7 +14,7 @@ from daemon.messages import message
 from daemon.status.records import help_text
 from replication import znodes
 from replication.ledger_record import UnprovenEnd, WaitingNote
-from replication.orders import OrderBook, TriesOrder, tries_place
+from replication.orders import OrderStore, TriesOrder, tries_znode
 from replication.reasons import Blocked, Facts, Reason
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, visiting

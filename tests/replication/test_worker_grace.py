@@ -12,7 +12,7 @@ from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster import ClusterView
 from replication.ledger_record import WaitingNote
 from replication.open_ledgers import WriterSighting, is_overtaken
-from replication.orders import DrainOrder, Orders, drain_place
+from replication.orders import DrainOrder, Orders, drain_znode
 from replication.reasons import Exclusion, Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
@@ -209,7 +209,7 @@ async def test_a_drain_that_is_taken_back_ends_the_wait_of_the_ledgers_that_it_w
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
         assert (await noted(node)).blocked.facts.draining == (B2,)
-        await cluster.store.delete(drain_place(PATHS, B2).path)
+        await cluster.store.delete(drain_znode(PATHS, B2).path)
         took_s = await until(cluster, lambda: queue_empty(cluster))
         await asyncio.sleep(1)
 
