@@ -404,7 +404,6 @@ def _log_hold(hold: HoldOrder, census: BookieCensus, *, is_new: bool) -> None:
         bookie_count=len(census.present) + len(census.absent_since_s),
         absent=_first_bookies(census.absent_since_s),
         until_ms=hold.until_ms,
-        next_step="Nothing more is marked or fenced until the bookies are back. To count them as lost: bookmender hold end",
     )
 
 

@@ -51,7 +51,6 @@ async def scan_ledgers(manager: LedgerManager, *, lost: Collection[BookieId]) ->
             "scan.unreadable_ledgers",
             count=len(scan.unreadable),
             ledger_ids=scan.unreadable[:UNREADABLE_LOGGED_MAX],
-            next_step="bookmender ledger show ID shows the reason",
         )
     return scan
 

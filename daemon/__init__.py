@@ -5,7 +5,8 @@
 of its own. Both use ``limits``, ``placement`` and ``local_bookie``. Shared by all: ``settings``,
 ``state`` on the local disk, and ``logs``.
 
-A command opens a short session, a ``admin_session``; ``previews`` plans repairs for a command. ``status``,
+A command opens a short session, a ``admin_session``; ``previews`` plans repairs for a command, and
+``messages`` says why a repair is blocked and what to do. ``status``,
 ``observe`` and ``fsck`` are the larger commands. ``local`` runs a real cluster on loopback, and
 ``demo`` is ``make demo``.
 """

@@ -1,12 +1,12 @@
-"""The ledgers that wait: told to all nodes (``waiting``), and remembered by this one
-(``deferrals``).
+"""When a deferred ledger is tried again, and how all nodes learn it.
 
-When a ledger that could not be repaired is tried again, and which ones this node leaves alone
-till then.
+A worker defers a ledger whose repair is blocked. ``WaitingList`` writes a note for all nodes
+(``ledger_record.WaitingNote``), and ``Deferrals`` remembers which ledgers this node leaves alone and
+until when.
 
-The first wait and the longest depend on what was in the way: a bookie that does not answer may
-answer in a moment, damaged metadata will be so in an hour. Each failure for the same reason doubles
-the wait; a success, another reason or a better world begins anew.
+The first and the longest wait depend on the reason (``PACES``): an unresponsive bookie may answer in a
+moment, damaged metadata stays damaged. Each failure for the same reason doubles the wait. A success,
+another reason, or a change in the cluster that warrants a retry starts from the first wait.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from replication.ledger_record import (
 from replication.locks import LedgerLease, QueuedLedger
 from replication.orders import TriesOrder
 from replication.outcome import Outcome
-from replication.reasons import Reason, whereabouts
+from replication.reasons import Blocked, Facts, Reason, named
 from replication.work_queue import Queue
 
 LONG, SHORT = (6.0, 12.0), (0.2, 0.2)
@@ -48,25 +48,25 @@ PACES: Mapping[Reason, tuple[float, float]] = {
     Reason.NO_ANSWER: SHORT,
     Reason.CONFLICTS: SHORT,
 }
-"""The first wait and the longest, in terms of the settings'; those as they are for all other
-reasons."""
+"""The first and the longest wait, as multiples of the settings. Other reasons wait as the settings
+say."""
 JITTER = 0.2
-"""Ledgers that failed together are not all to come back in one moment."""
+"""Spreads the retries of ledgers that failed together."""
 TRIES_COUNTED_MAX = 30
-"""Doubling more often reaches any bound."""
+"""More doublings exceed any bound."""
 REMEMBERED_S = 3_600.0
-"""How long after it was due a deferral still counts as a try."""
+"""How long a deferral is remembered after its retry was due, to count the tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPace:
-    """How long to wait between tries, as the settings have it."""
+    """The settings for the wait between tries."""
 
     wait_min_s: float
     wait_max_s: float
 
     def wait_s(self, reason: Reason | None, *, tries: int, rng: random.Random) -> float:
-        """After so many tries that failed for this reason; None: for one that nobody knows."""
+        """Return the wait after ``tries`` failures for this reason. None: an unexpected error."""
         assert tries >= 1, tries
         first, longest = (1.0, 1.0) if reason is None else PACES.get(reason, (1.0, 1.0))
         doubled_s = self.wait_min_s * first * 2.0 ** (min(tries, TRIES_COUNTED_MAX) - 1)
@@ -83,9 +83,9 @@ class _Deferral:
 
 
 class Deferrals:
-    """The ledgers that this worker leaves alone for now, by its own tries or the notes of others.
+    """The ledgers that this worker leaves alone for now, because of its own tries or of notes.
 
-    Times are monotonic seconds. Ledgers without one are due.
+    Times are monotonic seconds. All other ledgers are due.
     """
 
     def __init__(self) -> None:
@@ -101,14 +101,14 @@ class Deferrals:
         tries: int = 1,
         is_loss: bool = True,
     ) -> None:
-        """``is_loss``: whether it was known to have lost copies."""
+        """Leave the ledger alone until ``due_s``. ``is_loss``: it was known to have lost copies."""
         self._deferrals[ledger_id] = _Deferral(due_s, fingerprint, reason, tries, is_loss)
 
     def is_due(
         self, ledger_id: int, *, now_s: float, fingerprint: ClusterFingerprint, is_loss: bool = True
     ) -> bool:
-        """``is_loss``: as it is now. What was in the way of a move is not waited with when copies
-        are lost."""
+        """Return True if the ledger may be tried. ``is_loss``: it has lost copies now. A ledger that
+        was deferred while being moved is due once it lost copies."""
         deferral = self._deferrals.get(ledger_id)
         return (
             deferral is None
@@ -120,19 +120,20 @@ class Deferrals:
     def tries(
         self, ledger_id: int, reason: Reason | None, *, fingerprint: ClusterFingerprint
     ) -> int:
-        """How often it failed in a row for this reason, in a world no worse than this one."""
+        """Return how often the ledger failed in a row for this reason, without a change that
+        warrants a retry."""
         deferral = self._deferrals.get(ledger_id)
         if deferral is None or deferral.reason is not reason:
             return 0
         return 0 if fingerprint.warrants_retry(deferral.fingerprint, reason) else deferral.tries
 
     def waits_for(self, ledger_id: int, reason: Reason) -> bool:
-        """Whether that is why it was left alone at last."""
+        """Return True if the ledger was last deferred for this reason."""
         deferral = self._deferrals.get(ledger_id)
         return deferral is not None and deferral.reason is reason
 
     def forget_all(self, reason: Reason) -> None:
-        """What they waited for is over: they are due."""
+        """Make all ledgers due that were deferred for this reason."""
         self._deferrals = {
             ledger_id: deferral
             for ledger_id, deferral in self._deferrals.items()
@@ -140,7 +141,7 @@ class Deferrals:
         }
 
     def forget_others(self, ledger_ids: Set[int]) -> None:
-        """All but those of these ledgers."""
+        """Forget all ledgers but these."""
         for ledger_id in self._deferrals.keys() - ledger_ids:
             del self._deferrals[ledger_id]
 
@@ -148,7 +149,7 @@ class Deferrals:
         self._deferrals.pop(ledger_id, None)
 
     def prune(self, *, now_s: float) -> None:
-        """Forget those that were due long ago: the ledgers are done, by others."""
+        """Forget ledgers that were due long ago: other nodes have repaired them."""
         self._deferrals = {
             ledger_id: deferral
             for ledger_id, deferral in self._deferrals.items()
@@ -159,24 +160,24 @@ class Deferrals:
 log = structlog.get_logger()
 
 LOST_RACE_PAUSE_S = 0.5
-"""Whoever was quicker is left alone with the ledger at first."""
+"""How long a ledger is left alone after another worker leased it first."""
 GONE_PAUSE_S = 60.0
-"""How long a ledger is left out that the leader calls urgent and that is not marked (any more)."""
+"""How long a ledger is left alone that the leader calls urgent, and that is not marked."""
 PROBE_INTERVAL_S = 30.0
-"""While nothing can be recorded on this host, one of the ledgers that wait for that is tried so
-long after the last that was: nothing else tells when there is room again, and each try may copy for
-nothing."""
+"""How often one ledger is tried while the journal cannot be written. Nothing else shows that the
+disk has space again, and each try may copy in vain."""
 NOTES_TIDIED_MAX = 1_000
-"""Notes whose marks are looked for in one go."""
+"""Notes whose marks are checked at once."""
 
 PRUNE_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
 class LeasedLedger:
-    """A ledger in our hands. ``fingerprint``: when its repair began. ``note``: what stands in ZooKeeper.
+    """A ledger that this worker has leased.
 
-    ``has_old_note``: in place of ``note`` there stands one of a mark that is gone.
+    ``fingerprint``: the cluster when the repair began. ``note``: the note in ZooKeeper.
+    ``has_old_note``: instead, ZooKeeper has the note of an earlier mark.
     """
 
     lease: LedgerLease
@@ -184,7 +185,7 @@ class LeasedLedger:
     note: WaitingNote | None
     has_old_note: bool = False
     suspects: frozenset[BookieId] = frozenset()
-    """Whose copies an earlier try found bad, whichever node's it was."""
+    """Bookies whose copies an earlier try, of any node, found bad."""
 
     @property
     def ledger_id(self) -> int:
@@ -196,8 +197,10 @@ class LeasedLedger:
 
 
 class WaitingList:
-    """One worker's part in what waits, and its knowledge of the rest. ``node``: what our notes
-    say."""
+    """Decides for a worker which ledgers are due, and defers ledgers for all nodes.
+
+    ``node``: the name of this node in its notes.
+    """
 
     def __init__(
         self,
@@ -220,17 +223,17 @@ class WaitingList:
         self._deferrals = Deferrals()
         self._prune_due_s = 0.0
         self._probe_due_s = math.inf
-        """Never, while no ledger waits for the journal."""
+        """Infinite while no ledger waits for the journal."""
         self._seen: tuple[ClusterView, ClusterFingerprint] | None = None
-        """The view that ``fingerprint`` was last reckoned from."""
+        """The last fingerprint, with its view."""
         self._heeded = TriesOrder()
-        """As it stood at the last look."""
+        """The orders to retry that were followed already."""
         self._is_untold = False
-        """The last note could not be written."""
+        """True while notes cannot be written."""
 
     @property
     def fingerprint(self) -> ClusterFingerprint:
-        """As it is now."""
+        """The fingerprint of the cluster now."""
         if self._seen is None or self._seen[0] is not self._view:
             self._seen = self._view, ClusterFingerprint.of(self._view)
         return self._seen[1]
@@ -239,11 +242,11 @@ class WaitingList:
     def _view(self) -> ClusterView:
         return self._views.current
 
-    # --- Who waits --------------------------------------------------------------------------------
+    # --- Which ledgers are due --------------------------------------------------------------------
 
     def due(self, ledger_ids: Collection[int], *, losses: Collection[int]) -> list[int]:
-        """Those that are not to be left alone now, as far as this node has heard. ``losses``: that
-        lost copies."""
+        """Return the ledgers that are due, as far as this node knows. ``losses``: those that lost
+        copies."""
         now_s, fingerprint = self._clock.now_s(), self.fingerprint
         if now_s >= self._prune_due_s:
             self._prune_due_s = now_s + PRUNE_INTERVAL_S
@@ -259,7 +262,7 @@ class WaitingList:
         return due
 
     def _heed_tries(self) -> None:
-        """What somebody ordered to be tried since the last look is due."""
+        """Make ledgers due that an operator ordered to be tried since the last call."""
         tries = self._view.orders.tries
         if tries is not self._heeded:
             for ledger_id, _ in tries.ordered_ms.items() - self._heeded.ordered_ms.items():
@@ -267,7 +270,7 @@ class WaitingList:
             self._heeded = tries
 
     def _probe(self, ledger_ids: Collection[int]) -> list[int]:
-        """One of those that wait for the journal, where there are any."""
+        """Return one ledger that waits for the journal, if there is any."""
         waiting = [i for i in ledger_ids if self._deferrals.waits_for(i, Reason.JOURNAL)]
         if not waiting:
             self._probe_due_s = math.inf
@@ -276,26 +279,26 @@ class WaitingList:
         return [self._rng.choice(waiting)]
 
     def forget_others(self, marked: Set[int]) -> None:
-        """What was in the way of ledgers that are marked no more: should one be again, that is
-        another matter."""
+        """Forget ledgers that are not marked. A new mark is a new matter."""
         self._deferrals.forget_others(marked)
 
     async def delete_stale_note(self, leased: LeasedLedger) -> None:
-        """We hold the ledger, so nobody writes another. What it tells of bad sources is to be known
-        as long as they are."""
+        """Delete the note of an earlier mark, unless it names bad sources. We hold the lease, so no
+        other node writes a note."""
         if leased.has_old_note and not leased.suspects:
-            await self._told(self._notes.delete(leased.ledger_id))
+            await self._try_to_tell(self._notes.delete(leased.ledger_id))
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
-        """Their notes, as far as there are any."""
+        """Return the notes of these ledgers."""
         if not await self._notes.are_any():
             return {}
         return {note.ledger_id: note for note in await self._notes.read_all(ledger_ids)}
 
     def must_wait(self, note: WaitingNote, *, is_loss: bool) -> bool:
-        """Whether some node found that it is too early; remembered, so that the note is read once.
+        """Return True if the next try is not due yet. This node remembers it, so that it reads the
+        note once.
 
-        ``is_loss``: of the ledger, as it is marked now.
+        ``is_loss``: the mark says now that copies are lost.
         """
         if note.fingerprint is None:
             return False
@@ -311,13 +314,13 @@ class WaitingList:
             )
         return wait_ms > 0
 
-    # --- Who is to wait ---------------------------------------------------------------------------
+    # --- Deferring and completing -----------------------------------------------------------------
 
     async def defer(self, leased: LeasedLedger, outcome: Outcome) -> bool:
-        """Nobody is to try it again before its time, or a better one. False where no other node
-        could be told."""
-        reason, ledger_id = outcome.reason, leased.ledger_id
-        assert reason is not None, outcome
+        """Defer the ledger for all nodes. Returns False if the note could not be written."""
+        blocked, ledger_id = outcome.blocked, leased.ledger_id
+        assert blocked is not None, outcome
+        reason = blocked.reason
         noted = (
             0
             if leased.note is None
@@ -326,10 +329,10 @@ class WaitingList:
         tries = 1 + max(
             noted, self._deferrals.tries(ledger_id, reason, fingerprint=leased.fingerprint)
         )
-        wait_s = self._wait_s(outcome, tries=tries)
+        wait_s = self._wait_s(blocked, tries=tries)
         is_told = await self._write(leased, outcome, tries=tries, wait_s=wait_s)
-        if reason is Reason.END_UNPROVEN:  # to be known when its mark is gone, too
-            await self._told(self._ends.note(ledger_id, outcome.detail))
+        if reason is Reason.END_UNPROVEN:  # must be known after the mark is deleted, too
+            await self._try_to_tell(self._ends.note(ledger_id, blocked.facts))
         self._defer(
             ledger_id,
             wait_s,
@@ -346,41 +349,43 @@ class WaitingList:
         return is_told
 
     async def rewrite_note(self, leased: LeasedLedger) -> bool:
-        """What could not be written when the ledger was put aside; whether it can now."""
+        """Write the note that could not be written when the ledger was deferred. Returns True if it
+        was written."""
         assert leased.note is not None, leased
-        return await self._told(self._notes.write(leased.note))
+        return await self._try_to_tell(self._notes.write(leased.note))
 
     async def record_suspects(self, leased: LeasedLedger, found_bad: Collection[BookieId]) -> bool:
-        """Its repair broke off: whoever tries it next, at any time, must know of these. False where
-        no other node could be told."""
+        """Record the bad copies that an interrupted repair found: the next try, on any node, must
+        know of them. Returns False if the note could not be written."""
         before = leased.note or WaitingNote(
             ledger_id=leased.ledger_id,
-            reason=Reason.LEFT_TO_OTHERS,
-            detail=f"its repair broke off; {', '.join(sorted(found_bad))} lack some of what they should have",
+            blocked=Blocked(reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(found_bad))),
             node=self._node,
             since_ms=self._clock.wall_ms(),
         )
         note = replace(before, suspects=before.suspects.union(leased.suspects, found_bad))
         is_likely_there = leased.note is not None or leased.has_old_note
         leased.note = note
-        return await self._told(self._notes.write(note, is_likely_there=is_likely_there))
+        return await self._try_to_tell(self._notes.write(note, is_likely_there=is_likely_there))
 
     async def record_grace(self, leased: LeasedLedger, outcome: Outcome, *, grace_s: float) -> None:
-        """It waits under our lock: should we die, others need not wait for anything.
+        """Write that the ledger waits for its grace under our lock. If this node dies, other nodes
+        need not wait.
 
-        That its recovery failed the last time stays, unless the world is a better one since.
+        If the last recovery failed, the note keeps that reason, unless a change warrants a retry.
         """
         until_ms = self._clock.wall_ms() + int(grace_s * 1000)
         before = leased.note
-        if before is None or not _is_told_on(before, leased.fingerprint):
+        if before is None or not _keeps_reason(before, leased.fingerprint):
             await self._write(leased, outcome, tries=1, wait_s=None, grace_until_ms=until_ms)
             return
         suspects = before.suspects | outcome.suspects
         leased.note = replace(before, next_try_ms=0, grace_until_ms=until_ms, suspects=suspects)
-        await self._told(self._notes.write(leased.note, is_likely_there=True))
+        await self._try_to_tell(self._notes.write(leased.note, is_likely_there=True))
 
     def back_off_after_error(self, queued: QueuedLedger, fingerprint: ClusterFingerprint) -> None:
-        """The try, begun in such a world, broke off for no reason that a note could give."""
+        """Defer the ledger on this node after an unexpected error. ``fingerprint``: the cluster when
+        the try began."""
         tries = 1 + self._deferrals.tries(queued.ledger_id, None, fingerprint=fingerprint)
         wait_s = self._pace.wait_s(None, tries=tries, rng=self._rng)
         self._defer(
@@ -388,36 +393,37 @@ class WaitingList:
         )
 
     def back_off_after_lost_race(self, ledger_id: int) -> None:
-        """Another worker was quicker."""
+        """Defer the ledger for a moment: another worker leased it first."""
         self._defer(ledger_id, LOST_RACE_PAUSE_S, self.fingerprint, reason=None, tries=0)
 
     def back_off_while_unmarked(self, ledger_id: int) -> None:
-        """The leader's note names it, and there is no mark: it is not to be asked for at every
-        look."""
+        """Defer a ledger that the leader calls urgent, and that is not marked, so that it is not
+        read again at once."""
         self._defer(ledger_id, GONE_PAUSE_S, self.fingerprint, reason=None, tries=0)
 
     async def complete(self, leased: LeasedLedger) -> None:
-        """It is done. Where it waited for the journal, that can be written to again: so the others
-        may."""
+        """Forget a repaired ledger and delete its note. If it waited for the journal, the journal
+        works again, so all others that wait for it are due."""
         if self._deferrals.waits_for(leased.ledger_id, Reason.JOURNAL):
             self._deferrals.forget_all(Reason.JOURNAL)
         self._deferrals.forget(leased.ledger_id)
         if leased.note is not None or leased.has_old_note:
-            await self._told(self._notes.delete(leased.ledger_id))
+            await self._try_to_tell(self._notes.delete(leased.ledger_id))
 
     async def tidy(self, queue: Queue) -> None:
-        """Delete notes of ledgers that are marked no more, some of them where there are many; and
-        records of ends that are known by now."""
+        """Delete notes of ledgers that are not marked, and records of ends that are known by now.
+        Of many it checks some at random."""
         noted = sorted(await self._notes.ledger_ids())
         some = self._rng.sample(noted, min(len(noted), NOTES_TIDIED_MAX))
         await asyncio.gather(*(self._tidy_one(ledger_id, queue) for ledger_id in some))
         await self._ends.tidy(self._rng)
 
     async def _tidy_one(self, ledger_id: int, queue: Queue) -> None:
-        """Its version first: one that is written since tells of another mark."""
+        """Delete the note if the ledger is not marked. The version is read first, because a note
+        that is written later belongs to a new mark."""
         version = await self._notes.version(ledger_id)
         if version is not None and not await queue.is_marked(ledger_id):
-            await self._told(self._notes.delete(ledger_id, version=version))
+            await self._try_to_tell(self._notes.delete(ledger_id, version=version))
 
     def _defer(
         self,
@@ -439,14 +445,14 @@ class WaitingList:
             is_loss=is_loss,
         )
 
-    def _wait_s(self, outcome: Outcome, *, tries: int) -> float:
-        if outcome.retry_at_ms is None:
-            # Time may help with one of several.
+    def _wait_s(self, blocked: Blocked, *, tries: int) -> float:
+        if blocked.until_ms is None:
+            # Time may help one of several parts of the ledger.
             return min(
                 self._pace.wait_s(reason, tries=tries, rng=self._rng)
-                for reason in (outcome.reason, *outcome.besides)
+                for reason in dict.fromkeys(blocked.all_reasons)
             )
-        left_s = max(0, outcome.retry_at_ms - self._clock.wall_ms()) / 1000
+        left_s = max(0, blocked.until_ms - self._clock.wall_ms()) / 1000
         return left_s + self._rng.uniform(0, self._pace.wait_min_s)
 
     async def _write(
@@ -458,28 +464,25 @@ class WaitingList:
         wait_s: float | None,
         grace_until_ms: int = 0,
     ) -> bool:
-        """Tell everybody why the ledger waits. ``wait_s``: for how long; None: for no time."""
-        before, reason, now_ms = leased.note, outcome.reason, self._clock.wall_ms()
-        assert reason is not None, outcome
-        # That the journal failed again is told: whoever waits for the ledger learns that it was
-        # tried.
-        is_told_anew = before is not None and before.reason is reason is Reason.JOURNAL
-        if reason.is_of_this_node and before is not None and not is_told_anew:
+        """Write the note that says why the ledger waits. ``wait_s``: for how long; None: other nodes
+        need not wait."""
+        before, blocked, now_ms = leased.note, outcome.blocked, self._clock.wall_ms()
+        assert blocked is not None, outcome
+        reason = blocked.reason
+        # A journal that failed again is written: who waits for the ledger learns that it was tried.
+        is_repeated = before is not None and before.reason is reason is Reason.JOURNAL
+        if reason.is_of_this_node and before is not None and not is_repeated:
             before = replace(before, suspects=before.suspects | outcome.suspects)
-            if before == leased.note:  # what stands there holds for all nodes
+            if before == leased.note:  # the existing note holds for all nodes
                 return True
             leased.note = before
-            return await self._told(self._notes.write(before, is_likely_there=True))
+            return await self._try_to_tell(self._notes.write(before, is_likely_there=True))
         since_ms = before.since_ms if before is not None and before.reason is reason else now_ms
-        detail = self._detail(leased, outcome)
-        if before is None or (before.reason, before.detail) != (reason, detail):
-            # Of its own trouble the journal tells once, not for each ledger.
-            tell = log.debug if reason is Reason.JOURNAL else log.warning
-            tell("ledger.deferred", ledger_id=leased.ledger_id, reason=reason.value, detail=detail)
+        if before is None or not _is_same(before.blocked, blocked):
+            _log_deferred(leased.ledger_id, blocked)
         leased.note = WaitingNote(
             ledger_id=leased.ledger_id,
-            reason=reason,
-            detail=detail,
+            blocked=blocked,
             node=self._node,
             since_ms=since_ms,
             tries=tries,
@@ -488,11 +491,13 @@ class WaitingList:
             fingerprint=leased.fingerprint,
             suspects=outcome.suspects,
         )
-        return await self._told(self._notes.write(leased.note, is_likely_there=before is not None))
+        return await self._try_to_tell(
+            self._notes.write(leased.note, is_likely_there=before is not None)
+        )
 
-    async def _told(self, writing: Awaitable[None]) -> bool:
-        """What others are told keeps no ledger from its repair where it cannot be written: that is
-        said once."""
+    async def _try_to_tell(self, writing: Awaitable[None]) -> bool:
+        """Write something for other nodes. Returns False if it cannot be written, which must not
+        stop the repair. The first failure in a row is logged."""
         try:
             await writing
         except (UnavailableError, LockLostError, RejectedError) as error:
@@ -503,15 +508,27 @@ class WaitingList:
             self._is_untold = False
         return not self._is_untold
 
-    def _detail(self, leased: LeasedLedger, outcome: Outcome) -> str:
-        if outcome.reason is not Reason.NO_COPY:
-            return outcome.detail
-        told = whereabouts(leased.lease.queued.replicas, self._view)
-        return f"{outcome.detail}; {told}" if told else outcome.detail
+
+def _is_same(before: Blocked, now: Blocked) -> bool:
+    """Return True if the same things block the ledger, whatever the times."""
+    return (before.reason, before.facts, before.besides) == (now.reason, now.facts, now.besides)
 
 
-def _is_told_on(before: WaitingNote, fingerprint: ClusterFingerprint) -> bool:
-    """Whether a note says more than that the ledger's next grace has begun."""
+def _log_deferred(ledger_id: int, blocked: Blocked) -> None:
+    # The journal logs its own failure once, so it is not a warning for each ledger.
+    write = log.debug if blocked.reason is Reason.JOURNAL else log.warning
+    record = blocked.to_record()
+    write(
+        "ledger.put_aside",
+        ledger_id=ledger_id,
+        reason=record["reason"],
+        facts=record.get("facts", {}),
+        besides=record.get("besides", []),
+    )
+
+
+def _keeps_reason(before: WaitingNote, fingerprint: ClusterFingerprint) -> bool:
+    """Return True if the note says more than that the next grace has begun."""
     if before.fingerprint is None or not before.reason.is_of_recovery:
         return False
     return not fingerprint.warrants_retry(before.fingerprint, before.reason)

@@ -1,34 +1,21 @@
-"""What came of a plan: the metadata that may be written for it (rule S1), and what is in the way of
-the rest.
+"""What is written after the copies of a plan: the metadata (rule S1), and what blocks the rest.
 
-The ledger's metadata after its copies were made: a pure function of both.
+``CopyResults`` is a pure function of a plan and of the outcomes of its copies. ``PlannedOutcome``
+predicts such outcomes for the dry run, and for copies without a target, which are never tried.
+``copy_doubts`` says what speaks against metadata that an operator wants to restore.
 
-Where entries of a closed ledger have no good copy anywhere, the segment is split around them: they
-keep the bookies that once had them, in a small segment of their own, and all the rest gets its new
-ensemble. What is lost so stands at an end of a segment, where every later check looks, whoever's it
-is; and when a bookie comes back that has it, it is copied like anything else.
+If entries of a closed ledger have no good copy anywhere, their segment is split around them. They
+keep the bookies that once had them, in a small segment of their own, and all other entries get
+their new ensemble. So a lost entry is at an end of a segment, which every later check reads. When a
+bookie returns that has the entry, it is copied like any other.
 
-Which bookie index stores an entry depends on the entry's id alone, not on where its segment begins:
-a split moves no entry. A target is named only for entries that it has acknowledged (rule S1).
-
-What speaks against metadata that is to be written as it is: bookies that it names without the
-copies.
-
-The words are an operator's, who is asked whether to write it all the same: one sentence a bookie,
-and kind of doubt.
-
-What will come of a plan, as far as the survey tells: the copies that will be made, and what is
-in the way of the rest.
-
-For ``bookmender plan``, and for copies that have no target, which nobody tries. The worker's own
-``CopyResults`` decide; only what each copy comes to is foreseen: an entry that every bookie there
-is known to lack, or of which no bookie is there, is without a copy. Bookies that hold other parts
-of the ledger may have it all the same; a worker asks them, and nobody here.
+A split moves no entry: the bookie index of an entry depends on its id, not on where its segment
+begins. A target is named only for entries that it has acknowledged (rule S1).
 """
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import merge
@@ -37,23 +24,29 @@ from itertools import islice
 from msgspec import Struct, structs
 
 from ledgers.model import BookieId, Fragment, LedgerMetadata, Segment, write_set
+from replication.cluster import ClusterView
 from replication.copy_checks import IndexFinding, Verdict
 from replication.copying import LACKING_MAX, CopyOutcome, split_ends, withheld_end
 from replication.entry_runs import NO_ENTRIES, EntryRuns
 from replication.inspection import Inspection, RecoveryRequired
 from replication.plan import Plan, Repair
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason, absence_facts, named
 
 LOST_PLACES_MAX = 10
-"""Runs of lost entries that a ledger is split around. More than these are no single entries any
-more, and a ledger of a thousand segments helps nobody."""
+"""Runs of lost entries around which a ledger is split at most. With more runs, a ledger of very many
+segments would help nobody."""
+ENTRIES_NAMED_MAX = 5
+"""Entry ids in the facts of a blocked repair. The others are counted."""
+
+# --- Metadata -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Bookie index ``index`` of ``fragment`` is ``target``'s, but for the entries that are lost.
+    """``target`` replaces the bookie at ``index`` of ``fragment``, except for the entries that are
+    lost.
 
-    ``target`` may be the bookie that stands there already: only what is lost then tells.
+    If ``target`` is the bookie at that index already, only ``lost`` matters.
     """
 
     fragment: Fragment
@@ -63,7 +56,7 @@ class Change:
 
 
 def rewritten(metadata: LedgerMetadata, changes: Iterable[Change]) -> LedgerMetadata:
-    """All changed ensembles at once. Changes of one fragment name different indexes."""
+    """Return the metadata with all changes. Changes of one fragment name different indexes."""
     by_segment: dict[int, list[Change]] = defaultdict(list)
     for change in changes:
         by_segment[change.fragment.first_entry_id].append(change)
@@ -79,9 +72,9 @@ def joined(metadata: LedgerMetadata) -> LedgerMetadata:
     """Return the same metadata with neighbouring segments of equal ensembles as one.
 
     Which bookie index stores an entry depends on the entry's id alone, so every copy stays where it
-    is. For closed ledgers of which no entry is lost: segments that were split around lost entries
-    have equal ensembles, too, and are to stay apart (see the module). Segments with unknown fields
-    stay as they are.
+    is. Call it only for closed ledgers without lost entries: segments that were split around lost
+    entries may have equal ensembles, too, and must stay apart (see the module). Segments with
+    unknown fields stay as they are.
     """
     assert metadata.is_closed, metadata
     segments: list[Segment] = []
@@ -97,7 +90,7 @@ def joined(metadata: LedgerMetadata) -> LedgerMetadata:
 
 
 def lost_places(changes: Iterable[Change]) -> list[range]:
-    """The runs of entries that the changes leave lost, ascending, neighbouring ones joined."""
+    """Return the runs of lost entries, ascending, with neighbouring runs joined."""
     bounds = sorted((run.start, run.stop) for change in changes for run in change.lost.runs)
     places: list[range] = []
     for start, stop in bounds:
@@ -109,7 +102,7 @@ def lost_places(changes: Iterable[Change]) -> list[range]:
 
 
 def _parts(segment: Segment, changes: Sequence[Change]) -> list[Segment]:
-    """The segment, cut around what is lost of it."""
+    """Return the segment, split around its lost entries."""
     if not changes:
         return [segment]
     places = lost_places(changes)
@@ -138,81 +131,103 @@ def _with_changes(segment: Segment, changes: Iterable[Change]) -> Segment:
     return segment.with_bookies({change.index: change.target for change in changes})
 
 
-_TOLD: Mapping[Verdict, str] = {
-    Verdict.LOST: "{bookie} is not registered: the {count} entries from {first} to {last} would miss a copy",
-    Verdict.AWAY: "{bookie} is under maintenance: nobody knows if it holds its {count} entries from {first} to {last}",
-    Verdict.MISSING: "{bookie} lacks {bad} of the {count} entries from {first} to {last} that it would be named for",
-    Verdict.UNKNOWN: "{bookie} did not say if it holds its {count} entries from {first} to {last}",
-}
-"""Draining bookies are asked as all others are; see ``Restorer``."""
+# --- Restored metadata ----------------------------------------------------------------------------
+
+
+class CopyDoubt(Struct, frozen=True, kw_only=True):
+    """A bookie that restored metadata would name although its copies may be incomplete.
+
+    ``bad_count``: how many of its ``entry_count`` entries it lacks or has damaged, if it is MISSING.
+    The counts and ids are None in an open last fragment.
+    """
+
+    bookie: BookieId
+    verdict: Verdict
+    entry_count: int | None = None
+    bad_count: int | None = None
+    first_entry_id: int | None = None
+    last_entry_id: int | None = None
+
+
+_DOUBTFUL = (Verdict.LOST, Verdict.AWAY, Verdict.MISSING, Verdict.UNKNOWN)
+"""Draining bookies are asked like all others; see ``Restorer``."""
 
 
 def copy_doubts(
-    surveyed: Inspection | RecoveryRequired | Blocked, closed_part: Inspection | None = None
-) -> list[str]:
-    """``closed_part``: of an ``RecoveryRequired``, what can be surveyed nonetheless."""
-    match surveyed:
+    found: Inspection | RecoveryRequired | Blocked, closed_part: Inspection | None = None
+) -> list[CopyDoubt | Blocked]:
+    """Return what speaks against metadata that was inspected before it is written.
+
+    ``closed_part``: the closed fragments of a ``RecoveryRequired``.
+    """
+    match found:
         case Blocked() as blocked:
-            return [f"what its bookies hold cannot be told: {blocked.detail}"]
-        case RecoveryRequired() as found:
-            gone = [
-                f"{bookie} of its open last fragment is not registered" for bookie in found.leaving
-            ]
-            lacking = [
-                f"{bookie} lacks entries of its open last fragment" for bookie in found.lacking
-            ]
-            return [*gone, *lacking, *(_told(closed_part.findings) if closed_part else [])]
+            return [blocked]
+        case RecoveryRequired():
+            leaving = [CopyDoubt(bookie=b, verdict=Verdict.LOST) for b in found.leaving]
+            lacking = [CopyDoubt(bookie=b, verdict=Verdict.MISSING) for b in found.lacking]
+            return [*leaving, *lacking, *(_doubts(closed_part.findings) if closed_part else [])]
         case Inspection() as inspection:
-            return _told(inspection.findings)
+            return [*_doubts(inspection.findings)]
 
 
-def _told(findings: Sequence[IndexFinding]) -> list[str]:
-    doubted = defaultdict[tuple[str, Verdict], list[IndexFinding]](list)
+def _doubts(findings: Sequence[IndexFinding]) -> list[CopyDoubt]:
+    """Return one doubt for each bookie and verdict."""
+    doubted = defaultdict[tuple[BookieId, Verdict], list[IndexFinding]](list)
     for finding in findings:
-        if finding.verdict in _TOLD and finding.entries:
+        if finding.verdict in _DOUBTFUL and finding.entries:
             doubted[finding.bookie, finding.verdict].append(finding)
     return [
-        _TOLD[verdict].format(
+        CopyDoubt(
             bookie=bookie,
-            bad=sum(each.bad_count for each in found),
-            count=sum(len(each.entries) for each in found),
-            first=min(each.entries[0] for each in found),
-            last=max(each.entries[-1] for each in found),
+            verdict=verdict,
+            entry_count=sum(len(each.entries) for each in found),
+            bad_count=sum(each.bad_count for each in found),
+            first_entry_id=min(each.entries[0] for each in found),
+            last_entry_id=max(each.entries[-1] for each in found),
         )
         for (bookie, verdict), found in doubted.items()
     ]
 
 
+# --- Predicted outcomes ---------------------------------------------------------------------------
+
+
 class Lacking(Struct, frozen=True, kw_only=True):
-    """Entries of a copy that cannot be had, ascending. ``is_cut``: these are not all."""
+    """Entries that cannot be copied, ascending. ``is_cut``: there are more."""
 
     without_copy: Sequence[int] = ()
     unknown: Sequence[int] = ()
-    """Some bookie there has them, and could not read them."""
+    """A registered bookie has them, and could not read them."""
     is_cut: bool = False
 
 
 class PlannedOutcome:
-    """Of one survey."""
+    """Predicts the outcome of copies from an inspection.
+
+    An entry counts as without a copy if every registered bookie of its write set is known to lack
+    it. Bookies of other fragments may have it; a worker asks them, a prediction does not.
+    """
 
     def __init__(self, inspection: Inspection) -> None:
-        self._survey = inspection
+        self._inspection = inspection
         self._available = inspection.view.available
         self._findings: dict[Fragment, dict[int, IndexFinding]] = defaultdict(dict)
         for finding in inspection.findings:
             self._findings[finding.fragment][finding.index] = finding
 
     def outcome(self, repair: Repair) -> CopyOutcome:
-        """As ``copy_index`` would tell of it, if every bookie gives what is not known to be bad."""
+        """Return what ``copy_index`` would return if every bookie gives what is not known to be
+        bad."""
         lacking = self.lacking(repair.fragment, repair.index, repair.entry_ids)
         withheld = _withheld(repair, lacking.without_copy)
         without_copy = tuple(e for e in lacking.without_copy if e not in withheld)
         left_count = len(without_copy) + len(lacking.unknown) + len(withheld)
-        is_hopeless = left_count > LACKING_MAX  # then it is given up
+        is_hopeless = left_count > LACKING_MAX  # then the copy is given up
         entry_count = 0 if is_hopeless else len(repair.entry_ids) - left_count
         return CopyOutcome(
             entry_count=entry_count,
-            entry_bytes=entry_count * self._survey.entry_bytes,
+            entry_bytes=entry_count * self._inspection.entry_bytes,
             without_copy=without_copy,
             unknown=tuple(lacking.unknown),
             withheld=withheld,
@@ -221,8 +236,8 @@ class PlannedOutcome:
     def lacking(
         self, fragment: Fragment, index: int, entry_ids: Sequence[int], *, limit: int = LACKING_MAX
     ) -> Lacking:
-        """Those of ``entry_ids``, which the bookie index stores, that no bookie there will give; of
-        more than ``limit`` the first of them, and one."""
+        """Return those of ``entry_ids``, which the bookie index stores, that no registered bookie
+        will give. Of more than ``limit`` it returns ``limit`` + 1."""
         doubted = merge(*self._doubted(fragment, index))
         found = islice((e for e in doubted if e in entry_ids), limit + 1)
         without_copy, unknown = array("q"), array("q")
@@ -235,9 +250,10 @@ class PlannedOutcome:
         return Lacking(without_copy=without_copy, unknown=unknown, is_cut=is_cut)
 
     def _doubted(self, fragment: Fragment, index: int) -> Iterator[Iterable[int]]:
-        """Entries that no bookie there has good, by write sets: E apart, they share one."""
+        """Yield entries of which no registered bookie has a good copy, one series for each write
+        set. Entries whose ids differ by the ensemble size share a write set."""
         size, last = fragment.ensemble_size, fragment.last_entry_id
-        assert last is not None, fragment  # none is copied whose end nobody knows (rule S4)
+        assert last is not None, fragment  # open fragments are not copied (rule S4)
         for first in range(fragment.first_entry_id, fragment.first_entry_id + size):
             if index not in _write_set(fragment, first):
                 continue
@@ -248,7 +264,7 @@ class PlannedOutcome:
                 yield _bad_everywhere(sources, first % size, size)
 
     def _sources(self, fragment: Fragment, entry_id: int) -> list[IndexFinding]:
-        """What is known of the entry's bookies that are there."""
+        """Return the findings on the registered bookies of the entry."""
         findings = self._findings[fragment]
         indexes = _write_set(fragment, entry_id)
         return [findings[index] for index in indexes if fragment.ensemble[index] in self._available]
@@ -268,7 +284,7 @@ def _bad_everywhere(sources: Sequence[IndexFinding], residue: int, size: int) ->
 
 
 def _withheld(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
-    """The end that a copy in place leaves out (``copy_index``)."""
+    """Return the end that a copy in place leaves out (``copy_index``)."""
     if not without_copy or not repair.is_in_place:
         return ()
     lost = EntryRuns(without_copy)
@@ -277,8 +293,8 @@ def _withheld(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
 
 
 def simulated(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair:
-    """The repair without what does not come of it. ``is_split``: what is kept back will come in the
-    next round."""
+    """Return the repair without the entries that would not be copied. ``is_split``: what is kept
+    back will be copied in the next round."""
     withheld = () if is_split else outcome.withheld
     left = EntryRuns(sorted({*outcome.without_copy, *outcome.unknown, *withheld}))
     if not left:
@@ -289,18 +305,24 @@ def simulated(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair
 
 
 UNTARGETED_TOLD_MAX = 1_000
-"""Entries without a copy that are counted of a copy that has no target: of a large ledger that
-takes long, try by try."""
+"""Entries without a copy that are counted for a copy without a target. Counting more would take long
+for a large ledger, at every attempt."""
+
+
+# --- Results --------------------------------------------------------------------------------------
 
 
 class CopyResults(
     Struct, frozen=True, kw_only=True, dict=True
 ):  # dict: the properties are computed once
-    """``outcomes``: of each repair of the plan. ``is_unchanged``: whether a target is still the
-    bookie that acknowledged its copies. ``has_bad_sources``: members were found to lack what a
-    check does not ask for, so that they are to be read whole. ``are_foreseen``: nothing was copied,
-    and nobody asked (``PlannedOutcome``). ``may_split``: whether a segment is split around entries that
-    a bookie which is away may still have."""
+    """What the copies of a plan yielded, and what follows from it.
+
+    ``outcomes``: one for each repair of the plan. ``is_unchanged``: returns True if a target is still
+    the registration that acknowledged its copies. ``has_bad_sources``: members lack entries that a
+    check does not ask for, so they must be read completely. ``are_foreseen``: the outcomes are
+    predictions (``PlannedOutcome``). ``may_split``: a segment may be split around entries that an
+    absent bookie may still have.
+    """
 
     inspection: Inspection
     plan: Plan
@@ -312,10 +334,10 @@ class CopyResults(
 
     @cached_property
     def metadata(self) -> LedgerMetadata:
-        """With every index that was copied whole, or but for entries that nobody has
-        (``_splits``)."""
+        """The metadata to write: it names the target of every index that was copied completely, or
+        except for lost entries (``_splits``)."""
         before, after = self.inspection.metadata, self._rewritten
-        # An earlier repair may have split a segment while bookies were away. No entry is lost now.
+        # An earlier repair may have split a segment while bookies were absent. No entry is lost now.
         may_join = before.is_closed and after != before and self.is_complete
         return joined(after) if may_join else after
 
@@ -325,28 +347,28 @@ class CopyResults(
 
     @property
     def new_targets(self) -> frozenset[BookieId]:
-        """Bookies that the metadata comes to name, in some fragment, on the strength of a copy."""
+        """The bookies that the metadata will name because they received a copy."""
         return frozenset(change.target for change in (*self._moves, *self._splits))
 
     @property
     def is_split(self) -> bool:
-        """Whether a segment is cut anew: what lies beside the lost entries can now be seen to."""
+        """A segment is split, so the entries beside the lost ones can be copied in the next
+        round."""
         return len(self._rewritten.segments) > len(self.inspection.metadata.segments)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that was planned was done, away from where it was, nothing was in the way,
-        and nothing else is known to be missing.
+        """Everything was copied to other bookies, nothing was blocked, and nothing else is known to
+        be missing.
 
-        What was written in place is first to be read back.
+        Copies in place do not count: they must be read back first.
         """
         is_done = not self.plan.blocked and len(self._moves) == len(self.outcomes)
         return is_done and not self.has_bad_sources
 
     @property
     def only_to_empty(self) -> frozenset[BookieId]:
-        """Bookies that drain, and which nobody asked what they have, where all that is left is to
-        empty them: each copy on others is there, or was made. Empty where more is left."""
+        """The draining bookies, if moving their copies is all that is left; otherwise nothing."""
         moved = {(change.fragment, change.index) for change in self._moves}
         left = [
             finding
@@ -363,25 +385,25 @@ class CopyResults(
         return sum(outcome.entry_count for outcome in self.outcomes)
 
     @cached_property
-    def in_the_way(self) -> list[Blocked]:
-        """Nothing where a target failed: another round takes another."""
+    def blocked(self) -> list[Blocked]:
+        """What blocks the rest. A failed target does not: the next round takes another."""
         unknown = {entry_id for _, outcome in self._pairs for entry_id in outcome.unknown}
+        view = self.inspection.view
         return [
             *self.plan.blocked,
-            *(_no_copy(lost, holders) for holders, lost in self._lost_by_holders().items()),
-            *self._left(),
+            *(_no_copy(lost, holders, view) for holders, lost in self._lost_by_holders().items()),
+            *self._withheld(),
             *([_no_answer(unknown)] if unknown else []),
         ]
 
     @property
     def lasting(self) -> list[tuple[Repair, CopyOutcome]]:
-        """Those whose target is to be named, or is already: what else was copied was copied in
-        vain."""
+        """The copies whose target the metadata names, or will name. Other copies were in vain."""
         named = {(change.fragment, change.index) for change in (*self._moves, *self._splits)}
         return [pair for pair in self._pairs if pair[0].is_in_place or pair[0].key in named]
 
     def _lost_by_holders(self) -> dict["_Holders", set[int]]:
-        """Entries without a good copy, also of copies that have no target."""
+        """Return the entries without a good copy, including those of copies without a target."""
         lacking = self._lacking()
         if not lacking:  # nearly always
             return {}
@@ -414,7 +436,7 @@ class CopyResults(
             for repair, outcome in self._pairs
             if outcome.without_copy
         ]
-        if self.plan.untargeted:  # seldom
+        if self.plan.untargeted:  # rare
             planned_outcome = PlannedOutcome(self.inspection)
             limit = LACKING_MAX if self.are_foreseen else UNTARGETED_TOLD_MAX
             for f in self.plan.untargeted:
@@ -430,23 +452,21 @@ class CopyResults(
         return lacking
 
     def _are_others_there(self, fragment: Fragment) -> bool:
-        """Whether there are bookies of the ledger's other parts, which a copy asks at last."""
+        """Return True if bookies of the ledger's other fragments are registered. A copy asks them
+        last."""
         others = self.inspection.metadata.bookies - frozenset(fragment.ensemble)
         return not others.isdisjoint(self.inspection.view.available)
 
-    def _left(self) -> list[Blocked]:
-        """What shares the fate of entries without a copy (``_left_count``), if anything."""
-        if self.is_split:  # seen to in the next round
+    def _withheld(self) -> list[Blocked]:
+        """Return that other entries are not copied because of those without a copy, if so."""
+        if self.is_split:  # the next round copies them
             return []
-        count = sum(_left_count(repair, outcome) for repair, outcome in self._pairs)
+        count = sum(_withheld_count(repair, outcome) for repair, outcome in self._pairs)
         if not count:
             return []
-        copies = (
-            "1 copy of another entry is" if count == 1 else f"{count} copies of other entries are"
-        )
-        if any(len(outcome.without_copy) > LACKING_MAX for outcome in self.outcomes):
-            copies = "copies of others, if there are any, are"  # nobody counted on
-        return [Blocked(reason=Reason.NO_COPY, detail=f"{copies} not made on their account")]
+        is_counted = all(len(outcome.without_copy) <= LACKING_MAX for outcome in self.outcomes)
+        facts = Facts(withheld_count=count if is_counted else 0)
+        return [Blocked(reason=Reason.NO_COPY, facts=facts)]
 
     @property
     def _pairs(self) -> list[tuple[Repair, CopyOutcome]]:
@@ -462,13 +482,16 @@ class CopyResults(
 
     @cached_property
     def _splits(self) -> list[Change]:
-        """Copies that lack nothing but entries of which there is no good copy.
+        """The copies that lack only entries without a good copy. The segment is split around those.
 
-        None of a ledger that is not closed, nor while no entry at all proves our key (rule S7), nor
-        where a bookie that is away for maintenance may have them, nor around more than a few
-        places. Unless ``may_split``, nor where a bookie that is not registered may have them and
-        keeps its cookie: two bookies that restart together would leave ledgers cut into many
-        segments.
+        No split happens:
+
+        - in a ledger that is not closed;
+        - while no good entry proves our key (rule S7);
+        - if a bookie in maintenance may have the entries;
+        - around more than ``LOST_PLACES_MAX`` runs;
+        - unless ``may_split``, if an absent bookie may have the entries and keeps its cookie. Two
+          bookies that restart together would leave ledgers with many segments.
         """
         if not any(outcome.without_copy for outcome in self.outcomes):  # nearly always
             return []
@@ -494,7 +517,7 @@ class CopyResults(
         return splits if len(lost_places(splits)) <= LOST_PLACES_MAX else []
 
     def _may_return(self, finding: IndexFinding) -> bool:
-        """Whether its bookie is not registered, and was not decommissioned."""
+        """Return True if the bookie is not registered, and not decommissioned."""
         return finding.verdict is Verdict.LOST and finding.bookie in self.inspection.view.cookies
 
     @property
@@ -503,15 +526,16 @@ class CopyResults(
 
 
 def _lacks_only_lost(repair: Repair, outcome: CopyOutcome) -> bool:
-    """Of a copy that was made elsewhere, all the rest must be there; in place it may come later."""
+    """Return True if the copy lacks only entries without a good copy. A copy in place may get the
+    rest later."""
     if outcome.target_error is not None or outcome.unknown or not outcome.without_copy:
         return False
     had_count = outcome.entry_count + len(outcome.without_copy)
     return repair.is_in_place or had_count == len(repair.entry_ids)
 
 
-def _left_count(repair: Repair, outcome: CopyOutcome) -> int:
-    """How many entries do not get the copy that they miss, only because others have none at all."""
+def _withheld_count(repair: Repair, outcome: CopyOutcome) -> int:
+    """Return how many entries are not copied only because other entries have no copy at all."""
     if not outcome.without_copy:
         return 0
     if repair.is_in_place:
@@ -520,8 +544,8 @@ def _left_count(repair: Repair, outcome: CopyOutcome) -> int:
 
 
 class _Holders(Struct, frozen=True, kw_only=True):
-    """``away``: the bookies that should have an entry and are away; whether their copies are good
-    nobody knows."""
+    """The unregistered or unresponsive bookies that should have an entry, and what is not known
+    about it."""
 
     away: tuple[BookieId, ...]
     are_others_unasked: bool
@@ -529,8 +553,8 @@ class _Holders(Struct, frozen=True, kw_only=True):
 
 
 class _Lacking(Struct, frozen=True, kw_only=True):
-    """What is without a copy of a fragment. ``is_foreseen``: nobody asked; ``is_cut``: these are
-    not all."""
+    """Entries of a fragment without a copy. ``is_foreseen``: no bookie was asked. ``is_cut``: there
+    are more."""
 
     fragment: Fragment
     entry_ids: Sequence[int]
@@ -538,30 +562,27 @@ class _Lacking(Struct, frozen=True, kw_only=True):
     is_cut: bool
 
 
-def _no_copy(lost: Collection[int], holders: _Holders) -> Blocked:
-    entries, away = _listed(sorted(lost), is_cut=holders.is_cut), holders.away
-    if not away:
-        detail = f"no good copy of {entries} is found, and no bookie that should have one is away"
-    else:
-        detail = (
-            f"{entries} may have good copies on {' and '.join(away)} only, "
-            f"which {'is' if len(away) == 1 else 'are'} away"
-        )
-    if holders.are_others_unasked:
-        detail += " (bookies of the ledger's other parts were not asked)"
-    return Blocked(reason=Reason.NO_COPY, detail=detail)
+def _no_copy(lost: Collection[int], holders: _Holders, view: ClusterView) -> Blocked:
+    """Return that the entries have no copy. Bookies in maintenance may be registered, but
+    unresponsive."""
+    facts = structs.replace(
+        absence_facts(holders.away, view),
+        in_maintenance=named(view.available.intersection(holders.away)),
+        are_others_unasked=holders.are_others_unasked,
+    )
+    return Blocked(reason=Reason.NO_COPY, facts=_with_entries(facts, lost, is_cut=holders.is_cut))
 
 
 def _no_answer(unknown: Collection[int]) -> Blocked:
-    return Blocked(
-        reason=Reason.NO_ANSWER, detail=f"no replica answered for {_listed(sorted(unknown))}"
+    return Blocked(reason=Reason.NO_ANSWER, facts=_with_entries(Facts(), unknown))
+
+
+def _with_entries(facts: Facts, entry_ids: Collection[int], *, is_cut: bool = False) -> Facts:
+    """Add the first entries and their number. If ``is_cut``, the number is a lower bound."""
+    count = min(len(entry_ids) - 1, LACKING_MAX) if is_cut else len(entry_ids)
+    return structs.replace(
+        facts,
+        entry_ids=tuple(sorted(entry_ids)[:ENTRIES_NAMED_MAX]),
+        entry_count=count,
+        has_more_entries=is_cut,
     )
-
-
-def _listed(entry_ids: Sequence[int], *, is_cut: bool = False) -> str:
-    shown = ", ".join(map(str, entry_ids[:5]))
-    if len(entry_ids) == 1:
-        return f"entry {shown}"
-    least = min(len(entry_ids) - 1, LACKING_MAX)
-    count = f"more than {least:,}" if is_cut else f"{len(entry_ids)}"
-    return f"{count} entries ({shown}{', …' if len(entry_ids) > 5 else ''})"

@@ -1,14 +1,12 @@
-"""One ledger looked at: its metadata, its end, the copies that are missing. Writes and fences
+"""The inspection of one ledger: its metadata, its end, its missing copies. Writes and fences
 nothing.
 
-What comes of it is a value: a ``Inspection``, from which a plan is made, or what keeps one from being
-made. Worker and ``bookmender plan`` look through the same eyes.
+``Inspector`` returns a value: an ``Inspection``, from which a plan is made, ``RecoveryRequired``, or
+the reason why there is neither (``Blocked``). The worker, the dry run and ``ledger restore`` use it.
 
-The last fragment of a ledger that is not closed: whom it is to be rid of, and what is missing of
-its tail.
-
-Its end is unknown. Up to the LAC its entries are acknowledged; those after it may be, as far as any
-bookie shows them, and nobody will tell any more where the writer has died.
+The last fragment of a ledger that is not closed is special, because its end is unknown. Entries up
+to the LAC are acknowledged. Entries after it may be acknowledged, as far as any bookie has them;
+after the death of the writer nobody knows.
 """
 
 import random
@@ -49,22 +47,21 @@ from replication.copy_checks import (
     plan_reads,
 )
 from replication.entry_runs import EntryRuns, merged
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason, named
 
 IN_FLIGHT_WAIT_S = 1.0
-"""A copy that a writer has sent is there by then."""
+"""A copy that a writer has sent arrives within this time."""
 ENTRY_BYTES_GUESS = 1_024
-"""Of an entry's size, while the ledger's length is not known."""
+"""The assumed size of an entry while the length of the ledger is unknown."""
 
 
 def leaving_members(metadata: LedgerMetadata, view: ClusterView) -> tuple[BookieId, ...]:
-    """Bookies that the open fragment is to be rid of; none for a closed ledger.
+    """Return the bookies that must leave the open fragment; none for a closed ledger.
 
-    Those that are gone, but for the ones under maintenance; and those that drain and may be fenced
-    for it (rule S16). A read-only bookie is no reason to fence: an idle writer would lose its
-    ledger for it. Java takes the fragment before the last for open too while its reader has not
-    heard that its end is acknowledged (BookKeeper's pull request 3917); ours knows it from the
-    metadata.
+    These are absent bookies that are not in maintenance, and draining ones whose order allows
+    fencing (rule S16). A read-only bookie is no reason to fence, because an idle writer would lose
+    its ledger. Java also takes the last but one fragment for open until its reader knows that the
+    end is acknowledged (BookKeeper's pull request 3917); we know it from the metadata.
     """
     if metadata.is_closed:
         return ()
@@ -88,11 +85,11 @@ async def inspect_tail(
     bookies: Bookies,
     clock: Clock,
 ) -> tuple[IndexFinding, ...]:
-    """What is missing of the entries after the LAC that any member shows; and who does not say, as
-    he may know of more.
+    """Return what is missing of the entries after the LAC that any member has; and which members
+    did not answer, because they may have more entries.
 
-    In recovery nobody adds any more, and every member is asked. While there may be a writer his
-    copies are on their way: only who was set up after the ledger was made is asked, and that twice.
+    In recovery there is no writer, so every member is asked. A writer may have copies in flight, so
+    for an open ledger only bookies that were reformatted after its creation are asked, and twice.
     """
     metadata = versioned.metadata
     is_abandoned = metadata.state is LedgerState.IN_RECOVERY
@@ -135,10 +132,10 @@ async def _lacking(
 def first_damaged(
     findings: Sequence[IndexFinding], *, first_entry_id: int, last_entry_id: int
 ) -> int | None:
-    """The first entry of the range that no bookie gives a good copy of, though some have a damaged
+    """Return the first entry of the range of which some bookie has a damaged copy and none a good
     one.
 
-    ``findings``: of every entry of one fragment. Both ends of the range are inclusive.
+    ``findings``: about every entry of one fragment. Both ends of the range are inclusive.
     """
     for entry_id in range(first_entry_id, last_entry_id + 1):
         holders = [f for f in findings if entry_id in f.entries]
@@ -151,7 +148,7 @@ def first_damaged(
 
 
 class UnderreplicatedEntry(Struct, frozen=True, kw_only=True):
-    """An entry of an open fragment, and the members that lack it, more than it may do without."""
+    """An entry of an open fragment, and the members that lack it: too many for an ack quorum."""
 
     entry_id: int
     lacking: tuple[BookieId, ...]
@@ -160,10 +157,10 @@ class UnderreplicatedEntry(Struct, frozen=True, kw_only=True):
 def first_underreplicated(
     findings: Sequence[IndexFinding], metadata: LedgerMetadata
 ) -> UnderreplicatedEntry | None:
-    """The first such entry; None where there is none, and of a ledger that is not OPEN.
+    """Return the first such entry; None if there is none, or if the ledger is not OPEN.
 
-    A writer cannot tell: who was wiped takes what he adds, and so the fragment stays as it is until
-    the last copy is gone too.
+    The writer does not notice: a reformatted bookie accepts new entries, so the fragment would stay
+    as it is until the last copy is lost too.
     """
     if metadata.state is not LedgerState.OPEN:
         return None
@@ -180,19 +177,19 @@ def first_underreplicated(
 
 
 def _lacked(findings: Sequence[IndexFinding]) -> Iterator[tuple[BookieId, EntryRuns]]:
-    """What members of the open fragment lack of it, or have damaged."""
+    """Return what each member of the open fragment lacks, or has damaged."""
     for finding in findings:
         if finding.verdict is Verdict.MISSING and not finding.fragment.is_closed:
             yield finding.bookie, merged(finding.absent, finding.damaged)
 
 
 SMALL_ENTRIES = 64
-"""A ledger of no more than that is copied while what is presumed of it is being proven."""
+"""A ledger of up to this size is copied while its other copies are still being checked."""
 
 
 class Inspection(Struct, frozen=True, kw_only=True):
-    """All that a plan is made from. ``findings``: one for every bookie index of every fragment that
-    was looked at."""
+    """Everything from which a plan is made. ``findings``: one for every bookie index of every
+    inspected fragment."""
 
     versioned: VersionedMetadata
     view: ClusterView
@@ -209,8 +206,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether an open fragment lacks copies that no writer will add: a recovery has locked him
-        out."""
+        """An open fragment lacks copies that no writer will add, because a recovery has fenced the
+        writer off."""
         return self.metadata.state is LedgerState.IN_RECOVERY and any(
             finding.verdict is Verdict.MISSING and not finding.fragment.is_closed
             for finding in self.findings
@@ -218,7 +215,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def has_good_entry(self) -> bool:
-        """Whether any entry was read and found good: then our key is the ledger's (rule S7)."""
+        """Some entry was read and is good, which proves our key (rule S7)."""
         return any(
             f.bad_count < len(f.entries)
             for f in self.findings
@@ -231,8 +228,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
 
 class OptimisticInspection(Struct, frozen=True, kw_only=True):
-    """What a survey will find if every bookie that is there has its copies; ``asked``: what proves
-    it."""
+    """What an inspection will find if every registered bookie has its copies. ``asked``: the reads
+    that prove it."""
 
     inspection: Inspection
     asked: ReadPlan
@@ -240,11 +237,10 @@ class OptimisticInspection(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRequired:
-    """A ledger that must be closed first, for its open fragment's sake.
+    """A ledger that must be closed first, because its open fragment lacks copies.
 
-    ``leaving``: members that it is to be rid of. ``lacking``: members that are there and lack an
-    entry, ``first_lacking``, which may be on fewer than an ack quorum of bookies for it; it is the
-    first such.
+    ``leaving``: members that must leave the ensemble. ``lacking``: registered members that lack the
+    entry ``first_lacking``, the first one that may be on fewer bookies than an ack quorum.
     """
 
     versioned: VersionedMetadata
@@ -259,7 +255,7 @@ Surveyed = Inspection | RecoveryRequired | Blocked | None
 
 
 class Inspector:
-    """Looks at ledgers, many at once. One for a worker or a command."""
+    """Inspects ledgers, many at once. Shared by all repairs of a worker, or of a command."""
 
     def __init__(
         self,
@@ -284,7 +280,8 @@ class Inspector:
     async def inspect(
         self, ledger_id: int, view: ClusterView, *, suspects: Collection[BookieId] = ()
     ) -> Surveyed:
-        """``suspects``: bookies to be asked for every entry, besides those set up anew."""
+        """Read the metadata and inspect the ledger. ``suspects``: bookies that are asked for
+        every entry, besides reformatted ones."""
         match await self.find(ledger_id):
             case VersionedMetadata() as versioned:
                 return await self.inspect_metadata(versioned, view, suspects=suspects)
@@ -292,14 +289,13 @@ class Inspector:
                 return found
 
     async def find(self, ledger_id: int) -> VersionedMetadata | Blocked | None:
-        """Its metadata alone; None: the ledger is deleted."""
+        """Return the metadata; None if the ledger is deleted."""
         try:
             return await self._manager.find(ledger_id)
         except CorruptionError as error:
-            return Blocked(reason=Reason.CORRUPT_METADATA, detail=str(error))
+            return Blocked(reason=Reason.CORRUPT_METADATA, facts=Facts(errors=(str(error),)))
         except UnauthorizedError as error:
-            detail = f"its metadata cannot be read: {error}"
-            return Blocked(reason=Reason.SHUT_AWAY, detail=detail)
+            return Blocked(reason=Reason.SHUT_AWAY, facts=Facts(errors=(str(error),)))
 
     def inspect_optimistically(
         self,
@@ -308,8 +304,8 @@ class Inspector:
         *,
         suspects: Collection[BookieId] = (),
     ) -> OptimisticInspection | None:
-        """Asks nobody. None where it is not worth presuming anything: the ledger is open, or not
-        small."""
+        """Return what an inspection would find at best, without asking any bookie. None if the
+        ledger is open or not small."""
         metadata = versioned.metadata
         is_small = metadata.is_closed and metadata.last_entry_id < SMALL_ENTRIES
         if not is_small or self._lists is not None:
@@ -339,14 +335,14 @@ class Inspector:
         *,
         suspects: Collection[BookieId] = (),
     ) -> Inspection | RecoveryRequired | Blocked:
-        """Of metadata that was read already, or that is yet to be written."""
+        """Inspect metadata that was read already, or that may be written later."""
         if leaving := leaving_members(versioned.metadata, view):
             return RecoveryRequired(versioned=versioned, view=view, leaving=leaving)
         try:
             digest = ledger_digest(versioned.metadata, self._fallback_digest)
             lac = await self._lac(versioned)
         except UnauthorizedError as error:
-            return Blocked(reason=Reason.DIGEST_SUSPECT, detail=str(error))
+            return Blocked(reason=Reason.DIGEST_SUSPECT, facts=Facts(errors=(str(error),)))
         except UnavailableError as error:
             return _without_end(versioned, view, error)
         judged = known_fragments(versioned.ledger_id, versioned.metadata, lac=lac)
@@ -370,10 +366,11 @@ class Inspector:
     async def inspect_closed_part(
         self, found: RecoveryRequired, *, suspects: Collection[BookieId] = ()
     ) -> Inspection | None:
-        """All fragments but the last, which need not wait for that one; None where there are none.
+        """Inspect all fragments but the last, which need not wait for the last one. None if there
+        is only one.
 
-        That the last one was begun says that every entry before it is acknowledged: they are
-        closed, whatever its bookies may tell (rule S4).
+        A writer begins a fragment only after every earlier entry is acknowledged. So the earlier
+        fragments are closed, whatever the bookies of the last one say (rule S4).
         """
         versioned, metadata = found.versioned, found.versioned.metadata
         lac = metadata.last_segment.first_entry_id - 1
@@ -387,7 +384,8 @@ class Inspector:
         return await self._inspect(versioned, closed, digest, found.view, suspects)
 
     async def _lac(self, versioned: VersionedMetadata) -> int:
-        """The last entry known to be acknowledged. Errors are those of ``find_end``."""
+        """Return the last entry that is known to be acknowledged. Raises what ``find_end``
+        raises."""
         if versioned.metadata.is_closed:
             return versioned.metadata.last_entry_id
         opened = await find_end(
@@ -424,13 +422,13 @@ class Inspector:
     def _suspects(
         versioned: VersionedMetadata, view: ClusterView, suspects: Collection[BookieId]
     ) -> frozenset[BookieId]:
-        """Bookies to be asked for every entry: an identity younger than the ledger may be an empty
-        one's."""
+        """Return the bookies that must be asked for every entry. A bookie with a cookie newer than
+        the ledger may have been empty."""
         return view.initialised_after(versioned.stat.czxid).union(suspects)
 
 
 def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:
-    """A guess at the stored size of an entry, from what the metadata says."""
+    """Return the estimated stored size of an entry, computed from the metadata."""
     if not metadata.is_closed or metadata.last_entry_id < 0:
         return ENTRY_BYTES_GUESS
     overhead = HEADER_BYTES + digest.size
@@ -441,22 +439,21 @@ def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:
 def _without_end(
     versioned: VersionedMetadata, view: ClusterView, error: UnavailableError
 ) -> Blocked:
-    """Too few bookies told where an open ledger ends: perhaps because some are away on purpose."""
+    """Too few bookies answered to find the end of an open ledger. Some may be in maintenance."""
     windows = view.orders.maintenance
-    away = sorted(b for b in versioned.metadata.last_segment.ensemble if b in windows)
-    if not away:
-        return Blocked(reason=Reason.NO_ANSWER, detail=str(error))
+    in_maintenance = windows.keys() & set(versioned.metadata.last_segment.ensemble)
     return Blocked(
-        reason=Reason.MAINTENANCE,
-        detail=f"{error}; under maintenance: {', '.join(away)}",
-        until_ms=min(windows[bookie].until_ms for bookie in away),
+        reason=Reason.MAINTENANCE if in_maintenance else Reason.NO_ANSWER,
+        facts=Facts(in_maintenance=named(in_maintenance), errors=(str(error),)),
+        until_ms=min((windows[bookie].until_ms for bookie in in_maintenance), default=None),
     )
 
 
 def under_orders(findings: tuple[IndexFinding, ...], view: ClusterView) -> tuple[IndexFinding, ...]:
-    """What an operator ordered makes of findings: who drains is missing, who is away is not.
+    """Return the findings as the operator's orders change them: a draining bookie counts as missing,
+    an absent one in maintenance does not.
 
-    The draining bookies were not asked, so that they seem lost.
+    Draining bookies were not asked, so they seem lost in ``findings``.
     """
     if not view.orders.draining and not view.orders.maintenance:
         return findings

@@ -1,29 +1,20 @@
-"""Why a marked ledger is not being repaired now: notes that all nodes and commands can read.
+"""What nodes and commands record in ZooKeeper about single ledgers, as versioned JSON.
 
-One znode a ledger, ``<ur>/bookmender/waiting/<ledger id>``, written by the worker that put the
-ledger aside and deleted when it is done. All nodes keep to what it says of the next try, so that N
-nodes do not try N times. A note without a mark means nothing, nor does one that is older than the
-mark beside it (Java's workers unmark a ledger and know of no notes): readers skip it, and an idle
-worker, or who takes the ledger, deletes it.
+- ``WaitingNote``, ``<ur>/bookmender/waiting/<ledger id>``: why a marked ledger is not repaired now, as
+  a reason and facts, and when the next try is due. The worker that deferred the ledger writes the
+  note, and all nodes follow it, so that N nodes do not try N times. It is deleted when the ledger is
+  repaired. A note without a mark, or older than the mark, means nothing: Java's workers delete marks
+  and know no notes. Readers ignore such a note, and an idle worker, or the next one that leases the
+  ledger, deletes it.
+- ``UnprovenEnd``, ``<ur>/bookmender/unproven/<ledger id>``: a ledger whose end could not be proven.
+  When its remaining entries have their copies, its mark is deleted, and its end is tried again only
+  when a bookie of it disappears or a person asks. So the worker leaves this record for people.
+- ``GivenUpEntries``, ``<ur>/bookmender/given_up/<ledger id>``: the entries that an operator gave up
+  when closing a ledger. It is written before CLOSED, and it stays.
 
-Ledgers whose end cannot be proven: ``<ur>/bookmender/unproven/<ledger id>``, versioned JSON.
-
-Once what is left of such a ledger has its copies again it is marked no more, and nobody tries its
-end anew before a bookie of it goes, or a person asks. So whoever tried it in vain leaves a record,
-for people. A ledger that was closed meanwhile, or deleted, is passed over by readers, and its
-record is deleted by an idle worker.
-
-Entries that an operator gave up when a ledger was closed: ``<ur>/bookmender/given_up/<ledger
-id>``.
-
-Versioned JSON, one record a ledger, for people who ask later why a ledger ends where it does. It is
-written before CLOSED, so that no entry is given up without a record; it stays.
-
-What a ledger that cannot be repaired waits for, boiled down so that it fits into its note.
-
-A try that failed is worth repeating before its time when a bookie came or came back, or an order of
-the operator's changed; that a bookie went seldom helps, but may be one more that is to be replaced.
-Registrations tell the two apart by themselves: each new one has a greater czxid than all before it.
+``ClusterFingerprint`` is the part of a note that tells when a retry may help before its time: a bookie
+registered, or an order changed. That a bookie disappeared seldom helps. Each new registration has a
+greater czxid than all earlier ones, so registrations tell the two cases apart.
 """
 
 import asyncio
@@ -53,7 +44,7 @@ from ledgers.store import ANY_VERSION, Check, Create, Delete, MetadataStore, Mul
 from ledgers.tasks import gather_in_parts
 from replication.cluster import ClusterView
 from replication.locks import guarded_multi
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason, named, parse_blocked
 from replication.transactions import Batcher
 from replication.znodes import (
     ACL_HINT,
@@ -71,23 +62,30 @@ from replication.znodes import (
 )
 
 READ_MAX = 1_000
-"""Ledgers that are looked at again in one go; further ones are taken for what their records say."""
+"""Ledgers whose metadata is read again at once. For further ones the records are believed."""
 UNPROVEN_ENDS_READ_AT_ONCE = 100
+
+
+# --- Ends that cannot be proven -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnprovenEnd:
-    """``detail``: a sentence for an operator. ``tried_ms``: wall-clock, of the last try."""
+    """``facts``: why the end could not be proven. ``tried_ms``: wall-clock time of the last try."""
 
     ledger_id: int
-    detail: str
+    facts: Facts
     tried_ms: int
+
+    @property
+    def blocked(self) -> Blocked:
+        return Blocked(reason=Reason.END_UNPROVEN, facts=self.facts)
 
     def to_json(self) -> bytes:
         record = {
             "version": 1,
             "ledger_id": self.ledger_id,
-            "detail": self.detail,
+            **self.blocked.to_record(),
             "tried_ms": self.tried_ms,
         }
         return json.dumps(record).encode()
@@ -97,7 +95,7 @@ class UnprovenEnd:
         """Raises CorruptionError."""
         return cls(
             ledger_id=ledger_id,
-            detail=text_field(record, "detail"),
+            facts=parse_blocked(record).facts,
             tried_ms=time_field(record, "tried_ms"),
         )
 
@@ -105,8 +103,8 @@ class UnprovenEnd:
 async def read_unproven_end(
     store: MetadataStore, paths: ClusterPaths, ledger_id: int
 ) -> UnprovenEnd | None:
-    """What the last try left, be the ledger closed by now or not; None where that cannot be read
-    either."""
+    """Return the record of the last try, even if the ledger is closed by now; None if there is none
+    or it cannot be read."""
     parse = partial(UnprovenEnd.from_record, ledger_id)
     return await read_record(store, paths.unproven_end(ledger_id), parse)
 
@@ -114,7 +112,7 @@ async def read_unproven_end(
 async def unproven_ledger_ids(
     store: MetadataStore, manager: LedgerManager, paths: ClusterPaths
 ) -> list[int]:
-    """Those that are not closed yet, by id."""
+    """Return the recorded ledgers that are not closed yet, in order."""
     recorded = await _recorded(store, paths)
     looked_at, rest = recorded[:READ_MAX], recorded[READ_MAX:]
     return await _still_open(manager, looked_at) + rest
@@ -123,7 +121,7 @@ async def unproven_ledger_ids(
 async def unproven_among(
     store: MetadataStore, manager: LedgerManager, paths: ClusterPaths, ledger_ids: Collection[int]
 ) -> list[UnprovenEnd]:
-    """What was left of those of these ledgers that are not closed yet, by id."""
+    """Return the records of those of these ledgers that are not closed yet, in order."""
     recorded = set(await _recorded(store, paths)).intersection(ledger_ids)
     still_open = await _still_open(manager, sorted(recorded))
     ends = await asyncio.gather(*(read_unproven_end(store, paths, i) for i in still_open))
@@ -131,7 +129,7 @@ async def unproven_among(
 
 
 class UnprovenEnds:
-    """The records, for a worker: ``batcher``'s guards prove its session (rule S3)."""
+    """Writes the records for a worker. The guards of ``batcher`` prove its session (rule S3)."""
 
     def __init__(
         self,
@@ -146,26 +144,26 @@ class UnprovenEnds:
         self._manager = manager
         self._clock = clock
 
-    async def note(self, ledger_id: int, detail: str) -> None:
-        """In place of what an earlier try left."""
-        end = UnprovenEnd(ledger_id=ledger_id, detail=detail, tried_ms=self._clock.wall_ms())
+    async def note(self, ledger_id: int, facts: Facts) -> None:
+        """Write the record of the last try, in place of an earlier one."""
+        end = UnprovenEnd(ledger_id=ledger_id, facts=facts, tried_ms=self._clock.wall_ms())
         path, data = self._paths.unproven_end(ledger_id), end.to_json()
         try:
             await self._batcher.put(path, data)
-        except NoNodeError:  # the first that there is
+        except NoNodeError:  # the first record
             await ensure_znode(self._store, self._paths.unproven_ends)
             await self._batcher.put(path, data)
 
     async def tidy(self, rng: random.Random) -> None:
-        """Delete the records of ledgers that are closed, or gone: some of them, where there are
-        many."""
+        """Delete the records of ledgers that are closed or deleted. Of many records it checks some
+        at random."""
         recorded = await _recorded(self._store, self._paths)
         some = rng.sample(recorded, min(len(recorded), READ_MAX))
         over = set(some).difference(await _still_open(self._manager, some))
         await asyncio.gather(*map(self._delete, sorted(over)))
 
     async def _delete(self, ledger_id: int) -> None:
-        with suppress(NoNodeError):  # another node's hand
+        with suppress(NoNodeError):  # another node deleted it
             await self._batcher.apply(Delete(path=self._paths.unproven_end(ledger_id)))
 
 
@@ -175,7 +173,7 @@ async def _recorded(store: MetadataStore, paths: ClusterPaths) -> list[int]:
 
 
 async def _still_open(manager: LedgerManager, ledger_ids: Sequence[int]) -> list[int]:
-    """What cannot be read may be open."""
+    """Return the ledgers that are not closed. A ledger that cannot be read may be open."""
 
     async def is_open(ledger_id: int) -> bool:
         try:
@@ -189,10 +187,13 @@ async def _still_open(manager: LedgerManager, ledger_ids: Sequence[int]) -> list
     return [i for i, is_so in zip(ledger_ids, are_open, strict=True) if is_so]
 
 
+# --- Entries that were given up -------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUpEntries:
-    """From the first to the last, both inclusive. ``replies``: what bookies said of the first one.
-    ``by``: the user and host of the command. ``at_ms``: wall-clock."""
+    """The first and the last entry, both inclusive. ``replies``: what bookies answered for the first
+    one. ``by``: the user and host of the command. ``at_ms``: wall-clock time."""
 
     first_entry_id: int
     last_entry_id: int
@@ -218,7 +219,7 @@ class GivenUpEntries:
 async def read_given_up(
     store: MetadataStore, paths: ClusterPaths, ledger_id: int
 ) -> GivenUpEntries | None:
-    """None where nothing was given up, or the record cannot be read."""
+    """Return the record; None if nothing was given up, or if it cannot be read."""
     return await read_record(store, paths.given_up(ledger_id), GivenUpEntries.from_record)
 
 
@@ -230,8 +231,8 @@ async def record_given_up(
     *,
     guards: Sequence[Check],
 ) -> None:
-    """Write the record, in place of an earlier attempt's. Raises LockLostError, UnavailableError,
-    RejectedError."""
+    """Write the record, in place of one of an earlier attempt. Raises LockLostError,
+    UnavailableError, RejectedError."""
     path = paths.given_up(ledger_id)
     await ensure_znode(store, path.rpartition("/")[0])
     is_there = await store.exists(path) is not None
@@ -246,14 +247,16 @@ async def record_given_up(
         raise failure.cause from failure
 
 
+# --- When a retry may help ------------------------------------------------------------------------
+
 _ANY_CHANGE_HELPS = frozenset(
     {
-        # Once a bookie that hangs counts as gone, the ledger is repaired without it.
+        # When an unresponsive bookie becomes absent, the ledger is repaired without it.
         Reason.NO_ANSWER,
         Reason.RECOVERY_FAILED,
         Reason.CONFLICTS,
-        # The rest of the ledger was repaired, and is to be again, whoever goes: these waits are
-        # long.
+        # These waits are long, and another bookie of the ledger may be missing now. Its entries are
+        # repaired without waiting for the first one.
         Reason.MAINTENANCE,
         Reason.NO_COPY,
     }
@@ -262,15 +265,15 @@ _ANY_CHANGE_HELPS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFingerprint:
-    """Bookies and orders at one moment. The two fingerprints are eight hexadecimal digits each."""
+    """Bookies and orders at one moment. The two hashes are eight hexadecimal digits each."""
 
     newest_czxid: int
-    """Of the bookies' registrations; 0 without any."""
+    """The greatest czxid of all registrations; 0 if there is none."""
     bookies: str
-    """Fingerprint of who is there, and in which life."""
+    """Hash of the registered bookies and the czxids of their registrations."""
     orders: str
-    """Fingerprint of which bookies drain, or are under maintenance, and until when; of a hold; and
-    of trusted cookies."""
+    """Hash of draining bookies, maintenance windows with their ends, safety hold and trusted
+    cookies."""
 
     @classmethod
     def of(cls, view: ClusterView) -> Self:
@@ -286,7 +289,7 @@ class ClusterFingerprint:
         )
 
     def warrants_retry(self, then: "ClusterFingerprint", reason: Reason | None) -> bool:
-        """Whether what failed then for that reason is worth a try before its time."""
+        """Return True if a retry may succeed now, after a try at ``then`` failed for ``reason``."""
         return (
             self.newest_czxid > then.newest_czxid
             or self.orders != then.orders
@@ -311,15 +314,13 @@ class ClusterFingerprint:
 
 
 def _hold(view: ClusterView) -> list[int]:
-    """When the hold that stands began; without one nothing, as in the releases that knew of
-    none."""
+    """Return when the safety hold began; nothing without one."""
     hold = view.orders.hold
     return [] if hold is None or not view.orders.is_held else [hold.since_ms]
 
 
 def _trust(view: ClusterView) -> list[tuple[BookieId, int]]:
-    """The cookies that an order trusts: an end that could not be proven may be provable now.
-    Without an order nothing."""
+    """Return the cookies that an order trusts: with it, more ends may be provable."""
     return sorted(view.orders.trusted_cookies.items())
 
 
@@ -327,146 +328,143 @@ def _fingerprint(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
 
 
+# --- Notes ----------------------------------------------------------------------------------------
+
 log = structlog.get_logger()
 
 READS_AT_ONCE = 500
 LET_GO_TRIES_MAX = 5
-"""Whoever writes the note anew so often tries the ledger anyway."""
+"""A node that writes the note again so often tries the ledger anyway."""
 BINDING_MAX_MS = 86_400_000
-"""However far ahead a note sets the next try (a clock may be wrong): after a day somebody looks."""
+"""A note delays the next try by a day at most, in case the clock of its node was wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingNote:
-    """What was in the way at the last of ``tries``, and when the next one is due.
+    """Why a ledger was blocked at the last of ``tries``, and when the next try is due.
 
-    Times are the writing node's wall clock, in milliseconds. ``node``: its host, for people.
-    ``since_ms``: of the first try that failed for this reason.
+    Times are wall-clock milliseconds of the node that wrote the note. ``node``: its host, for people.
+    ``since_ms``: the first try that failed for this reason.
     """
 
     ledger_id: int
-    reason: Reason
-    detail: str
+    blocked: Blocked
     node: str
     since_ms: int
     tries: int = 1
     next_try_ms: int = 0
-    """0: at any time, as with the notes of the first releases and while a worker holds the lock."""
+    """0: at any time, for example while a worker holds the lock."""
     grace_until_ms: int = 0
-    """When the grace is over that the ledger waits for under a worker's lock; 0: it does not. Binds
-    nobody."""
+    """When the grace ends for which the ledger waits under a worker's lock; 0: there is none. Other
+    nodes do not wait for it."""
     fingerprint: ClusterFingerprint | None = None
-    """As it was when that try began."""
+    """The cluster when that try began."""
     suspects: frozenset[BookieId] = frozenset()
-    """Bookies whose copies were found bad when they were to be copied from: whoever tries it next
-    reads them whole."""
+    """Bookies whose copies were found bad while copying from them. The next try reads them
+    completely."""
     mzxid: int | None = field(default=None, compare=False)
-    """Of the znode that it was read from: its last write."""
+    """The last write of the znode that it was read from."""
     written_ms: int | None = field(default=None, compare=False)
-    """Likewise, by ZooKeeper's clock."""
+    """The same, by ZooKeeper's clock."""
+
+    @property
+    def reason(self) -> Reason:
+        return self.blocked.reason
 
     def is_older_than(self, mark_czxid: int) -> bool:
-        """Whether it was written before that mark was made, and so of another.
+        """Return True if the note was written before that mark was created, so that it belongs to an
+        earlier mark.
 
-        By its last write: a note that stands is written anew for the next mark. Of a mark it is the
-        first: the leader adds bookies to one that stands.
+        The last write of the note counts, because an existing note is written again for the next
+        mark. The creation of the mark counts, because the leader adds bookies to an existing one.
         """
         return self.mzxid is not None and self.mzxid < mark_czxid
 
     def let_go(self) -> Self:
-        """The ledger is to be tried at once, whatever was in the way. What the note tells of bad
-        sources stays: who does not know of them takes the ledger for whole by its ends.
+        """Return the note of a ledger that is due at once, whatever blocked it.
+
+        ``suspects`` stays: a worker that does not know of them checks only the ends of their
+        copies, and would find the ledger whole.
         """
         return replace(
             self,
-            reason=Reason.LEFT_TO_OTHERS,
-            detail=f"to be tried at once: {', '.join(sorted(self.suspects))} are to be read whole",
+            blocked=Blocked(
+                reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(self.suspects))
+            ),
             tries=1,
             next_try_ms=0,
             fingerprint=None,
         )
 
     def wait_ms(self, *, now_ms: int, fingerprint: ClusterFingerprint) -> int:
-        """How long the ledger is still to be left alone in such a world; 0: not at all."""
+        """Return how long the next try must still wait; 0 if it is due. ``fingerprint``: the
+        cluster now."""
         if self.reason.is_of_this_node or self.fingerprint is None:
             return 0
         if fingerprint.warrants_retry(self.fingerprint, self.reason):
             return 0
         wait_ms = min(max(0, self.next_try_ms - now_ms), BINDING_MAX_MS)
-        if self.written_ms is not None:  # else each look would find it binding for a day
+        if self.written_ms is not None:  # otherwise each look would wait for another day
             wait_ms = min(wait_ms, max(0, self.written_ms + BINDING_MAX_MS - now_ms))
         return wait_ms
 
     def is_overtaken(self, *, now_ms: int, fingerprint: ClusterFingerprint) -> bool:
-        """Whether the world is a better one than it tells of, so that the ledger is tried before
-        its time."""
+        """Return True if the cluster has changed so that the ledger is tried before its time."""
         if self.reason.is_of_this_node or self.fingerprint is None:
             return False
         is_in_grace = self.reason.is_a_grace and now_ms < self.grace_until_ms
         return not is_in_grace and fingerprint.warrants_retry(self.fingerprint, self.reason)
 
     def tries_for(self, reason: Reason, *, fingerprint: ClusterFingerprint) -> int:
-        """How often it failed in a row for this reason, in a world no worse than this one."""
+        """Return how often the ledger failed in a row for this reason, without a change that
+        warrants a retry."""
         if self.reason is not reason or self.fingerprint is None:
             return 0
         return 0 if fingerprint.warrants_retry(self.fingerprint, reason) else self.tries
 
     def to_json(self) -> bytes:
         record = {
-            "version": 2,
+            "version": 1,
             "ledger_id": self.ledger_id,
-            "reason": self.reason.value,
-            "detail": self.detail,
+            **self.blocked.to_record(),
             "node": self.node,
             "since_ms": self.since_ms,
             "tries": self.tries,
             "next_try_ms": self.next_try_ms,
             "grace_until_ms": self.grace_until_ms,
-            "world": None if self.fingerprint is None else self.fingerprint.to_record(),
+            "cluster": None if self.fingerprint is None else self.fingerprint.to_record(),
             "suspects": sorted(self.suspects),
         }
         return json.dumps(record).encode()
 
     @classmethod
     def from_record(cls, ledger_id: int, record: dict[str, Any]) -> Self:
-        """Raises CorruptionError on what no release of ours has written, or this one does not
-        know."""
-        # Version 1 had neither these nor the world, and the first of version 2 no bad sources.
-        first = {"tries": 1, "next_try_ms": 0, "grace_until_ms": 0, "suspects": []}
-        record = {**first, **record}
-        has_world = record.get("world") is not None
+        """Raises CorruptionError, also for a reason that this release does not know."""
+        has_fingerprint = record.get("cluster") is not None
         return cls(
             ledger_id=ledger_id,
-            reason=_reason(text_field(record, "reason")),
-            detail=text_field(record, "detail"),
+            blocked=parse_blocked(record),
             node=text_field(record, "node"),
             since_ms=time_field(record, "since_ms"),
             tries=int_field(record, "tries"),
             next_try_ms=time_field(record, "next_try_ms"),
             grace_until_ms=time_field(record, "grace_until_ms"),
-            fingerprint=ClusterFingerprint.from_record(object_field(record, "world"))
-            if has_world
+            fingerprint=ClusterFingerprint.from_record(object_field(record, "cluster"))
+            if has_fingerprint
             else None,
             suspects=frozenset(map(BookieId, texts_field(record, "suspects"))),
         )
 
 
-def _reason(value: str) -> Reason:
-    try:
-        return Reason(value)
-    except ValueError as error:
-        raise CorruptionError("a reason that this release does not know") from error
-
-
 class WaitingNotes:
-    """The notes of all nodes."""
+    """Reads the notes of all nodes, and releases ledgers from theirs."""
 
     def __init__(self, store: MetadataStore, paths: ClusterPaths) -> None:
         self._store = store
         self._paths = paths
 
     async def are_any(self) -> bool:
-        """Cheap, where a list of their names may be long."""
+        """Return True if there is any note. This costs less than listing their names."""
         path = self._paths.waiting
         try:
             stat = await self._store.exists(path)
@@ -476,13 +474,13 @@ class WaitingNotes:
         return stat is not None and stat.child_count > 0
 
     async def ledger_ids(self) -> set[int]:
-        """Ledgers that have a note."""
+        """Return the ledgers that have a note."""
         names = await children_if_allowed(self._store, self._paths.waiting)
         return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
-        """None when there is none, or a later release wrote it in a way that we cannot read, or
-        ACLs shut it away."""
+        """Return the note; None if there is none, this release cannot read it, or an ACL denies
+        access."""
         try:
             data, stat = await self._store.get(self._paths.waiting_note(ledger_id))
             note = WaitingNote.from_record(ledger_id, parse_record(data))
@@ -491,22 +489,23 @@ class WaitingNotes:
         return replace(note, mzxid=stat.mzxid, written_ms=stat.mtime_ms)
 
     async def version(self, ledger_id: int) -> int | None:
-        """Of its znode; None where there is none."""
+        """Return the version of the note's znode; None if there is none."""
         stat = await self._store.exists(self._paths.waiting_note(ledger_id))
         return None if stat is None else stat.version
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
-        """Those of the ledgers' notes that can be read, in order."""
+        """Return the readable notes of these ledgers, in order."""
         notes = await gather_in_parts(self.read, ledger_ids, at_once=READS_AT_ONCE)
         return [note for note in notes if note is not None]
 
     async def let_go(
         self, ledger_id: int, *, guards: Sequence[Check], beside: WaitingNote | None = None
     ) -> None:
-        """Its note binds nobody any more, and goes unless it tells of bad sources, or ``beside``
-        does.
+        """Make the ledger due at once. Delete its note, unless the note or ``beside`` names bad
+        sources.
 
-        ``guards``: prove that the caller may (rule S3). Raises LockLostError when they do not.
+        ``beside``: a note to write instead. ``guards``: prove that the caller may do this (rule S3).
+        Raises LockLostError if they fail.
         """
         path = self._paths.waiting_note(ledger_id)
         for _ in range(LET_GO_TRIES_MAX):
@@ -532,7 +531,7 @@ class WaitingNotes:
             note = WaitingNote.from_record(ledger_id, parse_record(data))
         except NoNodeError:
             return None if left is None else Create(path=path, data=left.to_json())
-        except (CorruptionError, UnauthorizedError):  # it tells nobody anything
+        except (CorruptionError, UnauthorizedError):  # nobody can read it
             pass
         else:
             if left is not None:
@@ -545,14 +544,15 @@ class WaitingNotes:
 
 
 class WaitingNotesWriter(WaitingNotes):
-    """The notes, for a worker: ``batcher``'s guards prove its session (rule S3)."""
+    """Writes the notes of a worker. The guards of ``batcher`` prove its session (rule S3)."""
 
     def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
         super().__init__(store, paths)
         self._batcher = batcher
 
     async def write(self, note: WaitingNote, *, is_likely_there: bool = False) -> None:
-        """In place of what stands there. ``is_likely_there``: spares a request if that is right."""
+        """Write the note, in place of an existing one. ``is_likely_there``: saves a request if it
+        is right."""
         path, data = self._paths.waiting_note(note.ledger_id), note.to_json()
         create, change = (
             Create(path=path, data=data),
@@ -560,16 +560,16 @@ class WaitingNotesWriter(WaitingNotes):
         )
         first, second = (change, create) if is_likely_there else (create, change)
         if not (await self._commit(first) or await self._commit(second)):
-            # By others' hands, one right after the other; or somebody deleted the directory.
+            # Others deleted and created it at the wrong moments, or deleted its parent.
             await ensure_znode(self._store, self._paths.waiting)
             await self._commit(create)
 
     async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:
-        """Nothing happens to one that stands at another version."""
+        """Delete the note, if it exists and has this version."""
         await self._commit(Delete(path=self._paths.waiting_note(ledger_id), version=version))
 
     async def _commit(self, operation: Create | SetData | Delete) -> bool:
-        """False when the note was there, or gone, already, or is another: another node's hand."""
+        """Return False if another node created, changed or deleted the note first."""
         try:
             await self._batcher.apply(operation)
         except (NodeExistsError, NoNodeError, ConflictError):

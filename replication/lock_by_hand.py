@@ -94,7 +94,7 @@ class _Patience:
     def _show_grace(self, holder: str, note: WaitingNote, *, now_s: float, grace_s: float) -> None:
         if now_s + grace_s > self._graces_until_s:
             raise LockedError(
-                f"{holder} has it: {note.detail}; that lasts {grace_s:.0f} s yet, and is not waited for: try again then",
+                f"{holder} has it: {note.reason.value}; that lasts {grace_s:.0f} s yet, and is not waited for: try again then",
                 ledger_id=self._ledger_id,
             )
         # After the grace it works on the ledger itself, and is waited for as at the beginning.
@@ -102,7 +102,7 @@ class _Patience:
         if now_s >= self._told_due_s:
             self._told_due_s = now_s + TELL_INTERVAL_S
             self._tell(
-                f"waiting up to {grace_s:.0f} s for {holder}, which has ledger {self._ledger_id}: {note.detail}"
+                f"waiting up to {grace_s:.0f} s for {holder}, which has ledger {self._ledger_id}: {note.reason.value}"
             )
 
 

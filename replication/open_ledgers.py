@@ -1,16 +1,22 @@
-"""Ledgers whose open last fragment misses a bookie, or too many copies: left to the writer, then
-recovered.
+"""Ledgers whose open last fragment lacks copies: left to the writer first, then recovered.
 
-Such a fragment is never copied (rule S4): its end is unknown, its writer goes on writing to the old
-ensemble, and a fresh bookie was never fenced. A living writer replaces a lost bookie by itself, so
-it gets the open-ledger grace. Then the absent bookie is asked directly (rule S13): ZooKeeper may
-have dropped its znode while the writer goes on writing to it. If its last entry moved during the
-grace, the ledger waits again, a bounded number of times; else it is fenced, recovered and closed. A
-bookie that drains, and may be fenced for it (rule S16), is treated alike but for the question: it
-is there, and its writer may well write to it until he is stopped. Likewise those that were wiped:
-as many as leave an entry on fewer than an ack quorum, and the promise is broken that it would be
-safe. Unless what they lacked has come meanwhile: it was on its way. While a safety hold stands
-nothing is fenced at all.
+An open fragment is never copied (rule S4): its end is unknown, its writer goes on writing to the
+old ensemble, and a new bookie would not be fenced. Instead:
+
+1. A running writer replaces a lost bookie by itself, so it gets the open-ledger grace.
+2. After the grace the absent bookie is asked directly (rule S13), because ZooKeeper may have
+   deleted its znode while the writer goes on writing to it. If its last entry moved during the
+   grace, the ledger waits again, a bounded number of times.
+3. Otherwise the ledger is fenced, recovered and closed.
+
+Two more kinds of bookies count like absent ones:
+
+- a draining bookie whose order allows fencing (rule S16). It is not asked: it is registered, and the
+  writer may write to it until the ledger is fenced.
+- reformatted bookies, if they leave an entry on fewer bookies than the ack quorum. If the missing
+  entry arrives during the grace, it was only in flight.
+
+During a safety hold nothing is fenced.
 """
 
 import asyncio
@@ -25,7 +31,7 @@ from ledgers.appending import BookiePool, can_go_on_without
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.digest import EntryDigest
-from ledgers.errors import UnavailableError, UnprovenEndError
+from ledgers.errors import NotEnoughBookiesError, UnavailableError, UnprovenEndError
 from ledgers.fencing import latecomers
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment, covers, fragments
@@ -38,23 +44,30 @@ from replication.cluster import ClusterView, ViewSource
 from replication.copy_checks import IndexFinding, Verdict, check
 from replication.inspection import ENTRY_BYTES_GUESS, Inspection, RecoveryRequired
 from replication.orders import Orders
-from replication.reasons import IMPORT_HINT, Blocked, Reason, close_hint
+from replication.reasons import Blocked, Facts, Reason, absence_facts, named
 from replication.targets import TargetSelector
 
 log = structlog.get_logger()
 
 GRACES_MAX = 10
-"""Graces that a writer may earn by going on writing to a bookie that ZooKeeper does not show."""
+"""Graces that a writer may earn by writing to a bookie that ZooKeeper does not show."""
+
+BeforeClose = Callable[[RecoveredEnd], Awaitable[None]]
+"""Records copies on new bookies, which must be read again later (rule S6), and entries that are
+given up."""
+
+
+# --- The grace of a writer ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterSighting:
-    """What was seen of an open last fragment when its grace began.
+    """An open last fragment as it was when its grace began.
 
-    ``last_entries``: per bookie that is absent, or lost entries, the last entry id it said it has,
-    -1 for none, None when it did not answer. ``lacking``: those of them that are there;
-    ``first_lacking``: as in ``RecoveryRequired``. ``draining``: members that are there, and are to be
-    emptied.
+    ``last_entries``: for each absent or lacking bookie the last entry id that it reported, -1 for
+    none, None if it did not answer. ``lacking``: those of them that are registered;
+    ``first_lacking``: as in ``RecoveryRequired``. ``draining``: registered members whose drain allows
+    fencing.
     """
 
     segment: Segment
@@ -65,40 +78,32 @@ class WriterSighting:
     grace_count: int = 1
 
     @property
-    def reason(self) -> Reason:
-        return Reason.OPEN_LEDGER_GRACE if self.grace_count == 1 else Reason.WRITER_ALIVE
-
-    @property
     def absent(self) -> frozenset[BookieId]:
         return frozenset(self.last_entries).difference(self.lacking)
 
     @property
-    def detail(self) -> str:
-        absent = ", ".join(sorted(self.absent))
-        lacking = ", ".join(self.lacking)
-        if self.grace_count == 1:
-            if absent:
-                what = f"misses {absent}"
-            elif lacking:
-                what = f"lacks copies of entry {self.first_lacking} on {lacking}"
-            else:
-                what = f"is on {', '.join(self.draining)}, which drains"
-            return f"its open last fragment {what}: left to its writer for the grace"
-        to = (
-            f"{absent}, which ZooKeeper does not show"
-            if absent
-            else f"{lacking}, which lack entry {self.first_lacking}"
+    def blocked(self) -> Blocked:
+        """Why the ledger waits during this grace."""
+        return Blocked(
+            reason=Reason.OPEN_LEDGER_GRACE if self.grace_count == 1 else Reason.WRITER_ALIVE,
+            facts=Facts(
+                absent=named(self.absent),
+                lacking=named(self.lacking),
+                draining=named(self.draining),
+                entry_ids=() if self.first_lacking is None else (self.first_lacking,),
+                grace_count=self.grace_count,
+                grace_count_max=GRACES_MAX,
+            ),
         )
-        return f"its writer still writes to {to}: grace {self.grace_count} of {GRACES_MAX}"
 
 
 def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterSighting | None:
-    """Another grace, or None: it is time to recover. A changed segment begins anew, and so does
-    what was lacking then and is there now.
+    """Return the sighting for another grace; None if the ledger must be recovered.
 
-    ``now``: what is seen now, as if for the first time.
+    ``now``: what was seen now, as if for the first time. The graces are counted from one again if
+    the segment changed, or if the entry that was lacking has arrived.
     """
-    if before is None or before.segment != now.segment or _has_come(before, now):
+    if before is None or before.segment != now.segment or _has_arrived(before, now):
         return now
     has_moved = any(
         last is not None and last > _or_none(before.last_entries.get(bookie))
@@ -110,8 +115,8 @@ def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterS
 
 
 def is_overtaken(sighting: WriterSighting, view: ClusterView) -> bool:
-    """Whether a grace that goes on has lost its reason: a drain was taken back, or its order to
-    fence; or every bookie that was absent is back."""
+    """Return True if a running grace has lost its reason: every absent bookie is registered again,
+    or a drain, or its permission to fence, was cancelled."""
     if sighting.absent and sighting.absent <= view.available:
         return True
     return not all(
@@ -121,74 +126,81 @@ def is_overtaken(sighting: WriterSighting, view: ClusterView) -> bool:
 
 
 def _or_none(last_entry_id: int | None) -> int:
-    """Of a bookie that did not say anything no entry is known."""
+    """Return "no entry" for a bookie that did not answer."""
     return NO_ENTRY if last_entry_id is None else last_entry_id
 
 
-def _has_come(before: WriterSighting, now: WriterSighting) -> bool:
-    """Whether what was lacking was on its way: what is lost never comes, so that it stays the
-    first."""
+def _has_arrived(before: WriterSighting, now: WriterSighting) -> bool:
+    """Return True if the first lacking entry was in flight and has arrived. A lost entry never
+    arrives, so it stays the first."""
     then, first = before.first_lacking, now.first_lacking
     return then is not None and first is not None and then < first
 
 
+# --- Whether and when to recover ------------------------------------------------------------------
+
+
 def held_back(orders: Orders) -> Blocked | None:
-    """What keeps every ledger from being fenced: a hold. None where nothing does."""
+    """Return the safety hold that forbids fencing; None if there is none."""
     hold = orders.hold
     if hold is None or not orders.is_held:
         return None
-    why = f" ({hold.reason})" if hold.reason else ""
-    return Blocked(
-        reason=Reason.HOLD,
-        detail=f"it is not closed, and nothing is fenced while a hold stands{why}",
-        until_ms=hold.until_ms,
+    return Blocked(reason=Reason.HOLD, facts=Facts(comment=hold.reason), until_ms=hold.until_ms)
+
+
+def end_doubts(versioned: VersionedMetadata, view: ClusterView) -> Facts | None:
+    """Return why the end of the ledger may not be provable; None if its registered bookies that
+    were never reformatted suffice for it (rule S5)."""
+    metadata, reformatted = versioned.metadata, view.initialised_after(versioned.stat.czxid)
+    members = frozenset(metadata.last_segment.ensemble)
+    if _do_cover(view.answering - reformatted, metadata):
+        return None
+    return structs.replace(
+        absence_facts(members, view),
+        superseded=named((members & view.available) - view.answering),
+        reformatted=named(members & reformatted & view.answering),
+        are_all_reformatted=view.are_all_younger_than(versioned.stat.czxid),
+        is_end_doubtful=True,
     )
 
 
-def end_doubts(versioned: VersionedMetadata, view: ClusterView) -> str:
-    """Why the ledger's end may not be provable, for people; empty where those of its bookies that
-    are there, and were never wiped, suffice for it (rule S5)."""
-    metadata, young = versioned.metadata, view.initialised_after(versioned.stat.czxid)
-    members = metadata.last_segment.ensemble
-    if _do_cover(view.answering - young, metadata):
-        return ""
-    doubtful = {
-        "not registered": [b for b in members if b not in view.available],
-        "another bookie is registered at the address": [
-            b for b in members if b in view.available and b not in view.answering
-        ],
-        "set up after the ledger was made, so that their 'no' is not believed": [
-            b for b in members if b in young and b in view.answering
-        ],
-    }
-    told = [f"{why}: {', '.join(named)}" for why, named in doubtful.items() if named]
-    if view.are_all_younger_than(versioned.stat.czxid):
-        told.append(IMPORT_HINT)
-    return "; ".join(told)
+def untrusted_facts(versioned: VersionedMetadata, view: ClusterView) -> Facts:
+    """Return the members of the last ensemble whose "no such entry" is not trusted, because they
+    were reformatted after the ledger was created."""
+    reformatted = view.initialised_after(versioned.stat.czxid).intersection(
+        versioned.metadata.last_segment.ensemble
+    )
+    return Facts(
+        reformatted=named(reformatted),
+        are_all_reformatted=bool(reformatted) and view.are_all_younger_than(versioned.stat.czxid),
+    )
 
 
 def wiped_from_end(
     versioned: VersionedMetadata, view: ClusterView, *, lacking: Collection[BookieId] = ()
 ) -> tuple[BookieId, ...]:
-    """The members of the last ensemble whose "no" is not believed, where the ledger's end cannot be
-    proven without it (rule S5), as far as is known: latecomers are believed but for those
-    ``lacking`` their first entry. Else none.
+    """Return the untrusted members of the last ensemble, if the end of the ledger cannot be proven
+    without them (rule S5); otherwise nothing.
+
+    A bookie that joined by an ensemble change is trusted unless it is in ``lacking``: it lacks its
+    first entry.
     """
     metadata = versioned.metadata
     if metadata.is_closed:
         return ()
     members = metadata.last_segment.ensemble
-    young = view.initialised_after(versioned.stat.czxid).intersection(members)
-    wiped = young - latecomers(metadata, young).difference(lacking)
+    reformatted = view.initialised_after(versioned.stat.czxid).intersection(members)
+    wiped = reformatted - latecomers(metadata, reformatted).difference(lacking)
     are_needed = bool(wiped) and not _do_cover(view.answering - wiped, metadata)
     return tuple(b for b in members if b in wiped) if are_needed else ()
 
 
-def is_to_be_ended(inspection: Inspection, suspects: Collection[BookieId] = ()) -> bool:
-    """Whether a recovery that was begun and never ended comes before all else: where an open
-    fragment lacks copies; and where nothing is missing, if the end can be proven. Else the ledger
-    would be unmarked with its writer locked out, and nobody to close it. ``suspects``: bookies
-    that are known to have lost entries.
+def must_finish_recovery(inspection: Inspection, suspects: Collection[BookieId] = ()) -> bool:
+    """Return True if an unfinished recovery must be finished before anything else.
+
+    That is so if the open fragment lacks copies. It is also so if nothing is missing and the end is
+    provable: otherwise the mark would be deleted while the writer is fenced off, and nobody would
+    close the ledger. ``suspects``: bookies that are known to have lost entries.
     """
     if inspection.is_abandoned:
         return True
@@ -197,7 +209,7 @@ def is_to_be_ended(inspection: Inspection, suspects: Collection[BookieId] = ()) 
     view, members = inspection.view, frozenset(inspection.metadata.last_segment.ensemble)
     believed = members.difference(view.initialised_after(inspection.versioned.stat.czxid), suspects)
     return (
-        members <= view.checked  # who drains is fenced on an order alone (rule S16)
+        members <= view.checked  # a draining bookie is fenced only if its order says so (rule S16)
         and all(finding.verdict is Verdict.GOOD for finding in inspection.findings)
         and _do_cover(believed & view.answering, inspection.metadata)
     )
@@ -206,16 +218,17 @@ def is_to_be_ended(inspection: Inspection, suspects: Collection[BookieId] = ()) 
 def wanted_for_coverage(
     metadata: LedgerMetadata, available: AbstractSet[BookieId]
 ) -> frozenset[BookieId]:
-    """The members of the last ensemble that are not among ``available``, where those that are do
-    not cover it: no recovery finds its end before enough of these are back. Empty where they
-    suffice."""
+    """Return the members of the last ensemble that are not in ``available``, if ``available`` does
+    not cover the ensemble. No recovery finds the end before enough of them return. Otherwise
+    nothing."""
     if _do_cover(available, metadata):
         return frozenset()
     return frozenset(metadata.last_segment.ensemble) - available
 
 
 def _do_cover(bookies: AbstractSet[BookieId], metadata: LedgerMetadata) -> bool:
-    """Whether the answers of these would suffice to find the ledger's end (rule S5)."""
+    """Return True if the answers of these bookies suffice to find the end of the ledger (rule
+    S5)."""
     return covers(
         {i for i, bookie in enumerate(metadata.last_segment.ensemble) if bookie in bookies},
         ensemble_size=metadata.ensemble_size,
@@ -227,12 +240,12 @@ def _do_cover(bookies: AbstractSet[BookieId], metadata: LedgerMetadata) -> bool:
 def written_back_to(
     metadata: LedgerMetadata, last_entries: Collection[LastEntry]
 ) -> frozenset[BookieId]:
-    """The bookies that a recovery would send entries again: those after the LAC, as far as any of
-    ``last_entries`` shows them."""
+    """Return the bookies to which a recovery would write entries again: those after the LAC, up to
+    the last one in ``last_entries``."""
     segment = metadata.last_segment
     first = max([segment.first_entry_id, *(each.lac + 1 for each in last_entries)])
     last = max((each.last_entry_id for each in last_entries), default=NO_ENTRY)
-    # Entries that are an ensemble's size apart are on the same bookies.
+    # Entries whose ids differ by the ensemble size are on the same bookies.
     entries = range(first, min(last + 1, first + metadata.ensemble_size))
     return frozenset(
         bookie
@@ -241,12 +254,12 @@ def written_back_to(
     )
 
 
-BeforeClose = Callable[[RecoveredEnd], Awaitable[None]]
-"""Records copies on new bookies, to be read again later (rule S6), and what was given up."""
+# --- Carrying it out ------------------------------------------------------------------------------
 
 
 class OpenLedgers:
-    """The decisions above, carried out."""
+    """Asks bookies for the decisions above, and recovers ledgers. Shared by all repairs of a
+    worker."""
 
     def __init__(
         self,
@@ -268,18 +281,18 @@ class OpenLedgers:
     async def judge(
         self, found: RecoveryRequired, before: WriterSighting | None
     ) -> WriterSighting | None:
-        """A grace to wait out, or None: recover now."""
-        ledger_id, there = found.versioned.ledger_id, found.view.available
-        asked = [*(bookie for bookie in found.leaving if bookie not in there), *found.lacking]
-        told = await asyncio.gather(
+        """Return the grace to wait for; None if the ledger must be recovered now."""
+        ledger_id, registered = found.versioned.ledger_id, found.view.available
+        asked = [*(bookie for bookie in found.leaving if bookie not in registered), *found.lacking]
+        replies = await asyncio.gather(
             *(last_entry_id(self._bookies, bookie, ledger_id) for bookie in asked)
         )
         now = WriterSighting(
             segment=found.versioned.metadata.last_segment,
-            last_entries=dict(zip(asked, told, strict=True)),
+            last_entries=dict(zip(asked, replies, strict=True)),
             lacking=found.lacking,
             first_lacking=found.first_lacking,
-            draining=tuple(b for b in found.leaving if b in there),
+            draining=tuple(b for b in found.leaving if b in registered),
         )
         return next_sighting(before, now)
 
@@ -294,17 +307,17 @@ class OpenLedgers:
         before_close: BeforeClose,
         beside: Beside = nothing_beside,
     ) -> VersionedMetadata:
-        """Fence, find the end, close. Errors are those of ``recover_ledger``; ``beside``: as there.
+        """Fence the ledger, find its end, close it. Raises what ``recover_ledger`` raises.
 
-        ``before_close``: called with the end before CLOSED is written, for what has to be on record
-        by then. ``suspects``: bookies that are known to have lost entries. ``accepts_loss``:
-        those set up anew are believed, though entries may be cut off that only they had, and
-        bookies that are silent now; and the ledger may end before an entry of which there are
-        damaged copies alone (``RecoveredEnd.given_up``).
+        ``before_close``: called with the end before CLOSED is written, to record what must be
+        recorded by then. ``suspects``: bookies that are known to have lost entries.
+        ``accepts_loss``: trust reformatted bookies, and do without unresponsive ones, although
+        entries that only they had may be cut off; and let the ledger end before an entry that has
+        damaged copies only (``RecoveredEnd.given_up``). ``beside``: as in ``recover_ledger``.
         """
 
         async def confirm(end: RecoveredEnd) -> None:
-            """Called right before CLOSED is written, in every recovery."""
+            """Called in every recovery right before CLOSED is written."""
             await before_close(end)
             if not accepts_loss:
                 await self._confirm_answers(versioned.ledger_id, view, end)
@@ -332,19 +345,20 @@ class OpenLedgers:
         return closed
 
     async def _confirm_answers(self, ledger_id: int, view: ClusterView, end: RecoveredEnd) -> None:
-        """Make sure that the answers which the end rests on stand. Raises UnavailableError where
-        one may not.
+        """Check that the answers on which the end rests are still valid. Raises UnavailableError if
+        one may not be.
 
-        This defends against what happens after the view was read, and would pass for a "no" of the old bookie:
-        1. A member is wiped and set up again: its cookie is another.
-        2. A member goes, and another bookie answers at its address: the member's registration is gone or another, or
-           the other bookie's registration is new.
+        This defends against changes after the view was read, where a "no such entry" is not that of
+        the old bookie:
+        1. A member is reformatted: it has another cookie.
+        2. A member disappears, and another bookie answers at its address: the member's registration is gone or
+           another, or the other bookie's registration is new.
         """
         doubts = await self._views.doubts_about(view, members=end.members, believed=end.believed)
         if doubts:
-            told = "; ".join(f"{bookie}: {why}" for bookie, why in sorted(doubts.items()))
+            listed = "; ".join(f"{bookie}: {why}" for bookie, why in sorted(doubts.items()))
             raise UnavailableError(
-                f"bookies changed while the end was sought, so the ledger must be recovered again: {told}",
+                f"bookies changed during recovery, so that recovery must be retried: {listed}",
                 ledger_id=ledger_id,
             )
 
@@ -356,9 +370,10 @@ class OpenLedgers:
         first_entry_id: int,
         last_entry_id: int,
     ) -> tuple[IndexFinding, ...]:
-        """What the registered members of the last ensemble have of these entries. Fences nothing.
+        """Return what the registered members of the last ensemble have of these entries. Fences
+        nothing.
 
-        Both ends are inclusive. Raises UnauthorizedError where no key is known.
+        Both ends are inclusive. Raises UnauthorizedError if no key is known.
         """
         if last_entry_id < first_entry_id:
             return ()
@@ -374,57 +389,107 @@ class OpenLedgers:
             entry_bytes=ENTRY_BYTES_GUESS,
         )
 
-    async def way_out(self, versioned: VersionedMetadata, error: UnprovenEndError) -> str:
-        """What an operator can do where ``recover`` failed so: a hint."""
-        wanted = await self._silent(versioned) if error.are_any_silent else frozenset()
-        if _do_cover(set(versioned.metadata.last_segment.ensemble) - wanted, versioned.metadata):
-            wanted = frozenset()
-        return close_hint(
-            versioned.ledger_id, are_any_silent=error.are_any_silent, wanted=sorted(wanted)
+    # --- Why a recovery failed --------------------------------------------------------------------
+
+    async def end_unproven(
+        self, versioned: VersionedMetadata, view: ClusterView, error: UnprovenEndError
+    ) -> Blocked:
+        """Return the facts for an operator after ``recover`` could not prove the end."""
+        silent = await self._silent(versioned) if error.are_any_silent else frozenset()
+        return Blocked(
+            reason=Reason.END_UNPROVEN,
+            facts=structs.replace(
+                untrusted_facts(versioned, view),
+                unresponsive=named(silent),
+                needed=named(self._needed_to_close(versioned.metadata, silent)),
+                errors=(str(error),),
+            ),
         )
 
-    async def can_write_back(
-        self, metadata: LedgerMetadata, told: Mapping[BookieId, LastEntry | None]
-    ) -> bool:
-        """Whether ``recover`` could give each of the last entries its ack quorum of copies, while
-        those members of the last ensemble that do not say how far they reach (None in ``told``)
-        take none."""
-        last_entries = [each for each in told.values() if each is not None]
-        silent = {bookie for bookie, last in told.items() if last is None}
-        failing = silent & written_back_to(metadata, last_entries)
-        return not failing or await can_go_on_without(
-            metadata, failing, pool=self._pool(metadata), clock=self._clock
-        )
+    def no_target(
+        self,
+        versioned: VersionedMetadata,
+        error: NotEnoughBookiesError | None = None,
+        *,
+        silent: Collection[BookieId] = (),
+    ) -> Blocked:
+        """Return why ``recover`` cannot write the last entries back.
 
-    def why_no_target(self, versioned: VersionedMetadata, silent: Collection[BookieId] = ()) -> str:
-        """Why ``recover`` cannot write the last entries back, where it raised
-        NotEnoughBookiesError, and what helps.
-
-        ``silent``: members of the last ensemble that are to be started, besides those that are not
-        registered.
+        ``error``: the error of ``recover``, if it was tried. ``silent``: members of the last ensemble
+        that do not answer, besides those that are not registered.
         """
         metadata, view = versioned.metadata, self._views.current
         members = metadata.last_segment.ensemble
-        rules = self._target_selector.why_no_candidate(view, members, metadata)
-        missed = [b for b in members if b in silent or b not in view.answering]
-        start = f"start {', '.join(missed)}, or " if missed else ""
-        return (
-            f"each of its last entries has to be on {metadata.ack_quorum} bookies (its ack quorum) before it is closed, "
-            f"and none can take over: {rules or 'the placement policy allows none of the others'}; {start}add a bookie"
+        return Blocked(
+            reason=Reason.NO_TARGET,
+            facts=structs.replace(
+                absence_facts(members, view),
+                superseded=named([b for b in members if b in view.available - view.answering]),
+                unresponsive=named([b for b in members if b in silent and b in view.answering]),
+                ack_quorum=metadata.ack_quorum,
+                excluded=self._target_selector.why_no_candidate(view, members, metadata),
+                errors=() if error is None else (str(error),),
+            ),
+        )
+
+    def recovery_failed(
+        self, versioned: VersionedMetadata, view: ClusterView, error: Exception
+    ) -> Blocked:
+        """Return why ``recover`` failed with another error: too few bookies answer, or else."""
+        now = self._views.current
+        facts = structs.replace(untrusted_facts(versioned, view), errors=(str(error),))
+        wanted = wanted_for_coverage(versioned.metadata, now.answering)
+        if not wanted:
+            return Blocked(reason=Reason.RECOVERY_FAILED, facts=facts)
+        missing = absence_facts(wanted, now)
+        return Blocked(
+            reason=Reason.NO_COVERAGE,
+            facts=structs.replace(
+                facts,
+                absent=missing.absent,
+                decommissioned=missing.decommissioned,
+                superseded=named(wanted & now.available),
+            ),
+        )
+
+    @staticmethod
+    def _needed_to_close(
+        metadata: LedgerMetadata, silent: AbstractSet[BookieId]
+    ) -> AbstractSet[BookieId]:
+        """Return the silent bookies, if they are so many that nothing closes the ledger before
+        enough of them answer (rule S5); otherwise nothing."""
+        others = frozenset(metadata.last_segment.ensemble) - silent
+        return frozenset() if _do_cover(others, metadata) else silent
+
+    async def can_write_back(
+        self, metadata: LedgerMetadata, replies: Mapping[BookieId, LastEntry | None]
+    ) -> bool:
+        """Return True if ``recover`` could store each of the last entries on an ack quorum.
+
+        ``replies``: how far each member of the last ensemble reaches, None if it does not answer.
+        Bookies that do not answer store nothing.
+        """
+        last_entries = [each for each in replies.values() if each is not None]
+        silent = {bookie for bookie, last in replies.items() if last is None}
+        failing = silent & written_back_to(metadata, last_entries)
+        return not failing or await can_go_on_without(
+            metadata, failing, pool=self._pool(metadata), clock=self._clock
         )
 
     async def _silent(self, versioned: VersionedMetadata) -> frozenset[BookieId]:
         """Return the members of the last ensemble that say neither what they have nor that they
         have nothing.
 
-        Whatever is said in the place of a bookie that is not registered counts as nothing.
+        A reply at the address of a bookie that is not registered counts as none.
         """
         members, answering = versioned.metadata.last_segment.ensemble, self._views.current.answering
-        told = await asyncio.gather(
+        replies = await asyncio.gather(
             *(last_entry_id(self._bookies, bookie, versioned.ledger_id) for bookie in members)
         )
         return frozenset(
-            b for b, last in zip(members, told, strict=True) if last is None or b not in answering
+            b
+            for b, last in zip(members, replies, strict=True)
+            if last is None or b not in answering
         )
 
     def _pool(self, metadata: LedgerMetadata) -> BookiePool:

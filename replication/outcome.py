@@ -1,4 +1,4 @@
-"""What becomes of a repair: done, waiting for a reason, or to be taken anew."""
+"""The result of one repair: done, waiting for a reason, or to be leased again."""
 
 import enum
 
@@ -11,32 +11,32 @@ from replication.reasons import Blocked, Reason
 
 class OutcomeKind(enum.Enum):
     DONE = "done"
-    """Whole, or gone: mark and lock are deleted."""
+    """The ledger is whole, or deleted. Its mark and its lock are deleted."""
     WAITING = "waiting"
-    """Something is in the way; the lock is still ours."""
+    """The repair is blocked. The worker still holds the lock."""
     MARKED_AGAIN = "marked-again"
-    """Its marks are others by now, as somebody found more missing, or a loss is over: give it back,
-    to be taken anew. The lock is still ours."""
+    """The mark changed during the repair: more copies are missing, or a loss is over. The worker
+    still holds the lock, and must release it so that the ledger is leased again."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What became of a repair.
+    """The result of one repair.
 
-    ``sighting``: given with the grace reasons, to come back with. ``retry_at_ms``: wall-clock, when
-    what is in the way will be over; None where nobody knows. ``besides``: what else is in the way.
-    ``suspects``: bookies whose copies turned out bad, so that the next try has to read them
-    whole.
+    ``blocked``: set if and only if the ledger is WAITING. ``sighting``: set during a grace; the next
+    attempt needs it. ``suspects``: bookies whose copies were found bad, so that the next attempt
+    must read them completely.
     """
 
     kind: OutcomeKind
-    reason: Reason | None = None
-    detail: str = ""
+    blocked: Blocked | None = None
     sighting: WriterSighting | None = None
-    retry_at_ms: int | None = None
-    besides: frozenset[Reason] = frozenset()
     entry_count: int = 0
     entry_bytes: int = 0
     suspects: frozenset[BookieId] = frozenset()
+
+    @property
+    def reason(self) -> Reason | None:
+        return None if self.blocked is None else self.blocked.reason
 
 
 DONE = Outcome(kind=OutcomeKind.DONE)
@@ -44,11 +44,5 @@ MARKED_AGAIN = Outcome(kind=OutcomeKind.MARKED_AGAIN)
 
 
 def waiting(blocked: Blocked, sighting: WriterSighting | None = None) -> Outcome:
-    return Outcome(
-        kind=OutcomeKind.WAITING,
-        reason=blocked.reason,
-        detail=blocked.detail,
-        sighting=sighting,
-        retry_at_ms=blocked.until_ms,
-        besides=blocked.besides,
-    )
+    """Return the outcome of a repair that is blocked."""
+    return Outcome(kind=OutcomeKind.WAITING, blocked=blocked, sighting=sighting)

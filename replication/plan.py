@@ -1,9 +1,8 @@
-"""What is to be copied where: a pure function of a survey and of who may receive.
+"""What to copy where: a pure function of an inspection and of the possible targets.
 
-A plan says for every finding that is not good either a ``Repair`` or a ``Blocked`` reason (rules
-S1, S4, S11, S12, S15, S16). The worker executes it as it stands, and ``bookmender plan`` prints it.
-A closed ledger of which every copy is good may have some in the wrong places: they are moved where
-that is wanted.
+``plan_repair`` returns for every bad finding either a ``Repair`` or the reason why there is none
+(``Blocked``; rules S1, S4, S11, S12, S15, S16). The worker carries the plan out as it is, and the
+dry run shows it. If all copies of a closed ledger are good, the plan may move misplaced ones.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,16 +15,22 @@ from ledgers.placement import Adherence, Candidate
 from replication.copy_checks import IndexFinding, Verdict
 from replication.entry_runs import merged
 from replication.inspection import Inspection
-from replication.reasons import Blocked, Reason, writer_hint
-from replication.targets import CopyKey, Targets, why_nobody, with_load
+from replication.reasons import Blocked, Facts, Reason, named
+from replication.targets import (
+    CopyKey,
+    Targets,
+    exclusion_counts,
+    quarantine_errors,
+    with_load,
+)
 
 
 class Repair(Struct, frozen=True, kw_only=True):
-    """Give bookie index ``index`` of ``fragment`` the entries it misses, on ``target``.
+    """Copy the entries that bookie index ``index`` of ``fragment`` lacks to ``target``.
 
-    ``entry_ids`` ascend; ``byte_count`` is a guess at their stored size. Where ``target`` is the
-    bookie at that index already, the metadata stays. ``rewrites_lac``: the target stands in the
-    last ensemble of a ledger that is not closed (rule S12).
+    ``entry_ids`` ascend. ``byte_count`` is an estimate of their stored size. If ``target`` is already
+    the bookie at that index, the metadata stays. ``rewrites_lac``: the target belongs to the last
+    ensemble of a ledger that is not closed (rule S12).
     """
 
     fragment: Fragment
@@ -49,64 +54,65 @@ class Repair(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
+    """What is copied, and what blocks the rest."""
+
     repairs: tuple[Repair, ...] = ()
     blocked: tuple[Blocked, ...] = ()
     untargeted: tuple[IndexFinding, ...] = ()
-    """Those of ``blocked`` that no bookie can take over."""
+    """The findings that are in ``blocked`` because no bookie may receive the copy."""
 
     @property
     def is_whole(self) -> bool:
-        """Nothing is missing and nothing unknown: the mark may go (rule S6)."""
+        """Nothing is missing and nothing is unknown: the mark may be deleted (rule S6)."""
         return not self.repairs and not self.blocked
 
 
 WHOLE = Plan()
-RESTING_SHOWN_MAX = 5
-SUSPECT_KEY = "every copy fails its digest: is the ledger's password or digest type another one?"
 
 
 def plan_repair(inspection: Inspection, targets: Targets, *, moves_misplaced: bool = False) -> Plan:
-    """Only closed fragments are repaired (rule S4). Draws nothing but what the placement draws.
+    """Return the plan for a ledger. Only closed fragments are repaired (rule S4).
 
-    ``moves_misplaced``: copies that the placement policy wants elsewhere are moved, if no copy is
-    missing.
+    ``moves_misplaced``: if no copy is missing, move copies that the placement policy wants
+    elsewhere. The only randomness is that of the placement policy.
     """
     if all(finding.verdict is Verdict.GOOD for finding in inspection.findings):
         return _plan_moves(inspection, targets) if moves_misplaced else WHOLE
     if _is_key_suspect(inspection):
-        return Plan(blocked=(Blocked(reason=Reason.DIGEST_SUSPECT, detail=SUSPECT_KEY),))
+        return Plan(blocked=(Blocked(reason=Reason.DIGEST_SUSPECT),))
     planning = _Planning(inspection, targets)
     for finding in inspection.findings:
-        planning.see_to(finding)
+        planning.add(finding)
     return planning.plan
 
 
 def _plan_moves(inspection: Inspection, targets: Targets) -> Plan:
-    """Of a closed ledger: where one is written it is the writer's business."""
+    """Return the moves of a closed ledger. The placement of an open one is up to its writer."""
     if not inspection.metadata.is_closed:
         return WHOLE
     planning = _Planning(inspection, targets)
     for fragment in dict.fromkeys(finding.fragment for finding in inspection.findings):
-        planning.put_in_place(fragment)
+        planning.add_moves(fragment)
     return planning.plan
 
 
 def _is_key_suspect(inspection: Inspection) -> bool:
-    """Copies that all fail their digest alike say more about our key than about them (rule S7)."""
+    """Return True if every copy fails its digest. Then our key is more likely wrong than all the
+    copies (rule S7)."""
     return any(f.mismatched for f in inspection.findings) and not inspection.has_good_entry
 
 
 class _Planning:
-    """One plan in the making: each step sees what the steps before it will send where."""
+    """One plan while it is made. Each step knows what the earlier steps will send where."""
 
     def __init__(self, inspection: Inspection, targets: Targets) -> None:
-        self._survey = inspection
+        self._inspection = inspection
         self._metadata = inspection.metadata
         self._targets = targets
         self._loads: dict[BookieId, int] = {}
         """Bytes that the steps so far will send."""
         self._ensembles: dict[int, list[BookieId]] = {}
-        """By first entry: as they will be after the steps so far."""
+        """The ensembles after the steps so far, by first entry id."""
         self._repairs: list[Repair] = []
         self._blocked: list[Blocked] = []
         self._untargeted: list[IndexFinding] = []
@@ -119,28 +125,28 @@ class _Planning:
             untargeted=tuple(self._untargeted),
         )
 
-    def see_to(self, finding: IndexFinding) -> None:
+    def add(self, finding: IndexFinding) -> None:
+        """Plan the repair of one finding."""
         if finding.verdict is Verdict.GOOD:
             return
         step = self._step(finding)
         if isinstance(step, Repair):
-            self._note(step)
+            self._add_repair(step)
             return
         self._blocked.append(step)
         if step.reason is Reason.NO_TARGET:
             self._untargeted.append(finding)
 
-    def put_in_place(self, fragment: Fragment) -> None:
-        """Move copies until the ensemble keeps the placement policy's rule, or nobody makes it any
-        better.
+    def add_moves(self, fragment: Fragment) -> None:
+        """Plan moves until the ensemble satisfies the placement policy, or no bookie improves it.
 
-        Every copy is good, and the bookie that gives way is read from as well.
+        Every copy is good, so the replaced bookies are sources as well.
         """
         ensemble = list(fragment.ensemble)
         largest = max(len(fragment.entries_of(index)) for index in range(len(ensemble)))
         candidates = self._candidates(self._having_room(largest))
         for _ in fragment.ensemble:  # each move leaves less that is wrong
-            if not self._fails_the_rule(ensemble):
+            if not self._violates_policy(ensemble):
                 break
             try:
                 moves = self._targets.placement.choose_moves(
@@ -157,9 +163,9 @@ class _Planning:
                 ensemble[move.index] = move.target
         for index, target in enumerate(ensemble):
             if target != fragment.ensemble[index]:
-                self._note(self._repair(fragment, index, target, fragment.entries_of(index)))
+                self._add_repair(self._repair(fragment, index, target, fragment.entries_of(index)))
 
-    def _fails_the_rule(self, ensemble: Sequence[BookieId]) -> bool:
+    def _violates_policy(self, ensemble: Sequence[BookieId]) -> bool:
         adherence = self._targets.placement.adherence(
             ensemble,
             write_quorum=self._metadata.write_quorum,
@@ -168,84 +174,76 @@ class _Planning:
         return adherence is Adherence.FAIL
 
     def _misplaced(self, fragment: Fragment, error: NotEnoughBookiesError) -> Blocked:
-        """It waits for other bookies to come, rather than being tried again and again (gap G18)."""
-        where = (
-            f"from entry {fragment.first_entry_id} on every copy is there, but in the wrong place"
-        )
+        """Return the reason to wait for other bookies. Retries alone would not help (gap G18)."""
         if local := self._targets.only_local:
             return Blocked(
                 reason=Reason.LEFT_TO_OTHERS,
-                detail=f"{where}: this node's bookie {local} is no better one, and replication.target is local",
+                facts=Facts(local=local, entry_ids=(fragment.first_entry_id,)),
             )
         return Blocked(
             reason=Reason.MISPLACED,
-            detail=f"{where}: {error}; add a bookie where there is none",
+            facts=Facts(entry_ids=(fragment.first_entry_id,), errors=(str(error),)),
             until_ms=self._targets.quarantine_end_ms(besides=fragment.ensemble),
         )
 
     def _step(self, finding: IndexFinding) -> Repair | Blocked:
         if finding.verdict is Verdict.AWAY:
-            return self._wait_for(finding)
+            return self._wait_for_maintenance(finding)
         if finding.verdict is Verdict.UNKNOWN:
-            return self._unanswered(finding)
+            return self._wait_for_answer(finding)
         if not finding.fragment.is_closed:
-            return self._left_open(finding)
+            return self._wait_for_writer(finding)
         may_refill = self._may_refill(finding)
         if may_refill and not finding.damaged:
             return self._refill(finding, finding.absent)
         return self._move(finding, may_refill=may_refill)
 
-    def _left_open(self, finding: IndexFinding) -> Blocked:
-        """Its writer is to close it; where a recovery has locked him out, only an operator can have
-        it ended."""
-        hint = writer_hint(self._survey.ledger_id)
+    # --- Findings that must wait ------------------------------------------------------------------
+
+    def _wait_for_writer(self, finding: IndexFinding) -> Blocked:
+        """An open fragment must be closed first: by its writer, or, if a recovery has fenced the
+        writer off, by an operator."""
         if finding.verdict is not Verdict.DRAINING:
-            detail = f"{finding.bookie} lacks entries of a fragment that is not closed yet; {hint}"
-            return Blocked(reason=Reason.OPEN_FRAGMENT, detail=detail)
-        detail = f"{finding.bookie} drains, and holds a fragment that is not closed yet"
-        if self._metadata.state is not LedgerState.IN_RECOVERY:
             return Blocked(
-                reason=Reason.OPEN_FRAGMENT,
-                detail=f"{detail}; {hint}; bookmender bookie drain {finding.bookie} --fence-open has it closed, too",
+                reason=Reason.OPEN_FRAGMENT, facts=Facts(lacking=named([finding.bookie]))
             )
+        is_in_recovery = self._metadata.state is LedgerState.IN_RECOVERY
         return Blocked(
-            reason=Reason.RECOVERY_UNENDED,
-            detail=(
-                f"{detail}, of a ledger whose recovery was begun and never ended: bookmender bookie drain "
-                f"{finding.bookie} --fence-open, or bookmender ledger close {self._survey.ledger_id}, ends it"
-            ),
+            reason=Reason.RECOVERY_UNENDED if is_in_recovery else Reason.OPEN_FRAGMENT,
+            facts=Facts(draining=named([finding.bookie])),
         )
 
-    def _wait_for(self, finding: IndexFinding) -> Blocked:
-        """A maintenance window: all else of the ledger is repaired meanwhile."""
-        window = self._survey.view.orders.maintenance[finding.bookie]
-        why = f" ({window.reason})" if window.reason else ""
+    def _wait_for_maintenance(self, finding: IndexFinding) -> Blocked:
+        """Everything else of the ledger is repaired during the window."""
+        window = self._inspection.view.orders.maintenance[finding.bookie]
         return Blocked(
             reason=Reason.MAINTENANCE,
-            detail=f"{finding.bookie} is away for maintenance{why}",
+            facts=Facts(in_maintenance=named([finding.bookie]), comment=window.reason),
             until_ms=window.until_ms,
         )
 
-    def _unanswered(self, finding: IndexFinding) -> Blocked:
-        """Tried again when the bookie is, where that is known."""
+    def _wait_for_answer(self, finding: IndexFinding) -> Blocked:
+        """A bookie in quarantine is asked again when its quarantine ends."""
         shut = self._targets.quarantined.get(finding.bookie)
-        why = f": {shut.reason}" if shut is not None and shut.reason else ""
+        errors = (shut.reason,) if shut is not None and shut.reason else ()
         return Blocked(
             reason=Reason.NO_ANSWER,
-            detail=f"{finding.bookie} does not answer{why}",
+            facts=Facts(unresponsive=named([finding.bookie]), errors=errors),
             until_ms=None if shut is None else shut.until_ms,
         )
 
-    def _may_refill(self, finding: IndexFinding) -> bool:
-        """Whether a member that is there may be given what it lacks (rule S15).
+    # --- Copies to the same bookie, or to another -------------------------------------------------
 
-        A member of the last ensemble of a ledger that is not closed may only where nobody else is
-        left (rule S12).
+    def _may_refill(self, finding: IndexFinding) -> bool:
+        """Return True if a registered member may be given the entries that it lacks (rule S15).
+
+        A member of the last ensemble of a ledger that is not closed may be only if there is no
+        other bookie (rule S12).
         """
         return not self._is_at_open_end(finding.bookie) and self._has_room_for(finding)
 
     def _is_at_open_end(self, bookie: BookieId) -> bool:
-        """Whether a reader may take the LAC of an entry on this bookie for the writer's."""
+        """Return True if a reader may take the LAC of an entry on this bookie for the writer's."""
         return not self._metadata.is_closed and bookie in self._metadata.last_segment.ensemble
 
     def _has_room_for(self, finding: IndexFinding) -> bool:
@@ -253,28 +251,31 @@ class _Planning:
             len(finding.absent) + len(finding.damaged)
         ).may_refill(finding.bookie)
 
+    def _refill(self, finding: IndexFinding, entry_ids: Sequence[int]) -> Repair:
+        return self._repair(finding.fragment, finding.index, finding.bookie, entry_ids)
+
     def _move(self, finding: IndexFinding, *, may_refill: bool) -> Repair | Blocked:
-        """To another bookie; damage stays where it is, to be overwritten, only if there is none
-        (S15)."""
-        taken = self._taken(finding)
+        """Return a copy to another bookie. Damaged entries are overwritten in place only if there
+        is no other bookie (rule S15)."""
+        excluded = self._excluded(finding)
         copied = self._targets.copied.get((finding.fragment, finding.index))
         must_not = self._members_and_targets(finding)
         if copied is not None and copied in self._targets.candidates and copied not in must_not:
             return self._repair(finding.fragment, finding.index, copied, ())
         try:
-            target = self._choose(finding, taken)
+            target = self._choose(finding, excluded)
         except NotEnoughBookiesError as error:
             if may_refill or self._has_room_for(finding):
                 return self._refill(finding, merged(finding.absent, finding.damaged))
             at_open_end = self._choose_at_open_end(finding)
             if at_open_end is None:
-                return self._nobody_for(finding, taken, error)
+                return self._no_target(finding, excluded, error)
             target = at_open_end
         return self._repair(finding.fragment, finding.index, target, finding.entries)
 
     def _choose_at_open_end(self, finding: IndexFinding) -> BookieId | None:
-        """A member of the last ensemble of a ledger that is not closed, where no other bookie is
-        left."""
+        """Return a member of the last ensemble of a ledger that is not closed, for when no other
+        bookie is left."""
         if self._metadata.is_closed:
             return None
         try:
@@ -282,57 +283,55 @@ class _Planning:
         except NotEnoughBookiesError:
             return None
 
-    def _choose(self, finding: IndexFinding, taken: frozenset[BookieId]) -> BookieId:
+    def _choose(self, finding: IndexFinding, excluded: frozenset[BookieId]) -> BookieId:
         return self._targets.placement.choose_replacement(
             self._candidates(self._having_room(len(finding.entries))),
             ensemble=self._ensemble(finding.fragment),
             index=finding.index,
             write_quorum=finding.fragment.write_quorum,
             ack_quorum=self._metadata.ack_quorum,
-            excluded=taken,
+            excluded=excluded,
         )
 
+    def _excluded(self, finding: IndexFinding) -> frozenset[BookieId]:
+        """Return the bookies that are not chosen for this copy while there are others.
+
+        These include the members of the last ensemble of a ledger that is not closed: readers there
+        take the LAC from the last copy, and ours would be an old one (rule S12). If no other bookie
+        is left, they are chosen nevertheless, and the LAC is rewritten.
+        """
+        excluded = self._members_and_targets(finding)
+        if self._metadata.is_closed:
+            return excluded
+        return excluded.union(self._metadata.last_segment.ensemble)
+
+    def _members_and_targets(self, finding: IndexFinding) -> frozenset[BookieId]:
+        """Return the bookies that must not come into this ensemble: its members, and other targets
+        of the fragment."""
+        bookies = {*finding.fragment.ensemble, *self._ensemble(finding.fragment)}
+        bookies.update(
+            target
+            for (fragment, index), target in self._targets.copied.items()
+            if fragment == finding.fragment and index != finding.index
+        )
+        return frozenset(bookies)
+
     def _having_room(self, entry_count: int) -> Targets:
-        """Those that have room for so many entries more (rule S11)."""
-        return self._targets.having_room(entry_count * self._survey.entry_bytes, self._loads)
+        """Return the targets that have room for so many more entries (rule S11)."""
+        return self._targets.having_room(entry_count * self._inspection.entry_bytes, self._loads)
 
     def _candidates(self, targets: Targets) -> Collection[Candidate]:
         return with_load(targets.candidates, self._loads)
 
     def _ensemble(self, fragment: Fragment) -> list[BookieId]:
-        """As it will be, so that two who come into it keep the placement rule together."""
+        """Return the ensemble as it will be, so that two new members satisfy the placement policy
+        together."""
         return self._ensembles.setdefault(fragment.first_entry_id, list(fragment.ensemble))
 
-    def _note(self, repair: Repair) -> None:
+    def _add_repair(self, repair: Repair) -> None:
         self._repairs.append(repair)
         self._loads[repair.target] = self._loads.get(repair.target, 0) + repair.byte_count
         self._ensemble(repair.fragment)[repair.index] = repair.target
-
-    def _taken(self, finding: IndexFinding) -> frozenset[BookieId]:
-        """Bookies that are not chosen for this copy while there are others.
-
-        Besides those that must not be, the members of the last ensemble of a ledger that is not
-        closed: a copy's LAC field is the reader's clue there, and ours would be an old one (rule
-        S12). Where no other bookie is left they are chosen all the same, and the LAC is rewritten.
-        """
-        taken = self._members_and_targets(finding)
-        return (
-            taken if self._metadata.is_closed else taken.union(self._metadata.last_segment.ensemble)
-        )
-
-    def _members_and_targets(self, finding: IndexFinding) -> frozenset[BookieId]:
-        """Bookies that must not come into this ensemble: its members, and other targets of the
-        fragment."""
-        taken = {*finding.fragment.ensemble, *self._ensemble(finding.fragment)}
-        taken.update(
-            target
-            for (fragment, index), target in self._targets.copied.items()
-            if fragment == finding.fragment and index != finding.index
-        )
-        return frozenset(taken)
-
-    def _refill(self, finding: IndexFinding, entry_ids: Sequence[int]) -> Repair:
-        return self._repair(finding.fragment, finding.index, finding.bookie, entry_ids)
 
     def _repair(
         self, fragment: Fragment, index: int, target: BookieId, entry_ids: Sequence[int]
@@ -342,55 +341,43 @@ class _Planning:
             index=index,
             target=target,
             entry_ids=entry_ids,
-            byte_count=len(entry_ids) * self._survey.entry_bytes,
+            byte_count=len(entry_ids) * self._inspection.entry_bytes,
             rewrites_lac=self._is_at_open_end(target),
         )
 
-    def _nobody_for(
-        self, finding: IndexFinding, taken: frozenset[BookieId], error: NotEnoughBookiesError
+    # --- No target --------------------------------------------------------------------------------
+
+    def _no_target(
+        self, finding: IndexFinding, excluded: frozenset[BookieId], error: NotEnoughBookiesError
     ) -> Blocked:
         local = self._targets.only_local
-        if local is not None and local in taken:
-            return Blocked(
-                reason=Reason.LEFT_TO_OTHERS,
-                detail=f"this node's bookie {local} holds a part of it already, and replication.target is local",
-            )
+        if local is not None and local in excluded:
+            return Blocked(reason=Reason.LEFT_TO_OTHERS, facts=Facts(local=local))
         targets = self._having_room(len(finding.entries))
-        rules = why_nobody(targets, taken) or f"the placement policy allows none: {error}"
+        counts = exclusion_counts(targets, excluded)
+        view, orders = self._inspection.view, self._inspection.view.orders
+        draining = self._could_receive(view.writable & orders.draining.keys() - excluded)
+        # Maintenance keeps a bookie from receiving copies even while it runs (rule S11).
+        in_maintenance = self._could_receive(
+            orders.maintenance.keys() - orders.draining.keys() - excluded
+        )
+        absent = in_maintenance - view.available
+        if finding.verdict is Verdict.LOST and finding.bookie in view.cookies:
+            absent |= {finding.bookie}
         return Blocked(
             reason=Reason.NO_TARGET,
-            detail=f"no bookie can take over from {finding.bookie}: {rules}; {self._advice(finding, taken)}",
-            until_ms=self._targets.quarantine_end_ms(besides=taken),
+            facts=Facts(
+                replaced=finding.bookie,
+                excluded=counts,
+                errors=(str(error),) if counts is None else quarantine_errors(targets),
+                absent=named(absent),
+                draining=named(draining),
+                in_maintenance=named(in_maintenance),
+            ),
+            until_ms=self._targets.quarantine_end_ms(besides=excluded),
         )
 
-    def _advice(self, finding: IndexFinding, taken: Collection[BookieId]) -> str:
-        """A bookie that is away keeps its cookie, unless it is never to come back."""
-        may_return = finding.verdict is Verdict.LOST and finding.bookie in self._survey.view.cookies
-        advice = "start it again, or add a bookie" if may_return else "add a bookie"
-        if drained := self._draining(taken):
-            which = drained[0] if len(drained) == 1 else "ID"
-            advice += f", or keep {' or '.join(drained)}: bookmender bookie drain {which} --cancel"
-        resting = self._resting(taken)
-        if not resting:
-            return advice
-        whose, who, which = "their", "they run", "ID"
-        if len(resting) == 1:
-            whose, who, which = "its", "it runs", resting[0]
-        runs = "" if self._survey.view.available.issuperset(resting) else f" and {who}"
-        more = ", …" if len(resting) > RESTING_SHOWN_MAX else ""
-        named = ", ".join(resting[:RESTING_SHOWN_MAX]) + more
-        end = f"bookmender bookie maintenance {which} --end"
-        return f"{named} may once {whose} maintenance is over ({end}){runs}; else {advice}"
-
-    def _draining(self, taken: Collection[BookieId]) -> list[BookieId]:
-        """Who takes writes, and might take over but for the order to drain it."""
-        view, local = self._survey.view, self._targets.only_local
-        draining = view.writable & view.orders.draining.keys() - set(taken)
-        return sorted(draining if local is None else draining & {local})
-
-    def _resting(self, taken: Collection[BookieId]) -> list[BookieId]:
-        """Who might take over but for its maintenance, which keeps it from that while it runs, too
-        (rule S11)."""
-        orders, local = self._survey.view.orders, self._targets.only_local
-        resting = orders.maintenance.keys() - orders.draining.keys() - set(taken)
-        return sorted(resting if local is None else resting & {local})
+    def _could_receive(self, bookies: Collection[BookieId]) -> frozenset[BookieId]:
+        """Return those of the bookies to which this node may copy."""
+        local = self._targets.only_local
+        return frozenset(bookies) if local is None else frozenset(bookies) & {local}

@@ -1,8 +1,8 @@
-"""What a worker would do about a ledger now: looked at and planned by its own code, and left at
-that.
+"""The dry run: what a worker would do about a ledger now. It takes no lock, writes and fences
+nothing.
 
-What comes of the plan is foreseen (``planned_outcome``) by the code that decides what the worker writes:
-no copy is promised of which no bookie that is there has the entries.
+A dry run uses the worker's own inspection and plan. ``PlannedOutcome`` then predicts what the copies
+would yield, so that no copy is promised whose entries no registered bookie has.
 """
 
 from collections.abc import Collection
@@ -10,21 +10,20 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, LedgerState
 from replication.cluster import ClusterView
 from replication.commit import CopyResults, PlannedOutcome, simulated
 from replication.inspection import Inspection, Inspector, RecoveryRequired
-from replication.open_ledgers import end_doubts, held_back, is_to_be_ended
+from replication.open_ledgers import end_doubts, held_back, must_finish_recovery
 from replication.plan import Plan, Repair, plan_repair
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason, named
 from replication.targets import TargetSelector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What would be copied of one ledger, and what is in the way. ``is_gone``: there is no such
-    ledger (any more)."""
+    """What would be copied of one ledger, and what blocks the rest. ``is_gone``: the ledger does
+    not exist."""
 
     ledger_id: int
     plan: Plan
@@ -40,12 +39,12 @@ class Preview:
 
     @property
     def byte_count(self) -> int:
-        """A guess, from what the metadata says of the ledger's length."""
+        """An estimate from the length in the metadata."""
         return sum(repair.byte_count for repair in self.repairs)
 
 
 class Previewer:
-    """Takes no lock, writes and fences nothing. One for a command."""
+    """Makes the dry runs of a command."""
 
     def __init__(
         self,
@@ -55,16 +54,17 @@ class Previewer:
         *,
         moves_misplaced: bool = False,
     ) -> None:
-        """``view`` may be what is, or what would be under other orders. ``moves_misplaced``: as a
-        worker does with ledgers that are marked for their placement."""
+        """``view``: the cluster as it is, or as it would be under other orders.
+        ``moves_misplaced``: move misplaced copies, as a worker does with ledgers that are marked for
+        their placement."""
         self._inspector, self._target_selector, self._view = inspector, target_selector, view
         self._moves_misplaced = moves_misplaced
 
     async def preview(self, ledger_id: int, *, suspects: Collection[BookieId] = ()) -> Preview:
-        """``suspects``: bookies to be asked for every entry, as a worker asks those that a check
-        or fsck found bad.
+        """Return the dry run of one ledger.
 
-        Raises UnavailableError when ZooKeeper does not answer.
+        ``suspects``: bookies that are asked for every entry, because a check or fsck found bad
+        copies there. Raises UnavailableError if ZooKeeper does not answer.
         """
         match await self._inspector.inspect(ledger_id, self._view, suspects=suspects):
             case None:
@@ -73,7 +73,7 @@ class Previewer:
                 plan = Plan(blocked=(blocked,))
             case RecoveryRequired() as found:
                 plan = await self._plan_open(found, suspects)
-            case Inspection() as inspection if is_to_be_ended(inspection, suspects):
+            case Inspection() as inspection if must_finish_recovery(inspection, suspects):
                 waits = held_back(self._view.orders) or _until_recovered(inspection)
                 plan = Plan(blocked=(waits,))
             case Inspection() as inspection:
@@ -88,7 +88,7 @@ class Previewer:
         return Preview(ledger_id=ledger_id, plan=plan)
 
     async def _plan_open(self, found: RecoveryRequired, suspects: Collection[BookieId]) -> Plan:
-        """What is closed of it is repaired at once, the rest waits."""
+        """Return the plan for an open ledger: closed fragments are repaired, the rest waits."""
         closed_part = await self._inspector.inspect_closed_part(found, suspects=suspects)
         plan = Plan()
         if closed_part is not None:
@@ -101,7 +101,7 @@ class Previewer:
 
 
 def foreseen(plan: Plan, inspection: Inspection) -> Plan:
-    """The copies that will be made of it, and last, and all that will be in the way."""
+    """Return the plan with the copies that would succeed, and everything that would block."""
     planned_outcome = PlannedOutcome(inspection)
     results = CopyResults(
         inspection=inspection,
@@ -116,38 +116,31 @@ def foreseen(plan: Plan, inspection: Inspection) -> Plan:
     ]
     return Plan(
         repairs=tuple(made for repair, made in lasting if made.entry_ids or not repair.entry_ids),
-        blocked=tuple(dict.fromkeys(results.in_the_way)),
+        blocked=tuple(dict.fromkeys(results.blocked)),
         untargeted=plan.untargeted,
     )
 
 
 def _until_recovered(inspection: Inspection) -> Blocked:
-    return Blocked(
-        reason=Reason.OPEN_FRAGMENT,
-        detail="a recovery of it was begun and never ended: that comes before anything is copied"
-        + _doubts(inspection.versioned, inspection.view),
-    )
+    """Return that an unfinished recovery must be finished before anything is copied."""
+    doubts = end_doubts(inspection.versioned, inspection.view) or Facts()
+    return Blocked(reason=Reason.OPEN_FRAGMENT, facts=replace(doubts, is_in_recovery=True))
 
 
 def _until_closed(found: RecoveryRequired) -> Blocked:
-    why = (
-        f"is to be rid of {', '.join(found.leaving)}"
-        if found.leaving
-        else f"lacks copies of entry {found.first_lacking} on {', '.join(found.lacking)}"
-    )
-    whose, then = "its writer", "fenced, recovered"
-    if found.versioned.metadata.state is LedgerState.IN_RECOVERY:
-        whose, then = "whoever began its recovery", "recovered"
+    """Return that the ledger waits for the open-ledger grace, and why its recovery may fail."""
+    view = found.view
+    doubts = end_doubts(found.versioned, view) or Facts()
     return Blocked(
         reason=Reason.OPEN_LEDGER_GRACE,
-        detail=(
-            f"its open last fragment {why}: it is left to {whose} for the open-ledger grace, "
-            f"then {then}, closed, and only then copied"
-        )
-        + _doubts(found.versioned, found.view),
+        facts=replace(
+            doubts,
+            absent=named(
+                {*doubts.absent, *found.leaving} - view.available - set(doubts.decommissioned)
+            ),
+            draining=named([b for b in found.leaving if b in view.available]),
+            lacking=named(found.lacking),
+            entry_ids=() if found.first_lacking is None else (found.first_lacking,),
+            is_in_recovery=found.versioned.metadata.state is LedgerState.IN_RECOVERY,
+        ),
     )
-
-
-def _doubts(versioned: VersionedMetadata, view: ClusterView) -> str:
-    doubts = end_doubts(versioned, view)
-    return f"; its end may not be provable: {doubts}" if doubts else ""

@@ -1,67 +1,105 @@
-"""Why a marked ledger is not being repaired now.
+"""Why a ledger is not repaired now: a reason and facts.
 
-Where the bookies are that hold what is missing, and whose word does not count: for the sentence
-that tells an operator what to do.
+A decision that cannot go on returns ``Blocked``. It holds values only: bookies, entry ids, counts.
+``daemon/messages.py`` turns them into text for people, and is the only place that names commands.
+Workers store the same values in ZooKeeper (``ledger_record.WaitingNote``).
+
+To add a reason for blocking a repair:
+
+1. Add a member with a docstring to ``Reason``, and to the sets below it where they apply.
+2. If no field of ``Facts`` fits, add one with a default.
+3. Return ``Blocked(reason=..., facts=Facts(...))`` where the repair cannot go on.
+4. Add a branch to ``_message`` in ``daemon/messages.py``. mypy fails until it exists.
+5. Add a row to the table in ``tests/daemon/test_messages.py``.
+
+Retries wait as the settings say, unless ``backoff.PACES`` has another pace for the reason.
 """
 
 import enum
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import Any
 
-from ledgers.manager import VersionedMetadata
+import msgspec
+from msgspec import Struct
+
+from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
 from replication.cluster import ClusterView
 
+BOOKIES_MAX = 20
+"""Bookies that one field of ``Facts`` names at most, so that a note stays small."""
+SAME_REASON_MAX = 5
+"""What blocks other parts of a ledger for the same reason is kept up to this number."""
+
 
 class Reason(enum.Enum):
-    """Shown by commands, kept in notes of all nodes: never change a value."""
+    """Why a repair is blocked. The values are stored in ZooKeeper: never change one."""
 
     OPEN_LEDGER_GRACE = "open-ledger-grace"
+    """The open last fragment misses a bookie. The writer has the open-ledger grace to react."""
     OPEN_FRAGMENT = "open-fragment"
+    """A fragment is still open, so it cannot be copied. Its writer must close the ledger."""
     WRITER_ALIVE = "writer-alive"
+    """During the grace the writer went on writing to a bookie that ZooKeeper does not show."""
     NO_COPY = "no-copy"
+    """No registered bookie has a good copy of some entries."""
     NO_TARGET = "no-target"
+    """No bookie may receive the copy."""
     MISPLACED = "misplaced"
+    """All copies exist, but no bookie is left that would improve their placement."""
     NO_ANSWER = "no-answer"
+    """A bookie did not answer."""
     RECOVERY_FAILED = "recovery-failed"
+    """The open ledger could not be recovered."""
     NO_COVERAGE = "no-coverage"
+    """Too few bookies of the last ensemble answer to find the end of the open ledger."""
     END_UNPROVEN = "end-unproven"
+    """Too many bookies of the last ensemble may have lost entries, so the end is not provable."""
     RECOVERY_UNENDED = "recovery-unended"
+    """A draining bookie holds an open fragment of a ledger whose recovery was never finished."""
     CORRUPT_METADATA = "corrupt-metadata"
+    """The metadata is damaged or of an unknown version."""
     SHUT_AWAY = "shut-away"
+    """An ACL denies access to the metadata."""
     WRITE_REFUSED = "write-refused"
+    """ZooKeeper refuses to store the new metadata."""
     DIGEST_SUSPECT = "digest-suspect"
+    """Every copy fails its digest, or no key is known: the password or digest type may be wrong."""
     CONFLICTS = "conflicts"
+    """Metadata or bookies changed in every round of the repair."""
     MAINTENANCE = "maintenance"
+    """A bookie is absent or unresponsive during its maintenance window."""
     HOLD = "hold"
+    """A safety hold forbids fencing."""
     LEFT_TO_OTHERS = "left-to-others"
+    """This node cannot repair the ledger, but another node can."""
     JOURNAL = "journal-unwritable"
+    """The local journal cannot record the metadata write."""
 
     @property
     def is_of_this_node(self) -> bool:
-        """Whether another node may well succeed now: nothing about the ledger stands in the way."""
+        """Another node may succeed now: the obstacle is not in the ledger."""
         return self in (Reason.LEFT_TO_OTHERS, Reason.JOURNAL)
 
     @property
     def is_a_grace(self) -> bool:
-        """Whether the ledger is left to its writer."""
+        """The ledger is left to its writer for the open-ledger grace."""
         return self in (Reason.OPEN_LEDGER_GRACE, Reason.WRITER_ALIVE)
 
     @property
     def is_of_recovery(self) -> bool:
-        """Whether the ledger may have been recovered in vain: while its next grace goes on, that is
-        what is to be known."""
+        """The last attempt to recover the ledger failed. This stays the reason during the next
+        grace."""
         return self in _OF_RECOVERY
 
     @property
     def ends_with_a_bookie(self) -> bool:
-        """Whether a bookie that comes (back) is all that helps: every node sees it at once, and
-        tries again."""
+        """A bookie that registers is all that helps. Every node sees it at once, and retries."""
         return self in (Reason.NO_COPY, Reason.NO_COVERAGE)
 
     @property
     def needs_help(self) -> bool:
-        """Whether time alone will not help: a bookie must come (back), or a person."""
+        """Time alone does not help: a bookie must register, or a person must act."""
         return self in _NEEDS_HELP
 
 
@@ -86,109 +124,149 @@ _NEEDS_HELP = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
-    """What stands in the way of a repair. ``detail`` is a sentence for an operator.
+class Exclusion(enum.Enum):
+    """Why a writable bookie may not receive a copy. Stored in ZooKeeper: never change a value."""
 
-    ``until_ms``: wall-clock, when it will be over; None where nobody knows. ``besides``: reasons of
-    others that it stands for.
-    """
+    MEMBER = "member"
+    """It stores this part of the ledger already, or belongs to the last ensemble of an open one."""
+    REFUSED = "refused"
+    """It refused a copy of this ledger."""
+    SHORT_OF_ROOM = "short-of-room"
+    """Its disks have too little free space."""
+    DRAINING = "draining"
+    MAINTENANCE = "maintenance"
+    QUARANTINED = "quarantined"
+    """It did not answer recently, so that no request is sent to it for a while."""
+    ISOLATED = "isolated"
+    """It is outside the isolation groups of the ledger."""
+    NOT_LOCAL = "not-local"
+    """It is not the bookie of this node, and ``replication.target`` is ``local``."""
+
+
+class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
+    """What is known about a blocked repair. Each reason sets the few fields that it needs."""
+
+    absent: tuple[BookieId, ...] = ()
+    """Not registered. They have a cookie, so they may return."""
+    decommissioned: tuple[BookieId, ...] = ()
+    """Not registered, and without a cookie."""
+    unresponsive: tuple[BookieId, ...] = ()
+    """Registered, but they do not answer."""
+    superseded: tuple[BookieId, ...] = ()
+    """Another bookie is registered at their address."""
+    reformatted: tuple[BookieId, ...] = ()
+    """Reformatted after the ledger was created: their "no such entry" is not trusted (rule S5)."""
+    lacking: tuple[BookieId, ...] = ()
+    """Registered, but they lack entries that they should have."""
+    draining: tuple[BookieId, ...] = ()
+    in_maintenance: tuple[BookieId, ...] = ()
+    needed: tuple[BookieId, ...] = ()
+    """The ledger cannot be closed at all before enough of these answer."""
+    replaced: BookieId | None = None
+    """The bookie whose copy another bookie must receive."""
+    local: BookieId | None = None
+    """The bookie of this node, where it is the only allowed target."""
+
+    entry_ids: tuple[int, ...] = ()
+    """The first entries that are concerned, ascending."""
+    entry_count: int = 0
+    """How many entries are concerned."""
+    has_more_entries: bool = False
+    """``entry_count`` is a lower bound."""
+    withheld_count: int | None = None
+    """Copies of other entries that are not made, because the same copy lacks an entry. 0: they were
+    not counted."""
+
+    excluded: tuple[tuple[Exclusion, int], ...] | None = None
+    """How many writable bookies are excluded as targets, by reason. Empty: none is writable. None:
+    the placement policy refused (``errors``)."""
+    ack_quorum: int | None = None
+    """Set if recovery must store the last entries on this many bookies before the close."""
+    metadata_bytes: int | None = None
+    request_bytes_max: int | None = None
+    """The size of the metadata, and the size that this node may send to ZooKeeper."""
+    grace_count: int = 0
+    grace_count_max: int = 0
+    """Which grace of the writer this is, and how many it may get."""
+    round_count: int = 0
+    """Rounds of the repair that failed."""
+
+    is_in_recovery: bool = False
+    """A recovery of the ledger was begun and not finished."""
+    is_end_doubtful: bool = False
+    """Recovery may fail to prove the end, for ``absent``, ``superseded`` and ``reformatted``."""
+    is_end_damaged: bool = False
+    """Some entry at the end has damaged copies only."""
+    are_all_reformatted: bool = False
+    """Every cookie of the cluster is newer than the ledger, as after an import of ZooKeeper."""
+    are_others_unasked: bool = False
+    """Bookies of other fragments may have the entries, and were not asked."""
+
+    comment: str = ""
+    """What the operator, or the leader, wrote into the order: of a safety hold or a window."""
+    errors: tuple[str, ...] = ()
+    """Messages of the errors that caused it."""
+
+
+class Blocked(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
+    """What blocks the repair of a ledger, or of a part of it."""
 
     reason: Reason
-    detail: str
+    facts: Facts = Facts()
     until_ms: int | None = None
-    besides: frozenset[Reason] = frozenset()
+    """Wall-clock time at which it will be over. None: unknown."""
+    besides: tuple["Blocked", ...] = ()
+    """What blocks other parts of the same ledger, if this one stands for all (``gravest``)."""
+
+    @property
+    def all_reasons(self) -> tuple[Reason, ...]:
+        return self.reason, *(each.reason for each in self.besides)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return it as a JSON object. Fields at their defaults are omitted."""
+        record: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return record
+
+
+def parse_blocked(record: dict[str, Any]) -> Blocked:
+    """Return what ``to_record`` wrote; other keys are ignored. Raises CorruptionError."""
+    try:
+        # By way of JSON: text that is no UTF-8 is refused.
+        return msgspec.json.decode(msgspec.json.encode(record), type=Blocked)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptionError("a record without a known reason and its facts") from error
 
 
 def gravest(blocked: Sequence[Blocked]) -> Blocked:
-    """One for all of them, at least one: that entries have no copy comes first, as what helps the
-    others may not help these; then what needs help, then what came first."""
-    ordered = sorted(blocked, key=lambda each: gravity(each.reason))  # stable
-    untils = [each.until_ms for each in ordered]
-    return Blocked(
-        reason=ordered[0].reason,
-        detail="; ".join(dict.fromkeys(each.detail for each in ordered)),
-        # Only if time is all that each of them waits for.
-        until_ms=min((u for u in untils if u is not None), default=None)
-        if None not in untils
-        else None,
-        besides=frozenset(each.reason for each in ordered) - {ordered[0].reason},
-    )
+    """Return one value that stands for all of ``blocked`` (at least one).
+
+    Entries without a copy come first, because what helps the others may not help these. Then comes
+    what needs help, then the rest.
+    """
+    kept: list[Blocked] = []
+    for each in sorted(dict.fromkeys(blocked), key=lambda each: gravity(each.reason)):  # stable
+        if sum(other.reason is each.reason for other in kept) < SAME_REASON_MAX:
+            kept.append(each)
+    # The ledger is due at a known time only if each of them waits for a time.
+    untils = [each.until_ms for each in blocked if each.until_ms is not None]
+    until_ms = min(untils) if len(untils) == len(blocked) else None
+    return msgspec.structs.replace(kept[0], until_ms=until_ms, besides=tuple(kept[1:]))
 
 
 def gravity(reason: Reason) -> int:
-    """By which reasons are told, the least first."""
+    """Return the rank by which reasons are shown, the smallest first."""
     return 0 if reason is Reason.NO_COPY else 1 if reason.needs_help else 2
 
 
-def writer_hint(ledger_id: int) -> str:
-    """What an operator can do about a ledger that is not closed, and waits for that."""
-    return (
-        f"its writer is to close it, or, if he is gone, bookmender ledger close {ledger_id} --yes (with --force, where "
-        "nobody knows that he is)"
+def named(bookies: Collection[BookieId]) -> tuple[BookieId, ...]:
+    """Return the bookies as a field of ``Facts`` names them: sorted, and not too many."""
+    return tuple(sorted(bookies)[:BOOKIES_MAX])
+
+
+def absence_facts(bookies: Collection[BookieId], view: ClusterView) -> Facts:
+    """Return which of the bookies are absent and which are decommissioned."""
+    unregistered = set(bookies) - view.available
+    return Facts(
+        absent=named(unregistered & view.cookies.keys()),
+        decommissioned=named(unregistered - view.cookies.keys()),
     )
-
-
-def give_up_hint(ledger_id: int) -> str:
-    """What an operator can do about an open ledger of which the last entries have damaged copies
-    alone."""
-    return (
-        "where no bookie will ever give a good copy, bookmender ledger close "
-        f"{ledger_id} --accept-loss --force shows which entries would be given up, and with --yes closes it before them"
-    )
-
-
-def close_hint(ledger_id: int, *, are_any_silent: bool, wanted: Sequence[str] = ()) -> str:
-    """What an operator can do about a ledger whose end cannot be proven. ``are_any_silent``: of its
-    bookies.
-
-    ``wanted``: those that are, where they are so many that nothing is proven of any end, and so it
-    is not closed whatever is accepted (rule S5).
-    """
-    if wanted:
-        first = (
-            f"first start {'enough of ' if len(wanted) > 1 else ''}{', '.join(wanted)} (empty, if what they had is "
-            "gone): nothing closes it before; if its end cannot be proven then either, "
-        )
-    elif are_any_silent:
-        first = "start its other bookies, or, if they will never have more to say, "
-    else:
-        first = ""
-    return (
-        f"{first}bookmender ledger close {ledger_id} --accept-loss --yes closes it "
-        "after the last entry that is there"
-    )
-
-
-IMPORT_HINT = (
-    "every bookie was set up after the ledger: if ZooKeeper was imported, or bookie ids were changed, and no disk was "
-    "wiped, bookmender bookie trust-identities says so"
-)
-
-
-def whereabouts(bookies: Collection[BookieId], view: ClusterView) -> str:
-    """Which of them are away and may come back, and which are gone for good; empty if none is
-    either.
-
-    A bookie keeps its cookie while it is away. Decommissioned, or never there, it has none.
-    """
-    absent = sorted(set(bookies) - view.available)
-    away = [bookie for bookie in absent if bookie in view.cookies]
-    gone = [bookie for bookie in absent if bookie not in view.cookies]
-    told = []
-    if away:
-        told.append(f"away, and wanted back: {', '.join(away)}")
-    if gone:
-        told.append(f"gone for good (without a cookie): {', '.join(gone)}")
-    return "; ".join(told)
-
-
-def not_believed(ledger: VersionedMetadata, view: ClusterView) -> str:
-    """Members of the last ensemble that may have lost what they had with their disks; empty if none
-    may."""
-    young = view.initialised_after(ledger.stat.czxid)
-    named = sorted(young.intersection(ledger.metadata.last_segment.ensemble))
-    if not named:
-        return ""
-    told = f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"
-    return f"{told}; {IMPORT_HINT}" if view.are_all_younger_than(ledger.stat.czxid) else told

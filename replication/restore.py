@@ -24,14 +24,14 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.store import Check, MetadataStore, MultiFailed, SetData, Stat
 from replication.cluster import ClusterView
-from replication.commit import copy_doubts
+from replication.commit import CopyDoubt, copy_doubts
 from replication.inspection import Inspector, RecoveryRequired
 from replication.journal import JournalRecord
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.lock_by_hand import Tell, locked
 from replication.locks import guarded_multi
 from replication.marks import private_mark_operations
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason, named
 from replication.recent_copies import record_by_hand
 from replication.znodes import ClusterPaths
 
@@ -42,7 +42,14 @@ _CHANGED = NodeExistsError | NoNodeError | ConflictError
 
 
 class RestoreRefusedError(RejectedError):
-    """Restoring the bytes would undo more than the recorded write. The message says what."""
+    """Putting the bytes back would undo more than the recorded write. The message, or ``doubts``,
+    say what."""
+
+    def __init__(
+        self, message: str, *, doubts: Sequence[str | CopyDoubt | Blocked] = (), **context: object
+    ) -> None:
+        super().__init__(message, **context)
+        self.doubts = doubts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,7 @@ class Restoring:
     present: bytes
     now: LedgerMetadata | None
     stat: Stat
-    copy_doubts: tuple[str, ...] = ()
+    copy_doubts: tuple[CopyDoubt | Blocked, ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -66,7 +73,7 @@ class Restoring:
         return self.present == self.record.before
 
     @property
-    def doubts(self) -> Sequence[str]:
+    def doubts(self) -> Sequence[str | CopyDoubt | Blocked]:
         """Reasons why the restore needs an operator's confirmation."""
         told = []
         if self.present != self.record.after:
@@ -179,7 +186,9 @@ class Restorer:
             if found.is_done:
                 return found
             if found.doubts and not is_forced:
-                raise RestoreRefusedError("; ".join(found.doubts), ledger_id=ledger_id)
+                raise RestoreRefusedError(
+                    "there are doubts", doubts=found.doubts, ledger_id=ledger_id
+                )
             write = await self._manager.put_back_operation(
                 ledger_id, record.before, present=found.present, version=found.stat.version
             )
@@ -210,14 +219,15 @@ class Restorer:
             return None
         return WaitingNote(
             ledger_id=found.record.ledger_id,
-            reason=Reason.LEFT_TO_OTHERS,
-            detail=f"its metadata was put back by hand, though {'; '.join(found.copy_doubts)}",
+            blocked=Blocked(
+                reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(found.named_again))
+            ),
             node=holder,
             since_ms=self._clock.wall_ms(),
             suspects=found.named_again,
         )
 
-    async def _copy_doubts(self, found: Restoring) -> list[str]:
+    async def _copy_doubts(self, found: Restoring) -> list[CopyDoubt | Blocked]:
         """Ask the bookies that would be named again for every entry."""
         versioned = VersionedMetadata(
             ledger_id=found.record.ledger_id,

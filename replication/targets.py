@@ -1,16 +1,11 @@
-"""Which bookies may receive copies now, and which may not and why (rule S11).
+"""Which bookies may receive copies now, and why the others may not (rule S11).
 
-``TargetSelector`` knows how many bytes this process has under way to each bookie, so that the next plan
-spreads them. ``Targets`` is what it says at one moment: a value that a plan is made from.
-
-Bookies that refused copies of a ledger: not asked again for it while they live (rule S11).
-
-A bookie whose garbage collector has deleted a ledger refuses every later add to it, as if it were
-fenced, until it restarts. Whoever tries again would copy the ledger's beginning in vain every time.
+``TargetSelector`` knows how many bytes this process is sending to each bookie, so that the next
+plan spreads its copies. ``Targets`` is its answer for one ledger at one moment: a value from which a
+plan is made. ``Refusals`` remembers which bookies refused copies of a ledger.
 """
 
-import enum
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
@@ -23,58 +18,41 @@ from ledgers.health import Quarantine, Shut
 from ledgers.model import BookieId, Fragment, LedgerMetadata
 from ledgers.placement import DEFAULT_RACK, Candidate, PlacementPolicy
 from replication.cluster import ClusterView, anywhere
+from replication.reasons import Exclusion
 
 CopyKey = tuple[Fragment, int]
-"""What was copied: a bookie index of a fragment. Other bounds or members make it another one."""
+"""A bookie index of a fragment. A fragment with other bounds or members has other keys."""
 
 SORTED_AGAIN_S = 5.0
-"""How long it holds who may receive and who may not, as far as that depends on free room."""
+"""How long the list of candidates stays valid with respect to free disk space."""
 
 SMALL_COPY_BYTES = 1024 * 1024
-"""Not held against the room of a bookie that has any to spare."""
-
-
-class Exclusion(enum.Enum):
-    """Why a writable bookie may not take over: in words that follow the number of several."""
-
-    MEMBER = "already hold this part of the ledger or its open end"
-    REFUSED = "refused it"
-    SHORT_OF_ROOM = "are short of room"
-    DRAINING = "are being drained"
-    MAINTENANCE = "are under maintenance"
-    QUARANTINED = "are in quarantine, as nothing was answered"
-    ISOLATED = "are outside the ledger's isolation groups"
-    NOT_LOCAL = "are not this node's (replication.target is local)"
-
-    def told_of(self, count: int) -> str:
-        """As in ``1 is short of room``."""
-        one = self.value.replace("are ", "is ", 1).replace("hold ", "holds ", 1)
-        return f"{count} {one if count == 1 else self.value}"
+"""A smaller copy is allowed on every bookie that has any space to spare."""
 
 
 class Targets(Struct, frozen=True, kw_only=True):
-    """The bookies that may receive copies of one ledger, with the bytes already under way to
+    """The bookies that may receive copies of one ledger, with the bytes that are being sent to
     each."""
 
     candidates: Mapping[BookieId, Candidate]
     placement: PlacementPolicy
     barred: Mapping[BookieId, Exclusion] = field(default_factory=dict)
-    """Writable ones that may not, whatever part of the ledger it is."""
+    """Writable bookies that may not receive any part of the ledger."""
     refilled: frozenset[BookieId] = frozenset()
-    """Members that an earlier round gave what they lacked: what they lack still, they do not
-    keep."""
+    """Members that an earlier round gave the entries they lacked. If they still lack some, they do
+    not store what they get."""
     only_local: BookieId | None = None
-    """The only bookie that this node may copy to, where that is set."""
+    """The only bookie to which this node may copy, if it is restricted."""
     copied: Mapping[CopyKey, BookieId] = field(default_factory=dict)
-    """Copies made in earlier rounds, with the bookie that holds them whole."""
+    """Complete copies of earlier rounds, with the bookie that stores them."""
     quarantined: Mapping[BookieId, Shut] = field(default_factory=dict)
-    """Bookies that are not asked anything now."""
+    """Bookies to which no request is sent now."""
     spare_bytes: Mapping[BookieId, int] = field(default_factory=dict)
-    """Of writable ones: the room beyond the floor, less what is under way. Of those that are not
-    here nobody knows it."""
+    """Per writable bookie: the free space above the floor, less what is being sent. Bookies whose
+    space is unknown are not listed."""
 
     def having_room(self, byte_count: int, loads: Mapping[BookieId, int]) -> "Targets":
-        """Without those that so much more would leave short of room. ``loads``: what else will be
+        """Return the targets that have room for ``byte_count`` more. ``loads``: what else will be
         sent to them."""
         if byte_count < SMALL_COPY_BYTES and not loads and self.only_local is None:
             return self
@@ -90,45 +68,45 @@ class Targets(Struct, frozen=True, kw_only=True):
         return replace(self, candidates=candidates, barred={**self.barred, **short})
 
     def may_refill(self, bookie: BookieId) -> bool:
-        """Whether a member that is there may be given in place what it lacks (rule S15)."""
+        """Return True if a registered member may be given what it lacks (rule S15)."""
         return self._may_be_given(bookie) and bookie not in self.refilled
 
     def _may_be_given(self, bookie: BookieId) -> bool:
-        """Anything, be it only what it lacks itself."""
+        """Return True if the bookie may be sent anything, even only what it lacks itself."""
         return bookie in self.candidates or self.barred.get(bookie) in (
             Exclusion.NOT_LOCAL,
             Exclusion.ISOLATED,
         )
 
     def quarantine_end_ms(self, *, besides: Collection[BookieId]) -> int | None:
-        """When the first of those that quarantine alone keeps from receiving may do so again; None:
-        never."""
+        """Return when the first quarantine ends of a bookie that may then receive copies; None if
+        there is no such bookie."""
         ends_ms = (
             self.quarantined[bookie].until_ms
-            for bookie, bar in self.barred.items()
-            if bar is Exclusion.QUARANTINED and bookie not in besides
+            for bookie, exclusion in self.barred.items()
+            if exclusion is Exclusion.QUARANTINED and bookie not in besides
         )
         return min(ends_ms, default=None)
 
 
 class DiskSpaces(Protocol):
-    """What is known of the bookies' disks (``room.DiskSpaceSource``)."""
+    """What is known of the bookies' disks (``disk_space.DiskSpaceSource``)."""
 
     def free_bytes(self, bookie: BookieId) -> int | None:
-        """None where nobody knows."""
+        """Return the free space; None if it is unknown."""
         ...
 
     def spare_bytes(self, bookie: BookieId) -> int | None:
-        """How much of it is beyond the floor, which is to be kept free; None where nobody knows."""
+        """Return the free space above the floor that must stay free; None if it is unknown."""
         ...
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
-        """So much of it was used up by a copy."""
+        """Count the bytes of a copy as used."""
         ...
 
 
 class UnlimitedDiskSpaces:
-    """Nothing is known of anybody's disks, and nobody is kept from receiving."""
+    """No disk space is known, so no bookie is excluded for it."""
 
     def free_bytes(self, bookie: BookieId) -> int | None:
         return None
@@ -141,15 +119,15 @@ class UnlimitedDiskSpaces:
 
 
 Allowed = Callable[[LedgerMetadata, Collection[BookieId]], frozenset[BookieId] | None]
-"""Of writable bookies, those that may hold copies of a ledger; None: all."""
+"""Returns the writable bookies that may store copies of a ledger; None: all."""
 
 
 class TargetSelector:
-    """One for a worker, which all its repairs share.
+    """Selects the targets for all repairs of a worker.
 
-    Who is a candidate is worked out once for each view of the cluster, and again every few seconds
-    for what the disks say: with hundreds of bookies and thousands of small ledgers it is no small
-    thing.
+    The candidates are computed once for each view of the cluster, and again every few seconds for
+    changed disk space. With hundreds of bookies and thousands of small ledgers, more would cost too
+    much.
     """
 
     def __init__(
@@ -164,8 +142,8 @@ class TargetSelector:
         quarantine: Quarantine | None = None,
         allowed: Allowed = anywhere,
     ) -> None:
-        """``local``: this host's bookie. ``is_local_only``: it is the only target (``target =
-        "local"``). ``allowed``: who may hold copies of a ledger that is isolated."""
+        """``local``: the bookie of this host. ``is_local_only``: it is the only target (``target =
+        "local"``). ``allowed``: the bookies that may store an isolated ledger."""
         self._allowed = allowed
         self.placement = placement
         self._clock = clock
@@ -180,7 +158,7 @@ class TargetSelector:
         self._candidates: dict[BookieId, Candidate] = {}
         self._barred: dict[BookieId, Exclusion] = {}
         self._spare_bytes: dict[BookieId, int] = {}
-        """Of those whose room is known, less what is under way to them."""
+        """Free space above the floor, less what is being sent, where it is known."""
 
     def targets(
         self,
@@ -191,19 +169,21 @@ class TargetSelector:
         refilled: Collection[BookieId] = (),
         copied: Mapping[CopyKey, BookieId] | None = None,
     ) -> Targets:
-        """For one ledger (None: for any), and for now: who refused it, who was refilled, what was
-        copied in earlier rounds."""
+        """Return the targets for one ledger now (None: for any ledger).
+
+        ``refused``: bookies that refused a copy of it. ``refilled``, ``copied``: as in ``Targets``.
+        """
         self._sort(view)
         candidates, barred = self._candidates, self._barred
         quarantined = self._quarantine.shut()
         allowed = None if metadata is None else self._allowed(metadata, view.writable)
         if refused or quarantined or allowed is not None:
             outside = () if allowed is None else candidates.keys() - allowed
-            why = dict.fromkeys(outside, Exclusion.ISOLATED)
-            why |= dict.fromkeys(candidates.keys() & refused, Exclusion.REFUSED)
-            why |= dict.fromkeys(candidates.keys() & quarantined.keys(), Exclusion.QUARANTINED)
-            candidates = {b: each for b, each in candidates.items() if b not in why}
-            barred = barred | why
+            more = dict.fromkeys(outside, Exclusion.ISOLATED)
+            more |= dict.fromkeys(candidates.keys() & refused, Exclusion.REFUSED)
+            more |= dict.fromkeys(candidates.keys() & quarantined.keys(), Exclusion.QUARANTINED)
+            candidates = {b: each for b, each in candidates.items() if b not in more}
+            barred = barred | more
         return Targets(
             candidates=candidates,
             placement=self.placement,
@@ -218,7 +198,8 @@ class TargetSelector:
     def candidates(
         self, view: ClusterView, metadata: LedgerMetadata | None = None
     ) -> list[Candidate]:
-        """For who takes over while a ledger is recovered: wherever that is, ``target`` or not."""
+        """Return the bookies that may join the ensemble of a ledger under recovery. The setting
+        ``target`` does not restrict them."""
         able = view.receiving - self._quarantine.shut().keys()
         allowed = None if metadata is None else self._allowed(metadata, view.writable)
         if allowed is not None:
@@ -227,23 +208,23 @@ class TargetSelector:
 
     def why_no_candidate(
         self, view: ClusterView, members: Collection[BookieId], metadata: LedgerMetadata
-    ) -> str:
-        """Which rules leave nobody but ``members`` among these; "" if somebody else is left."""
+    ) -> tuple[tuple[Exclusion, int], ...] | None:
+        """Return why ``candidates`` contains no bookie besides ``members``; None if it does."""
         candidates = {each.bookie: each for each in self.candidates(view, metadata)}
         barred = self.targets(view, metadata).barred.items()
-        return why_nobody(
+        return exclusion_counts(
             Targets(
                 candidates=candidates,
                 placement=self.placement,
-                barred={b: bar for b, bar in barred if b not in candidates},
+                barred={b: exclusion for b, exclusion in barred if b not in candidates},
             ),
             members,
         )
 
     @contextmanager
     def under_way(self, bookie: BookieId, byte_count: int) -> Iterator[None]:
-        """So many bytes are being copied to the bookie; those that ``landed`` count on, until it
-        tells of its room."""
+        """Count the bytes as being sent to the bookie. Those that ``landed`` count until the bookie
+        reports its free space again."""
         self._add_load(bookie, byte_count)
         try:
             yield
@@ -251,7 +232,7 @@ class TargetSelector:
             self._add_load(bookie, -byte_count)
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
-        """So many of the bytes that are ``under_way`` have arrived. To be told before that ends."""
+        """Count bytes that are ``under_way`` as stored. Call it before ``under_way`` ends."""
         self._disk_spaces.landed(bookie, byte_count)
 
     def _add_load(self, bookie: BookieId, byte_count: int) -> None:
@@ -271,21 +252,21 @@ class TargetSelector:
             self._sort_one(bookie, view)
 
     def _sort_one(self, bookie: BookieId, view: ClusterView) -> None:
-        """Into candidates and those that may not receive."""
+        """Put the bookie among the candidates or among the excluded ones."""
         spare_bytes = self._spare(bookie)
         if spare_bytes is None:
             self._spare_bytes.pop(bookie, None)
         else:
             self._spare_bytes[bookie] = spare_bytes
-        bar = self._bar(bookie, view)
-        if bar is None:
+        exclusion = self._exclusion(bookie, view)
+        if exclusion is None:
             self._candidates[bookie] = self._candidate(bookie)
             self._barred.pop(bookie, None)
         else:
-            self._barred[bookie] = bar
+            self._barred[bookie] = exclusion
             self._candidates.pop(bookie, None)
 
-    def _bar(self, bookie: BookieId, view: ClusterView) -> Exclusion | None:
+    def _exclusion(self, bookie: BookieId, view: ClusterView) -> Exclusion | None:
         if bookie in view.orders.draining:
             return Exclusion.DRAINING
         if bookie in view.orders.maintenance:
@@ -299,7 +280,7 @@ class TargetSelector:
         return spare_bytes is not None and spare_bytes < 0
 
     def _spare(self, bookie: BookieId) -> int | None:
-        """The room beyond the floor, less what is under way."""
+        """Return the free space above the floor, less what is being sent."""
         spare_bytes = self._disk_spaces.spare_bytes(bookie)
         return None if spare_bytes is None else spare_bytes - self._load_bytes.get(bookie, 0)
 
@@ -315,7 +296,7 @@ class TargetSelector:
 def with_load(
     candidates: Mapping[BookieId, Candidate], loads: Mapping[BookieId, int]
 ) -> Collection[Candidate]:
-    """The candidates, with more bytes under way to some of them."""
+    """Return the candidates, with more bytes being sent to some of them."""
     if not loads:
         return candidates.values()
     return [
@@ -326,33 +307,46 @@ def with_load(
     ]
 
 
-def why_nobody(targets: Targets, taken: Collection[BookieId]) -> str:
-    """Which rules leave no bookie to take over; "" if some candidate is left."""
+def exclusion_counts(
+    targets: Targets, members: Collection[BookieId]
+) -> tuple[tuple[Exclusion, int], ...] | None:
+    """Return how many writable bookies are excluded, by reason; None if a candidate is left.
+
+    ``members``: bookies that must not receive this copy.
+    """
     barred = dict(targets.barred)
     barred.update(
         (bookie, Exclusion.MEMBER)
-        for bookie in taken
+        for bookie in members
         if bookie in targets.candidates or barred.get(bookie) is Exclusion.SHORT_OF_ROOM
     )
     if len(barred) < len(targets.barred) + len(targets.candidates):
-        return ""
-    counts = {bar: sum(each is bar for each in barred.values()) for bar in Exclusion}
-    told = [bar.told_of(count) for bar, count in counts.items() if count]
-    silent = (
-        targets.quarantined.get(b) for b, bar in barred.items() if bar is Exclusion.QUARANTINED
+        return None
+    counts = Counter(barred.values())
+    return tuple((exclusion, counts[exclusion]) for exclusion in Exclusion if counts[exclusion])
+
+
+def quarantine_errors(targets: Targets) -> tuple[str, ...]:
+    """Return why bookies are in quarantine, as far as it is known."""
+    shut = (
+        targets.quarantined.get(bookie)
+        for bookie, exclusion in targets.barred.items()
+        if exclusion is Exclusion.QUARANTINED
     )
-    if reasons := sorted({each.reason for each in silent if each is not None} - {""}):
-        told[-1] += f" ({'; '.join(reasons)})"
-    return f"of {len(barred)} writable ones {' and '.join(told)}" if told else "none is writable"
+    return tuple(sorted({each.reason for each in shut if each is not None} - {""}))
 
 
 LEDGERS_MAX = 10_000
-"""Ledgers remembered; the one that was refused longest ago is forgotten first."""
+"""Ledgers remembered. The one that was refused longest ago is forgotten first."""
 
 
 class Refusals:
-    """One for a worker. A bookie that registered anew has begun another life: nothing is held
-    against it."""
+    """Remembers for a worker which bookies refused copies of which ledger (rule S11).
+
+    A bookie whose garbage collector has deleted a ledger refuses every later add to it, as if the
+    ledger were fenced, until it restarts. Without this memory each attempt would copy the beginning
+    of the ledger in vain. A bookie that registers again may have restarted, so it is asked again.
+    """
 
     def __init__(self) -> None:
         self._refusing: OrderedDict[int, dict[BookieId, int]] = OrderedDict()
@@ -365,7 +359,7 @@ class Refusals:
             self._refusing.popitem(last=False)
 
     def of(self, ledger_id: int, view: ClusterView) -> set[BookieId]:
-        """Those that refused it and are still the same."""
+        """Return the bookies that refused the ledger since they registered."""
         refusing = self._refusing.get(ledger_id)
         if refusing is None:
             return set()

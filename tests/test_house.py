@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from daemon.cli.main import cli
 from daemon.settings import NodeSettings, Settings, load_settings
 from tests.compat.catalogue import load_catalogue
 from tests.compat.document import faults, page
@@ -94,6 +96,51 @@ def test_only_the_daemon_reads_environment_and_arguments(package: str) -> None:
         str(path.relative_to(ROOT)): reads
         for path in modules_of(package)
         if (reads := list(reads_of_the_outside(path.read_text())))
+    }
+
+    assert found == {}
+
+
+# --- Only daemon/ tells people which command to run -----------------------------------------------
+
+FSCK_REPORT = ("auditor/fsck/results/advice.py", "auditor/fsck/results/report.py")
+"""The report of fsck is written for people."""
+APPLICATION_NAME = "bookmender fsck"
+"""Spark shows it; it is no advice."""
+
+
+def commands_in_strings(source: str) -> Iterator[str]:
+    """Strings that name a command, as in ``bookmender queue list``, docstrings apart."""
+    tree = ast.parse(source)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    command = re.compile(rf"\bbookmender ({'|'.join(cli.list_commands(click.Context(cli)))})\b")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_text = id(node) not in docstrings and node.value != APPLICATION_NAME
+            if is_text and command.search(node.value):
+                yield f"line {node.lineno}: {node.value[:80]}"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_found"),
+    [
+        pytest.param("x = 'run bookmender queue list'", True, id="a string"),
+        pytest.param("x = f'bookmender ledger close {y}'", True, id="a part of an f-string"),
+        pytest.param("x = 1\n'bookmender queue list'", False, id="a docstring"),
+        pytest.param("x = 'bookmender is slow'", False, id="no command"),
+    ],
+)
+def test_a_command_in_a_string_is_seen(source: str, is_found: bool) -> None:
+    assert bool(list(commands_in_strings(source))) is is_found
+
+
+@pytest.mark.parametrize("package", PACKAGES_BELOW_DAEMON)
+def test_no_string_below_the_daemon_names_a_command(package: str) -> None:
+    found = {
+        name: strings
+        for path in modules_of(package)
+        if (name := str(path.relative_to(ROOT))) not in FSCK_REPORT
+        and (strings := list(commands_in_strings(path.read_text())))
     }
 
     assert found == {}

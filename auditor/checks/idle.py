@@ -207,7 +207,6 @@ class IdleOpenCheck(Check):
             ledger_count=len(ages_s),
             oldest_ledger_id=oldest,
             oldest_idle_s=round(ages_s[oldest]),
-            next_step="bookmender ledger idle lists them",
         )
 
     def _is_open(self, ledger_id: int) -> bool:

@@ -149,7 +149,6 @@ class OverdueMarks:
                 new_count=len(new),
                 ledger_ids=new[:LOGGED_MAX],
                 after_s=self._after_s,
-                next_step="bookmender queue list says why they wait",
             )
         if self._logged and not overdue:
             log.info("marks.overdue_ended")

@@ -21,6 +21,7 @@ from auditor.checks.idle import LastChange, read_last_changes, updated_change
 from daemon.admin_session import AdminSession, writing_session
 from daemon.cli.progress import duration_text, printable, tell
 from daemon.cli.stuck import try_now
+from daemon.messages import end_doubt_text, message
 from daemon.placement import begin_placing
 from daemon.previews import Looking, open_looking
 from daemon.settings import Settings
@@ -47,9 +48,8 @@ from replication.inspection import first_damaged
 from replication.ledger_record import GivenUpEntries, record_given_up
 from replication.lock_by_hand import LockedError, Tell, locked
 from replication.marks import private_mark_operations, read_marks
-from replication.open_ledgers import OpenLedgers, end_doubts, wanted_for_coverage
-from replication.orders import Orders
-from replication.reasons import give_up_hint
+from replication.open_ledgers import OpenLedgers, end_doubts, held_back, wanted_for_coverage
+from replication.reasons import Blocked, Facts, Reason
 from replication.recent_copies import record_by_hand
 from replication.targets import TargetSelector
 from replication.znodes import ClusterPaths, read_found_bad
@@ -220,9 +220,9 @@ class LedgerCloser:
             found=found,
             last_entry_id=last_entry_id,
             doubts=tuple(doubts),
-            held_back=_held_back(view.orders),
+            held_back=_hold_text(ledger_id, view),
             cannot_close=await self._why_unclosable(found, told),
-            end_doubt=end_doubts(found, view),
+            end_doubt=end_doubt_text(doubt) if (doubt := end_doubts(found, view)) else "",
             damage=await self._damage(found, told),
         )
 
@@ -256,8 +256,9 @@ class LedgerCloser:
         answers = {b: None if b in silent else last for b, last in told.items()}
         if await self._open_ledgers.can_write_back(found.metadata, answers):
             return ""
-        why = self._open_ledgers.why_no_target(found, silent)
-        return f"{_no_answer(silent, self._views.current)}, and {why}, then give the same command again"
+        no_target = self._open_ledgers.no_target(found, silent=silent)
+        why = message(found.ledger_id, no_target).text
+        return f"{_no_answer(silent, self._views.current)}, and {why}. Then give the same command again"
 
     async def _last_entries(self, found: VersionedMetadata) -> Told:
         """One that ZooKeeper does not show is asked, too: it may have lost its session alone."""
@@ -374,14 +375,14 @@ class LedgerCloser:
                 "Give the same command again to look once more"
             ) from error
         except UnprovenEndError as error:
-            hint = await self._open_ledgers.way_out(found, error)
-            raise CloseRefusedError(f"{error}; {await self._so_far(found)}{hint}") from error
+            blocked = await self._open_ledgers.end_unproven(found, self._views.current, error)
+            raise await self._refused(found, blocked) from error
         except DamagedEndError as error:
-            hint = give_up_hint(found.ledger_id)
-            raise CloseRefusedError(f"{error}; {await self._so_far(found)}{hint}") from error
+            facts = Facts(is_end_damaged=True, errors=(str(error),))
+            blocked = Blocked(reason=Reason.RECOVERY_FAILED, facts=facts)
+            raise await self._refused(found, blocked) from error
         except NotEnoughBookiesError as error:
-            why = self._open_ledgers.why_no_target(found)
-            raise CloseRefusedError(f"{error}; {await self._so_far(found)}{why}") from error
+            raise await self._refused(found, self._open_ledgers.no_target(found, error)) from error
         except JournalError:
             raise
         except UnavailableError as error:
@@ -393,6 +394,11 @@ class LedgerCloser:
                 else "its bookies answer now: give the same command again"
             )
             raise UnavailableError(f"{error}; {await self._so_far(found)}{hint}") from error
+
+    async def _refused(self, found: VersionedMetadata, blocked: Blocked) -> CloseRefusedError:
+        told = message(found.ledger_id, blocked)
+        what = f"{told.what}; {await self._so_far(found)}".removesuffix("; ")
+        return CloseRefusedError(f"{what}. {told.advice}".removesuffix(". "))
 
     async def _found_bad(self, ledger_id: int) -> frozenset[BookieId]:
         """Bookies that the ledger is marked for, and that a check or fsck found to have lost
@@ -418,11 +424,9 @@ class LedgerCloser:
         return "it is IN_RECOVERY now, and what was fenced takes nothing from its writer any more; "
 
 
-def _held_back(orders: Orders) -> str:
-    if orders.hold is None or not orders.is_held:
-        return ""
-    why = f" ({printable(orders.hold.reason)})" if orders.hold.reason else ""
-    return f"a hold stands{why}, and nothing is fenced before it has ended: bookmender hold"
+def _hold_text(ledger_id: int, view: ClusterView) -> str:
+    hold = held_back(view.orders)
+    return "" if hold is None else printable(message(ledger_id, hold).text)
 
 
 async def look_before_closing(cluster: AdminSession, ledger_id: int) -> Closing:

@@ -266,7 +266,7 @@ def closing_text(done: Closing, *, is_forced: bool) -> str:
         f"{ledger}: {metadata.state.name}, {_reach(done.last_entry_id)} by what its bookies say",
         f"  on {', '.join(metadata.last_segment.ensemble)}",
         *(f"  doubt: {doubt}" for doubt in done.doubts),
-        *([f"  its end may not be provable: {doubt}"] if (doubt := _end_doubt(done)) else []),
+        *([f"  {doubt}"] if (doubt := _end_doubt(done)) else []),
         *([f"  --accept-loss would give up {done.damage}"] if done.damage else []),
         f"nothing was changed: {_next_step(done, is_forced=is_forced)}",
     ]

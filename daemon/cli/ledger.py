@@ -13,7 +13,8 @@ from daemon.cli.bookies import registered_bookies
 from daemon.cli.idle import close, idle
 from daemon.cli.main import LedgerId, config_option, output_option
 from daemon.cli.progress import printable
-from daemon.cli.restore import earlier_metadata_hint, restore
+from daemon.cli.restore import restore
+from daemon.messages import earlier_metadata_hint, end_doubt_text, message
 from ledgers.errors import CorruptionError
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId
@@ -89,9 +90,9 @@ def end_doubt(found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | 
     if found.metadata.is_closed:
         return ""
     if tried is not None:
-        return tried.detail
+        return message(found.ledger_id, tried.blocked).text
     doubts = end_doubts(found, view)
-    return f"its end may not be provable: {doubts}" if doubts else ""
+    return end_doubt_text(doubts) if doubts is not None else ""
 
 
 def set_up_later(found: VersionedMetadata, view: ClusterView) -> frozenset[BookieId]:

@@ -19,14 +19,14 @@ from daemon.cli.main import (
     output_option,
 )
 from daemon.cli.progress import counted, printable
-from daemon.cli.restore import earlier_metadata_hint
+from daemon.messages import blocked_record, message
 from daemon.previews import Previews, plan_for
 from ledgers.model import BookieId
 from ledgers.sizes import size_text
 from replication.ledger_record import UnprovenEnd
 from replication.plan import Repair
 from replication.preview import Preview
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked
 
 LIMIT_DEFAULT = 20
 UNREADABLE_SHOWN_MAX = 20
@@ -124,7 +124,7 @@ def _record(found: Preview) -> dict[str, Any]:
         "entries": found.entry_count,
         "bytes": found.byte_count,
         "copies": [_copy_record(repair) for repair in found.repairs],
-        "in_the_way": [_blocked_record(blocked) for blocked in found.plan.blocked],
+        "in_the_way": [_blocked_record(found.ledger_id, each) for each in found.plan.blocked],
     }
 
 
@@ -141,12 +141,8 @@ def _copy_record(repair: Repair) -> dict[str, Any]:
     }
 
 
-def _blocked_record(blocked: Blocked) -> dict[str, Any]:
-    return {
-        "reason": blocked.reason.value,
-        "detail": blocked.detail,
-        "until_ms": blocked.until_ms,
-    }
+def _blocked_record(ledger_id: int, blocked: Blocked) -> dict[str, Any]:
+    return {**blocked_record(ledger_id, blocked), "until_ms": blocked.until_ms}
 
 
 def to_text(found: Previews) -> str:
@@ -202,7 +198,7 @@ def _lines(found: Preview, end: UnprovenEnd | None) -> list[str]:
     if found.is_gone:
         return [head + "there is none"]
     if found.plan.is_whole and end is not None:
-        why = printable(end.detail)
+        why = printable(message(end.ledger_id, end.blocked).text)
         return [head + f"nothing to copy, but its end cannot be proven: {why}"]
     if found.plan.is_whole:
         return [head + "nothing to do"]
@@ -213,7 +209,7 @@ def _lines(found: Preview, end: UnprovenEnd | None) -> list[str]:
     return [
         head,
         *(f"  {_copy_text(repair)}" for repair in found.repairs),
-        *(f"  in the way: {_blocked_text(found.ledger_id, b)}" for b in found.plan.blocked),
+        *(line for each in found.plan.blocked for line in _blocked_lines(found.ledger_id, each)),
     ]
 
 
@@ -221,11 +217,10 @@ def _to_copy(entry_count: int, byte_count: int) -> str:
     return f"{counted(entry_count, 'entry')} to copy, about {size_text(byte_count)}"
 
 
-def _blocked_text(ledger_id: int, blocked: Blocked) -> str:
-    text = printable(f"{blocked.reason.value}: {blocked.detail}")
-    if blocked.reason is Reason.CORRUPT_METADATA:
-        text += f"; {earlier_metadata_hint(ledger_id)}"
-    return text
+def _blocked_lines(ledger_id: int, blocked: Blocked) -> list[str]:
+    told = message(ledger_id, blocked)
+    lines = [printable(f"  blocked: {blocked.reason.value}: {told.what}")]
+    return [*lines, printable(f"    to do: {told.advice}")] if told.advice else lines
 
 
 def _copy_text(repair: Repair) -> str:

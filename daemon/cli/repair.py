@@ -36,6 +36,7 @@ from daemon.cli.progress import (
     saying_when_interrupted,
 )
 from daemon.cli.stuck import order_tries
+from daemon.messages import blocked_record, message
 from daemon.roles import open_worker
 from daemon.session import Session, open_session
 from daemon.settings import Settings, load_settings
@@ -351,7 +352,8 @@ def _record(done: RepairedByHand) -> dict[str, Any]:
         "ledgers": done.ledger_count,
         "waiting": [note_record(note) for note in done.waiting],
         "unproven_ends": [
-            {"ledger_id": end.ledger_id, "detail": end.detail} for end in done.unproven
+            {"ledger_id": end.ledger_id, **blocked_record(end.ledger_id, end.blocked)}
+            for end in done.unproven
         ],
         "failed": [{"ledger_id": i, "error": error} for i, error in done.failed.items()],
     }
@@ -365,7 +367,8 @@ def result_text(done: RepairedByHand, *, mark_only: bool, now_ms: int) -> str:
     """For people."""
     lines = [help_text(note) + _next_try(note, now_ms=now_ms) for note in done.waiting]
     lines += [
-        f"ledger {end.ledger_id} has its copies, and no end: {printable(end.detail)}"
+        f"ledger {end.ledger_id} has its copies, and no end: "
+        + printable(message(end.ledger_id, end.blocked).text)
         for end in done.unproven
     ]
     lines += [f"ledger {ledger_id}: {printable(error)}" for ledger_id, error in done.failed.items()]

@@ -16,6 +16,7 @@ from daemon.admin_session import AdminSession, admin_session, log_errors_only, w
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.cli.progress import counted, printable, tell
 from daemon.cli.stuck import order_tries
+from daemon.messages import copy_doubt_text
 from daemon.previews import open_looking
 from daemon.settings import Settings, load_settings
 from daemon.state import state_dir
@@ -30,8 +31,10 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager
 from ledgers.model import LedgerMetadata
 from ledgers.registration import read_instance_id
+from replication.commit import CopyDoubt
 from replication.journal import JournalRecord, read_journal
-from replication.restore import Restorer, Restoring, readable
+from replication.reasons import Blocked
+from replication.restore import Restorer, RestoreRefusedError, Restoring, readable
 
 
 @click.command()
@@ -97,13 +100,6 @@ def _how(found: Restoring) -> str:
     return "--yes does it"
 
 
-def earlier_metadata_hint(ledger_id: int) -> str:
-    """For whoever meets metadata that cannot be read."""
-    return (
-        f"bookmender ledger restore {ledger_id} lists what it was before, if written on this host"
-    )
-
-
 def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
     directory = state_dir(settings) / "journal"
     try:
@@ -130,9 +126,15 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
         writing_session(settings) as ours,
         _open_restorer(ours.cluster, ours.manager, ours.cluster_id) as restorer,
     ):
-        done = await restorer.restore(
-            record, session=ours.session, holder=ours.holder, is_forced=is_forced
-        )
+        try:
+            done = await restorer.restore(
+                record, session=ours.session, holder=ours.holder, is_forced=is_forced
+            )
+        except RestoreRefusedError as error:
+            if not error.doubts:
+                raise
+            texts = [_doubt_text(record.ledger_id, doubt) for doubt in error.doubts]
+            raise RestoreRefusedError("; ".join(texts), ledger_id=record.ledger_id) from error
         with suppress(
             UnavailableError, SessionLostError, LockLostError, RejectedError
         ):  # it is done, and tried again one day
@@ -188,7 +190,7 @@ def _change(found: Restoring, said: str, output: str) -> str:
                 "time_ms": found.record.time_ms,
                 "now": _said(found.now),
                 "restored": _said(found.was),
-                "doubts": list(found.doubts),
+                "doubts": [_doubt_text(found.record.ledger_id, doubt) for doubt in found.doubts],
                 "said": said,
             },
             indent=2,
@@ -197,10 +199,17 @@ def _change(found: Restoring, said: str, output: str) -> str:
         f"ledger {found.record.ledger_id}, back to before {_when(found.record.time_ms)}:",
         *(f"  - {line}" for line in _said(found.now)),
         *(f"  + {line}" for line in _said(found.was)),
-        *(f"  doubt: {doubt}" for doubt in ([] if found.is_done else found.doubts)),
+        *(
+            f"  doubt: {printable(_doubt_text(found.record.ledger_id, doubt))}"
+            for doubt in ([] if found.is_done else found.doubts)
+        ),
         said,
     ]
     return "\n".join(lines)
+
+
+def _doubt_text(ledger_id: int, doubt: str | CopyDoubt | Blocked) -> str:
+    return doubt if isinstance(doubt, str) else copy_doubt_text(ledger_id, doubt)
 
 
 def _difference(before: bytes, after: bytes) -> str:

@@ -16,6 +16,7 @@ from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.cli.bookies import BookieRow
 from daemon.cli.hold import hold_record
 from daemon.cli.progress import counted, duration_text, printable
+from daemon.messages import message
 from daemon.status.state import Status
 from replication.ledger_record import WaitingNote
 from replication.orders import HoldOrder
@@ -468,7 +469,7 @@ def _queue_conditions(status: Status) -> Iterator[Condition]:
             code=code,
             severity=severities[are_all],
             fact=f"Blocked: {len(blocked):,} of {counted(queue.total, 'queued ledger')} ({reasons}).",
-            action=f"Ledger {first.ledger_id}: {printable(first.detail)}. Others: bookmender queue list",
+            action=f"Ledger {first.ledger_id}: {printable(message(first.ledger_id, first.blocked).text)}. Others: bookmender queue list",
             data={
                 "ledger_count": len(blocked),
                 "by_reason": dict(counts),

@@ -3,6 +3,7 @@
 from typing import Any
 
 from daemon.cli.progress import printable
+from daemon.messages import blocked_record, blocked_text
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
 from replication.nodes import NodeInfo
@@ -26,8 +27,7 @@ def lock_record(lock: LockedLedger) -> dict[str, Any]:
 def note_record(note: WaitingNote) -> dict[str, Any]:
     return {
         "ledger_id": note.ledger_id,
-        "reason": note.reason.value,
-        "detail": note.detail,
+        **blocked_record(note.ledger_id, note.blocked),
         "node": note.node,
         "since_ms": note.since_ms,
         "tries": note.tries,
@@ -41,7 +41,7 @@ def help_text(note: WaitingNote) -> str:
     window."""
     what = _WAITED_FOR.get(note.reason, "help")
     return printable(
-        f"ledger {note.ledger_id} waits for {what}: {note.reason.value}: {note.detail}"
+        f"ledger {note.ledger_id} waits for {what}: {blocked_text(note.ledger_id, note.blocked)}"
     )
 
 

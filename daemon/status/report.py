@@ -13,6 +13,7 @@ from daemon.cli.hold import hold_record
 from daemon.cli.orders import unreadable_texts
 from daemon.cli.progress import counted, duration_text, printable
 from daemon.fsck.advice import counts_text
+from daemon.messages import message
 from daemon.status.conditions import Condition, Severity, conditions, exit_code, health, some
 from daemon.status.pace import pace_text
 from daemon.status.records import age_s, lock_record, node_record, note_record, seconds_until
@@ -207,7 +208,7 @@ def _waiting(status: Status) -> Iterator[str]:
                 f"{len(notes):,} {reason.value}, for up to {longest}, {_next_try(notes, now_ms=now_ms)}: "
                 f"ledger {some([note.ledger_id for note in notes])}"
             )
-            yield f"    {printable(notes[0].detail)}"
+            yield f"    {printable(message(notes[0].ledger_id, notes[0].blocked).text)}"
 
 
 def _next_try(notes: Sequence[WaitingNote], *, now_ms: int) -> str:

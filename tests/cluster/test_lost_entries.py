@@ -162,7 +162,11 @@ def ledger_entries(ledger: Holed) -> list[int]:
 
 async def is_put_aside(on: Bench, ledger: Holed) -> bool:
     note = await WaitingNotes(on.seen.store, on.seen.paths).read(ledger.ledger_id)
-    return note is not None and note.reason.value == "no-copy" and f"entry {LOST} " in note.detail
+    return (
+        note is not None
+        and note.reason.value == "no-copy"
+        and note.blocked.facts.entry_ids == (LOST,)
+    )
 
 
 async def assert_split(ledger: Holed, uri: str, java: JavaTool) -> None:

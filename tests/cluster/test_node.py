@@ -198,7 +198,7 @@ def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: 
             note = await wait_for(lambda: WaitingNotes(store, paths).read(corrupt), "note")
             await on.assert_whole(written[1:])
             assert note.reason is Reason.CORRUPT_METADATA
-            assert "version" in note.detail
+            assert "version" in note.blocked.facts.errors[0]
             assert {e["event"] for e in errors(node)} <= {"ledger_map.unreadable_ledgers"}
             assert all(e["ledger_ids"] == [corrupt] for e in errors(node))
 

@@ -16,7 +16,7 @@ from daemon.local.processes import stop_all
 from ledgers.codec.pulsar import CONFIG_KEY
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNotes
-from replication.reasons import Reason
+from replication.reasons import Exclusion, Reason
 from tests.cluster.steps import (
     STOP_TIMEOUT_S,
     WORKER_ONLY,
@@ -133,7 +133,7 @@ def test_no_copy_goes_to_a_bookie_that_is_short_of_room(
             notes = WaitingNotes(on.seen.store, on.seen.paths)
             note = await wait_for(lambda: notes.read(ledger.ledger_id), "waiting note")
             assert note.reason is Reason.NO_TARGET
-            assert "are short of room" in note.detail
+            assert Exclusion.SHORT_OF_ROOM in dict(note.blocked.facts.excluded or ())
 
             await asyncio.to_thread(stop_all, [short], timeout_s=STOP_TIMEOUT_S)
             start("roomy", settings=with_floor(below))

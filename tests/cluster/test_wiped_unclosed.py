@@ -195,7 +195,9 @@ async def assert_operators_learn_of(ledger: Unclosed, uri: str) -> None:
 
 def failures(node: Child) -> list[str]:
     defer = events(node, "ledger.deferred")
-    return [e["detail"] for e in defer if e["reason"] == Reason.END_UNPROVEN.value]
+    return [
+        "; ".join(e["facts"]["errors"]) for e in defer if e["reason"] == Reason.END_UNPROVEN.value
+    ]
 
 
 def test_a_bookie_that_is_wiped_as_the_one_before_comes_back_costs_no_entry(

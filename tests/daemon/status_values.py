@@ -7,7 +7,7 @@ from daemon.status.conditions import conditions
 from daemon.status.state import BookieStates, Services, Status
 from replication.ledger_record import WaitingNote
 from replication.nodes import NodeInfo, Role
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from tests.replication.ledger_values import B1, B2, B3
 
 HEALTHY = Status(services=Services(leader="java:3181"), bookies=BookieStates(writable=(B1, B2, B3)))
@@ -49,7 +49,10 @@ def action(status: Status, code: str) -> str:
 
 def note(ledger_id: int, reason: Reason, detail: str = "because") -> WaitingNote:
     return WaitingNote(
-        ledger_id=ledger_id, reason=reason, detail=detail, node="host-a", since_ms=1_000
+        ledger_id=ledger_id,
+        blocked=Blocked(reason=reason, facts=Facts(errors=(detail,))),
+        node="host-a",
+        since_ms=1_000,
     )
 
 

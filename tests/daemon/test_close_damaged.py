@@ -13,6 +13,7 @@ from tests.daemon.closing import close, closer
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS
+from tests.replication.repairs import blocked_by
 
 
 async def with_damage(*damaged: int, last: int = 5) -> Cluster:
@@ -49,7 +50,7 @@ async def test_an_entry_with_damaged_copies_alone_is_given_up_by_an_operator(
 async def test_without_the_operators_word_it_is_refused_and_the_way_out_is_named() -> None:
     cluster = await with_damage(5)
 
-    with pytest.raises(CloseRefusedError, match="--accept-loss --force shows which entries"):
+    with pytest.raises(CloseRefusedError, match="--accept-loss --force` shows which entries"):
         await close(cluster, is_forced=True)
 
     assert not (await cluster.metadata()).is_closed
@@ -67,7 +68,7 @@ async def test_a_worker_refuses_and_its_reason_names_the_way_out() -> None:
         outcome = await node.repairer.repair(lease, first.sighting)
 
     assert outcome.reason is Reason.RECOVERY_FAILED
-    assert f"bookmender ledger close {LEDGER} --accept-loss --force" in outcome.detail
+    assert blocked_by(outcome).facts.is_end_damaged
     assert not (await cluster.metadata()).is_closed
 
 

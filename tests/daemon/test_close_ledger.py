@@ -112,7 +112,7 @@ async def test_while_a_hold_stands_nothing_is_fenced(is_forced: bool) -> None:
     hold = HoldOrder(since_ms=cluster.clock.wall_ms(), reason="3 of 7 went")
     await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
 
-    with pytest.raises(CloseRefusedError, match=r"a hold stands \(3 of 7 went\)"):
+    with pytest.raises(CloseRefusedError, match=r"a safety hold forbids fencing \(3 of 7 went\)"):
         await close(cluster, is_forced=is_forced)
 
     assert fenced == []
@@ -162,7 +162,7 @@ async def test_one_whose_end_cannot_be_proven_is_closed_only_where_that_is_accep
         await cluster.wipe(bookie)
         await cluster.revive(bookie)
 
-    with pytest.raises(CloseRefusedError, match=r"cannot be proven.*--accept-loss --yes closes it"):
+    with pytest.raises(CloseRefusedError, match=r"cannot be proven.*--accept-loss --yes` closes"):
         await close(cluster, is_forced=True)
     done = await close(cluster, is_forced=True, accepts_loss=True)
 
@@ -198,7 +198,7 @@ async def test_where_nobody_takes_its_last_entries_it_is_said_what_is_lacking() 
     await cluster.write_ledger(ensemble, write_quorum=3, ack_quorum=3, state=LedgerState.OPEN)
     cluster.bookies.fail(B3, Op.ADD, Fault(error=FencedError))
 
-    with pytest.raises(CloseRefusedError, match=r"on 3 bookies \(its ack quorum\).*; add a bookie"):
+    with pytest.raises(CloseRefusedError, match=r"on 3 bookies \(the ack quorum\).*Add a bookie"):
         await close(cluster, is_forced=True)
 
     assert not (await cluster.metadata()).is_closed

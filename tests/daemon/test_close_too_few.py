@@ -78,7 +78,7 @@ async def test_a_look_says_that_bookies_were_wiped_so_that_its_end_may_not_be_pr
     shown = closing_text(await (await closer(cluster)).look(LEDGER), is_forced=False)
 
     assert (
-        f"its end may not be provable: set up after the ledger was made, so that their 'no' is not believed: {B1}, {B2}"
+        f"its end may not be provable (reformatted after the ledger was created: {B1}, {B2})"
         in shown
     )
 
@@ -104,10 +104,10 @@ async def test_while_nobody_can_take_its_last_entries_nothing_is_begun(accepts_l
         await close(cluster, is_forced=True, accepts_loss=accepts_loss)
 
     assert (
-        f"no answer from {B2} (not registered), and each of its last entries has to be on 2"
+        f"no answer from {B2} (not registered), and recovery must store the last entries on 2"
         in str(caught.value)
     )
-    assert f"; start {B2}, or add a bookie, then give the same command again" in str(caught.value)
+    assert f"Start {B2}, or add a bookie. Then give the same command again" in str(caught.value)
     assert fenced == []
     assert (await cluster.metadata()).state is LedgerState.OPEN
     assert await cluster.locked() == []
@@ -171,7 +171,7 @@ async def test_but_of_all_that_are_not_confirmed_the_last_alone_does_not_decide(
     cluster.put(LEDGER, 9, B1, B2, lac=6)
     await cluster.kill(B3)
 
-    with pytest.raises(CloseRefusedError, match=f"start {B3}, or add a bookie"):
+    with pytest.raises(CloseRefusedError, match=f"Start {B3}, or add a bookie"):
         await close(cluster, is_forced=True)
 
 
@@ -242,7 +242,7 @@ async def test_where_too_few_answer_even_for_that_it_is_said_which_are_to_be_sta
         with pytest.raises(CloseRefusedError, match=f"start {B2} or {B3} "):
             await close(cluster, is_forced=True, accepts_loss=accepts_loss)
     await cluster.revive(B2)
-    with pytest.raises(CloseRefusedError, match="start its other bookies, or"):
+    with pytest.raises(CloseRefusedError, match=f"Start {B3}. If they never return"):
         await close(cluster, is_forced=True)
     done = await close(cluster, is_forced=True, accepts_loss=True)
 

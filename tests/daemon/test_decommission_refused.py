@@ -7,10 +7,11 @@ import pytest
 from daemon.cli import decommission, stuck
 from daemon.cli.decommission import decommission_bookie, unknown_text
 from daemon.cli.maintenance import open_window
+from daemon.messages import blocked_text
 from ledgers.errors import JournalError, RejectedError, UnavailableError
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.settings import ReplicationSettings
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import with_ledgers
@@ -177,7 +178,7 @@ async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others
     await cluster.kill(B1)
     if is_marked:
         await cluster.mark(B1, ledger_id=0)
-    note = WaitingNote(ledger_id=0, reason=reason, detail="", node="node-1", since_ms=1)
+    note = WaitingNote(ledger_id=0, blocked=Blocked(reason=reason), node="node-1", since_ms=1)
     await cluster.store.create(PATHS.waiting_note(0), note.to_json(), with_parents=True)
 
     with pytest.raises(ends):
@@ -200,8 +201,9 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
     await cluster.kill(B1)
     for ledger_id in (0, 1, 2):
         await cluster.mark(B1, ledger_id=ledger_id)
-    for ledger_id, reason in ((1, Reason.NO_TARGET), (2, Reason.NO_ANSWER)):
-        note = WaitingNote(ledger_id=ledger_id, reason=reason, detail="d", node="n", since_ms=1)
+    stuck_for_good = Blocked(reason=Reason.NO_TARGET, facts=Facts(replaced=B1))
+    for ledger_id, blocked in ((1, stuck_for_good), (2, Blocked(reason=Reason.NO_ANSWER))):
+        note = WaitingNote(ledger_id=ledger_id, blocked=blocked, node="n", since_ms=1)
         await cluster.store.create(PATHS.waiting_note(ledger_id), note.to_json(), with_parents=True)
     if is_locked:
         await cluster.store.create(PATHS.lock(0), is_ephemeral=True)
@@ -222,7 +224,7 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
         else [
             "ledger 0 waits for help: its mark cannot be read, so that no node takes it: "
             "the ACL shuts us out",
-            "ledger 1 waits for help: no-target: d; if that is over, bookmender repair 1 tries it now",
+            f"ledger 1 waits for help: {blocked_text(1, stuck_for_good)}; if that is over, bookmender repair 1 tries it now",
             "ledger 2 waits for help: its mark cannot be read, so that no node takes it: "
             "the ACL shuts us out",
         ]
@@ -275,8 +277,7 @@ async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() 
     await cluster.mark(B1, ledger_id=0)
     note = WaitingNote(
         ledger_id=0,
-        reason=Reason.SHUT_AWAY,
-        detail="the ACL shuts us out",
+        blocked=Blocked(reason=Reason.SHUT_AWAY, facts=Facts(errors=("the ACL shuts us out",))),
         node="node-1",
         since_ms=1,
         next_try_ms=cluster.clock.wall_ms() + 3_600_000,
@@ -287,8 +288,7 @@ async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() 
         await asyncio.wait_for(decommissioned(cluster, heard=heard), decommission.AUDIT_AGAIN_S)
 
     assert heard.told[-1] == (
-        "ledger 0 waits for help: shut-away: the ACL shuts us out; if that is over, "
-        "bookmender repair 0 tries it now"
+        f"ledger 0 waits for help: {blocked_text(0, note.blocked)}; if that is over, bookmender repair 0 tries it now"
     )
 
 
@@ -317,7 +317,7 @@ async def test_it_gives_up_on_an_open_ledger_that_has_lost_too_many_bookies() ->
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
     assert heard.told[-1].startswith(f"ledger {LEDGER} waits for help: no-coverage: ")
-    assert heard.told[-1].endswith(f"; away, and wanted back: {B1}, {B2}")
+    assert heard.told[-1].endswith(f"Start enough of: {B1}, {B2}")
 
 
 @in_virtual_time

@@ -11,7 +11,7 @@ from daemon.cli.stuck import SHOWN_MAX
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from tests.auditor.auditing import draining
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, order_drain, visiting
@@ -30,7 +30,12 @@ async def drained(cluster: Cluster, *bookies: BookieId, heard: Heard | None = No
 
 
 async def note(cluster: Cluster, ledger_id: int, reason: Reason) -> None:
-    told = WaitingNote(ledger_id=ledger_id, reason=reason, detail="d", node="node-1", since_ms=1)
+    told = WaitingNote(
+        ledger_id=ledger_id,
+        blocked=Blocked(reason=reason, facts=Facts(errors=("d",))),
+        node="node-1",
+        since_ms=1,
+    )
     await cluster.store.create(PATHS.waiting_note(ledger_id), told.to_json(), with_parents=True)
 
 

@@ -15,6 +15,7 @@ from auditor.underreplication import reformatted_bookies
 from daemon.admin_session import AdminSession
 from daemon.cli import identities as identities_command
 from daemon.cli.identities import give_trust, trust_identities, withdraw_trust
+from daemon.messages import message
 from ledgers.model import LedgerState
 from ledgers.store import Stat
 from replication.orders import OrderStore
@@ -26,7 +27,7 @@ from tests.fsck.inspections import inspect_twice
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import PATHS, ROOT, working
-from tests.replication.repairs import open_ledger
+from tests.replication.repairs import blocked_by, open_ledger
 from tests.virtual_time import run
 
 LONG_S, SOON_S = 7_200, 60
@@ -59,7 +60,9 @@ async def test_without_the_order_the_reason_names_the_command() -> None:
     outcome = await recovered(cluster)
 
     assert outcome.reason is Reason.END_UNPROVEN
-    assert "bookmender bookie trust-identities" in outcome.detail
+    blocked = blocked_by(outcome)
+    assert blocked.facts.are_all_reformatted
+    assert "bookmender bookie trust-identities" in message(0, blocked).advice
 
 
 @in_virtual_time
@@ -101,7 +104,7 @@ async def test_one_wiped_bookie_among_others_is_no_import() -> None:
     outcome = await recovered(cluster)
 
     assert outcome.reason is Reason.END_UNPROVEN
-    assert "trust-identities" not in outcome.detail
+    assert not blocked_by(outcome).facts.are_all_reformatted
 
 
 # --- The view, the leader and fsck ------------------------------------------------------------------

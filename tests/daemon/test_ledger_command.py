@@ -13,6 +13,7 @@ from daemon.cli import ledger as ledger_command
 from daemon.cli.identities import give_trust
 from ledgers.errors import CorruptionError
 from ledgers.model import LedgerState
+from replication.reasons import Facts
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.in_memory import Prepare, run_in_memory
 from tests.daemon.visits import visiting
@@ -38,8 +39,8 @@ def test_metadata_that_cannot_be_read_is_one_line_with_what_to_do_next(
     assert isinstance(error, CorruptionError)
     assert str(error) == (
         "its metadata cannot be read: ledger metadata does not begin with its version "
-        "(data=b'nonsense') (ledger_id=0); bookmender ledger restore 0 lists what it was before, "
-        "if written on this host"
+        "(data=b'nonsense') (ledger_id=0); `bookmender ledger restore 0` lists earlier metadata, "
+        "if it was written on this host"
     )
 
 
@@ -76,13 +77,13 @@ async def two_wiped(cluster: Cluster) -> None:
 async def two_wiped_and_tried(cluster: Cluster) -> None:
     await two_wiped(cluster)
     async with cluster.node() as node:
-        await node.ends.note(LEDGER, "its end cannot be proven; do this")
+        await node.ends.note(LEDGER, Facts(errors=("its end cannot be proven",)))
 
 
 async def tried_and_closed(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     async with cluster.node() as node:
-        await node.ends.note(LEDGER, "its end cannot be proven; do this")
+        await node.ends.note(LEDGER, Facts(errors=("its end cannot be proven",)))
 
 
 async def one_replaced(cluster: Cluster) -> None:
@@ -130,11 +131,15 @@ def test_of_a_closed_ledger_only_who_was_set_up_after_its_last_change_is_told(
 @pytest.mark.parametrize(
     ("prepare", "end"),
     [
-        pytest.param(two_wiped_and_tried, "its end cannot be proven; do this", id="it was tried"),
+        pytest.param(
+            two_wiped_and_tried,
+            f"its end cannot be proven. `bookmender ledger close {LEDGER} --accept-loss --yes` closes the ledger after "
+            "the last entry that is left",
+            id="it was tried",
+        ),
         pytest.param(
             two_wiped,
-            f"its end may not be provable: set up after the ledger was made, so that their 'no' is not "
-            f"believed: {B1}, {B2}",
+            f"its end may not be provable (reformatted after the ledger was created: {B1}, {B2})",
             id="nobody has tried yet",
         ),
         pytest.param(tried_and_closed, None, id="it was closed since"),

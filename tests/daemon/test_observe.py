@@ -37,7 +37,7 @@ from replication.inspection import Inspector
 from replication.orders import HoldOrder, OrderStore
 from replication.plan import Plan, Repair
 from replication.preview import Preview, Previewer
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.targets import TargetSelector
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
@@ -47,7 +47,7 @@ from tests.replication.nodes import PATHS, ROOT
 from tests.replication.test_preview import touching_nothing
 
 COPY = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
-WAIT = Blocked(reason=Reason.NO_TARGET, detail="no bookie can take over")
+WAIT = Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("no bookie can take over",)))
 LOST = AffectedBookie(bookie=B1, condition=BookieCondition.LOST, left_s=0.0, ledger_count=2)
 NOTHING = Sight(
     observation=Observation(

@@ -2,22 +2,23 @@
 
 from collections.abc import Collection
 from contextlib import nullcontext
-from dataclasses import replace
 
 import click
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from auditor.mark_reasons import Finding
 from daemon import previews as planning
 from daemon.cli import plan as plan_command
 from daemon.cli.plan import to_json, to_text
+from daemon.messages import message
 from daemon.previews import Chosen, Previews, ledgers_of, plan_for
 from ledgers.model import BookieId
 from replication import znodes
 from replication.plan import Plan, Repair
 from replication.preview import Preview
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
 from tests.replication.cluster import in_virtual_time, shut_out
@@ -26,7 +27,9 @@ from tests.replication.nodes import PATHS
 
 MOVE = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 REFILL = Repair(fragment=fragment(), index=1, target=B2, entry_ids=(4,), byte_count=100)
-WAIT = Blocked(reason=Reason.MAINTENANCE, detail="b1 is away", until_ms=1_700_000_000_000)
+WAIT = Blocked(
+    reason=Reason.MAINTENANCE, facts=Facts(in_maintenance=(B1,)), until_ms=1_700_000_000_000
+)
 
 
 def previews(*plans: Plan, more: int | None = 0) -> Previews:
@@ -41,7 +44,8 @@ def test_each_copy_is_a_line_and_what_is_in_the_way_as_well() -> None:
         "ledger 7: 8 entries to copy, about 7.1 kB",
         f"  entries 0 to 9, index 1: 7 entries from the others' copies, {B2} -> {B5}",
         f"  entries 0 to 9, index 1: 1 entry back to {B2}",
-        "  in the way: maintenance: b1 is away",
+        f"  blocked: maintenance: bookies in maintenance: {B1}",
+        "    to do: The repair continues when they are back, or when the maintenance window ends.",
         "ledger 8: nothing to do",
         "2 ledgers, 8 entries to copy, about 7.1 kB",
     ]
@@ -55,12 +59,13 @@ def test_a_fragment_of_one_entry_is_told_as_that_entry() -> None:
 
 
 def test_a_terminal_obeys_nothing_of_what_an_operator_once_gave_as_a_reason() -> None:
-    away = replace(WAIT, detail="b1 is away (\x1b[2J\nledger 9: nothing to do)")
+    facts = Facts(in_maintenance=(B1,), comment="new disk\x1b[2J\nledger 9: nothing to do")
+    away = replace(WAIT, facts=facts)
 
     text = to_text(previews(Plan(blocked=(away,))))
 
-    assert r"b1 is away (\x1b[2J\nledger 9: nothing to do)" in text
-    assert len(text.splitlines()) == 3
+    assert r": new disk\x1b[2J\nledger 9: nothing to do" in text
+    assert len(text.splitlines()) == 4
 
 
 def test_ledgers_that_are_not_shown_are_counted_or_at_least_hinted_at() -> None:
@@ -80,22 +85,24 @@ def test_a_ledger_that_is_gone_and_one_that_only_waits_say_so() -> None:
 
 
 def test_metadata_that_cannot_be_read_is_a_line_with_what_to_do_next() -> None:
-    corrupt = Blocked(reason=Reason.CORRUPT_METADATA, detail="its metadata cannot be read")
+    corrupt = Blocked(
+        reason=Reason.CORRUPT_METADATA, facts=Facts(errors=("its metadata cannot be read",))
+    )
 
-    assert to_text(previews(Plan(blocked=(corrupt,)))).splitlines()[:2] == [
+    assert to_text(previews(Plan(blocked=(corrupt,)))).splitlines()[:3] == [
         "ledger 7: nothing can be copied now",
-        "  in the way: corrupt-metadata: its metadata cannot be read; bookmender ledger restore 7 "
-        "lists what it was before, if written on this host",
+        "  blocked: corrupt-metadata: its metadata cannot be read",
+        "    to do: `bookmender ledger restore 7` lists earlier metadata, if it was written on this host.",
     ]
 
 
 def test_of_metadata_that_acls_shut_away_no_earlier_state_is_offered() -> None:
-    shut = Blocked(reason=Reason.SHUT_AWAY, detail="the ACL shuts us out: open it")
+    shut = Blocked(reason=Reason.SHUT_AWAY, facts=Facts(errors=("the ACL shuts us out: open it",)))
 
-    assert to_text(previews(Plan(blocked=(shut,)))).splitlines()[:2] == [
-        "ledger 7: nothing can be copied now",
-        "  in the way: shut-away: the ACL shuts us out: open it",
-    ]
+    text = to_text(previews(Plan(blocked=(shut,))))
+
+    assert "  blocked: shut-away: its metadata cannot be read: the ACL shuts us out" in text
+    assert "ledger restore" not in text
 
 
 def test_a_program_gets_every_copy_with_its_fragment_and_the_sums() -> None:
@@ -117,7 +124,13 @@ def test_a_program_gets_every_copy_with_its_fragment_and_the_sums() -> None:
         }
     ]
     assert ledger["in_the_way"] == [
-        {"reason": "maintenance", "detail": "b1 is away", "until_ms": 1_700_000_000_000}
+        {
+            "reason": "maintenance",
+            "facts": {"in_maintenance": [B1]},
+            "besides": [],
+            "detail": message(7, WAIT).text,
+            "until_ms": 1_700_000_000_000,
+        }
     ]
 
 

@@ -13,6 +13,7 @@ from daemon.previews import Previews, plan_for
 from ledgers.model import BookieId, LedgerState
 from replication.plan import Plan
 from replication.preview import Preview
+from replication.reasons import Facts
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -38,7 +39,7 @@ async def prepare(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=3)
     async with cluster.node() as worker:
         for ledger_id in (1, 2):
-            await worker.ends.note(ledger_id, "B2 was set up anew")
+            await worker.ends.note(ledger_id, Facts(errors=("B2 was set up anew",)))
 
 
 async def planned(ledger_ids: Sequence[int], bookie: BookieId | None = None) -> Previews:
@@ -68,7 +69,8 @@ def test_of_ledgers_that_are_planned_for_it_is_told_with_the_reason(
     found = run(planned(ledger_ids, bookie))
 
     assert to_text(found).splitlines()[:3] == [
-        "ledger 1: nothing to copy, but its end cannot be proven: B2 was set up anew",
+        "ledger 1: nothing to copy, but its end cannot be proven: B2 was set up anew. `bookmender ledger close 1 "
+        "--accept-loss --yes` closes the ledger after the last entry that is left",
         "ledger 2: nothing to do",
         "ledger 3: nothing to do",
     ]

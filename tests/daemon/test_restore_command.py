@@ -14,6 +14,8 @@ from daemon.cli.restore import restore
 from ledgers.codec.metadata import serialize_metadata
 from ledgers.errors import RejectedError
 from ledgers.store import Stat
+from replication.commit import CopyDoubt
+from replication.copy_checks import Verdict
 from replication.journal import JournalRecord, MetadataJournal, read_journal
 from replication.restore import Restoring
 from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger
@@ -91,18 +93,21 @@ def test_it_is_not_guessed_which_write_is_meant(option: str, state: Path) -> Non
     assert "--at says which write to undo" in said.output
 
 
+DOUBT = CopyDoubt(bookie=B2, verdict=Verdict.LOST)
+
+
 @pytest.mark.parametrize(
     ("doubts", "options", "said", "code"),
     [
         pytest.param((), [], "nothing was changed: --yes does it", 0, id="no doubt"),
-        pytest.param(("too old",), [], "--yes --force does it", 1, id="in doubt"),
-        pytest.param(("too old",), ["--force"], "--yes --force does it", 0, id="forced"),
+        pytest.param((DOUBT,), [], "--yes --force does it", 1, id="in doubt"),
+        pytest.param((DOUBT,), ["--force"], "--yes --force does it", 0, id="forced"),
     ],
 )
 def test_what_is_shown_names_the_options_that_do_it_and_ends_as_that_with_yes_would(
     state: Path,
     monkeypatch: pytest.MonkeyPatch,
-    doubts: tuple[str, ...],
+    doubts: tuple[CopyDoubt, ...],
     options: list[str],
     said: str,
     code: int,

@@ -1,6 +1,7 @@
 """What ``bookmender status`` gathers of a cluster."""
 
 import asyncio
+from dataclasses import replace
 
 from auditor.absence import Outages
 from auditor.ledger_map_updater import LedgerMapRecord
@@ -20,7 +21,7 @@ from ledgers.model import BookieId, LedgerState
 from ledgers.registration import Registration
 from replication import znodes
 from replication.nodes import Role
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.daemon.status_values import HEALTHY, changed, codes, fact, note
@@ -234,7 +235,9 @@ async def test_the_json_has_what_the_text_has() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     async with leading(cluster, "host-a"), cluster.node("host-b") as worker:
-        await worker.notes.write(note(1, Reason.NO_COPY, "gone"))
+        facts = Facts(entry_ids=(4,), entry_count=1)
+        blocked = Blocked(reason=Reason.NO_COPY, facts=facts)
+        await worker.notes.write(replace(note(1, Reason.NO_COPY), blocked=blocked))
         record = to_json(await gathered(cluster))
 
     assert record["leader"] == "host-a"
@@ -266,7 +269,9 @@ async def test_the_json_has_what_the_text_has() -> None:
         {
             "ledger_id": 1,
             "reason": "no-copy",
-            "detail": "gone",
+            "facts": {"entry_ids": [4], "entry_count": 1},
+            "besides": [],
+            "detail": "no good copy is available of entry 4; no absent bookie should have one",
             "node": "host-a",
             "since_ms": 1_000,
             "tries": 1,
@@ -424,7 +429,7 @@ async def test_a_ledger_whose_end_cannot_be_proven_is_told_until_it_is_closed() 
     await cluster.write_ledger((B1, B2), ledger_id=2)
     async with cluster.node() as worker:
         for ledger_id in (1, 2):
-            await worker.ends.note(ledger_id, "why")
+            await worker.ends.note(ledger_id, Facts())
 
     assert (await gathered(cluster)).reports.unproven == (1,)
 

@@ -13,14 +13,13 @@ from daemon.cli.stuck import (
     waits_for_help,
 )
 from replication.ledger_record import WaitingNote
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 
 NOW_MS = 10**12
 SOON_MS = int(SOON_S * 1000)
 NOTE = WaitingNote(
     ledger_id=5,
-    reason=Reason.JOURNAL,
-    detail="no room",
+    blocked=Blocked(reason=Reason.JOURNAL, facts=Facts(errors=("no room",))),
     node="host-a",
     since_ms=1,
     next_try_ms=NOW_MS + 1_000,
@@ -42,15 +41,15 @@ OVERDUE = replace(NOTE, next_try_ms=NOW_MS - 1)
         ),
         pytest.param(OVERDUE, OVERDUE, False, True, id="nobody tries it"),
         pytest.param(
-            replace(NOTE, reason=Reason.NO_COPY),
-            replace(NOTE, reason=Reason.NO_COPY),
+            replace(NOTE, blocked=Blocked(reason=Reason.NO_COPY)),
+            replace(NOTE, blocked=Blocked(reason=Reason.NO_COPY)),
             False,
             True,
             id="its next try changes nothing: a bookie must come",
         ),
         pytest.param(
-            replace(NOTE, reason=Reason.NO_COVERAGE),
-            replace(NOTE, reason=Reason.NO_COVERAGE),
+            replace(NOTE, blocked=Blocked(reason=Reason.NO_COVERAGE)),
+            replace(NOTE, blocked=Blocked(reason=Reason.NO_COVERAGE)),
             False,
             True,
             id="likewise",
@@ -78,7 +77,7 @@ OVERDUE = replace(NOTE, next_try_ms=NOW_MS - 1)
             id="it waits for the next grace, and one failed since",
         ),
         pytest.param(
-            replace(NOTE, reason=Reason.NO_ANSWER, tries=2),
+            replace(NOTE, blocked=Blocked(reason=Reason.NO_ANSWER), tries=2),
             NOTE,
             False,
             False,

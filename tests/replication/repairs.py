@@ -8,6 +8,7 @@ from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId, LedgerState
 from replication.orders import DrainOrder, MaintenanceWindow, drain_znode, maintenance_znode
 from replication.outcome import Outcome
+from replication.reasons import Blocked
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, Node
@@ -127,3 +128,9 @@ async def touch(cluster: Cluster) -> None:
     """Somebody else writes the metadata, and changes nothing that matters."""
     versioned = await cluster.manager.read(LEDGER)
     await cluster.manager.write(LEDGER, versioned.metadata, read_as=versioned)
+
+
+def blocked_by(outcome: Outcome) -> Blocked:
+    """Return what blocks the repair, which must be blocked."""
+    assert outcome.blocked is not None, outcome
+    return outcome.blocked

@@ -14,7 +14,7 @@ from ledgers.model import LedgerState
 from ledgers.store import Create, Operation, SetData
 from replication.ledger_record import WaitingNote
 from replication.locks import LedgerLease
-from replication.reasons import Reason
+from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3
@@ -23,7 +23,9 @@ from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
 LOCK = PATHS.lock(LEDGER)
-NOTE = WaitingNote(ledger_id=LEDGER, reason=Reason.NO_COPY, detail="", node="node-1", since_ms=0)
+NOTE = WaitingNote(
+    ledger_id=LEDGER, blocked=Blocked(reason=Reason.NO_COPY), node="node-1", since_ms=0
+)
 
 
 def writes_of(cluster: Cluster, store: MemoryStore) -> list[Sequence[Operation]]:

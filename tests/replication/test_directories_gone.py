@@ -6,15 +6,14 @@ from structlog.testing import capture_logs
 from ledgers.errors import SessionLostError
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.nodes import Membership
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, BOOKIES
 from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
 
 NOTE = WaitingNote(
     ledger_id=LEDGER,
-    reason=Reason.LEFT_TO_OTHERS,
-    detail="put back by hand",
+    blocked=Blocked(reason=Reason.LEFT_TO_OTHERS, facts=Facts(errors=("put back by hand",))),
     node="host-a",
     since_ms=5,
     suspects=frozenset({B1}),

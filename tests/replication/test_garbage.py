@@ -32,7 +32,7 @@ from replication.orders import (
     maintenance_znode,
 )
 from replication.racks import remembered_racks
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import (
     RECORD_BYTES_MAX,
     parse_record,
@@ -74,8 +74,7 @@ async def read_hold(store: MemoryStore) -> HoldOrder | None:
 
 NOTE = WaitingNote(
     ledger_id=LEDGER,
-    reason=Reason.NO_COPY,
-    detail="all gone",
+    blocked=Blocked(reason=Reason.NO_COPY, facts=Facts(errors=("all gone",))),
     node="host-a",
     since_ms=5,
     tries=3,

@@ -17,7 +17,7 @@ from tests.daemon.closing import close
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, ROOT, Node
-from tests.replication.repairs import open_ledger, watch_fencing
+from tests.replication.repairs import blocked_by, open_ledger, watch_fencing
 
 
 async def with_newcomer() -> Cluster:
@@ -130,7 +130,7 @@ async def test_an_answer_of_a_bookie_that_registers_again_meanwhile_is_not_built
         outcome = await node.repairer.repair(lease, sighting)
 
         assert outcome.reason is Reason.RECOVERY_FAILED
-        assert "must be recovered again" in outcome.detail
+        assert "recovery must be retried" in blocked_by(outcome).facts.errors[0]
         assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
 
@@ -156,7 +156,7 @@ async def test_a_bookie_that_registers_at_a_counted_ones_address_meanwhile_stops
 
         outcome = await node.repairer.repair(lease, sighting)
 
-    assert f"{B3}: newcomer registered at its address" in outcome.detail
+    assert f"{B3}: newcomer registered at its address" in blocked_by(outcome).facts.errors[0]
     assert not (await cluster.metadata()).is_closed
 
 

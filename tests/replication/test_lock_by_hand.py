@@ -17,7 +17,7 @@ from replication.lock_by_hand import (
     locked,
 )
 from replication.marks import locked_ledger_ids
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.refusing import refuse
@@ -101,8 +101,9 @@ async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
     now_ms = cluster.clock.wall_ms()
     note = WaitingNote(
         ledger_id=LEDGER,
-        reason=Reason.OPEN_LEDGER_GRACE,
-        detail="left to its writer",
+        blocked=Blocked(
+            reason=Reason.OPEN_LEDGER_GRACE, facts=Facts(errors=("left to its writer",))
+        ),
         node="host-b",
         since_ms=now_ms,
         grace_until_ms=now_ms + int(grace_s * 1000),
@@ -129,7 +130,7 @@ async def test_a_grace_that_a_worker_waits_out_is_waited_for_and_told_of() -> No
         ):
             assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-a"
 
-    assert told[0] == "waiting up to 25 s for host-b, which has ledger 7: left to its writer"
+    assert told[0] == "waiting up to 25 s for host-b, which has ledger 7: open-ledger-grace"
     assert len(told) == -(-grace_s // TELL_INTERVAL_S)
     assert told[-1].startswith("waiting up to 5 s for host-b")
 
@@ -163,7 +164,7 @@ async def test_a_grace_that_is_too_long_to_wait_for_is_told_at_once() -> None:
     began_s = cluster.clock.now_s()
 
     with pytest.raises(
-        LockedError, match="left to its writer; that lasts 61 s yet, and is not waited for"
+        LockedError, match="open-ledger-grace; that lasts 61 s yet, and is not waited for"
     ):
         async with locked(
             LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard

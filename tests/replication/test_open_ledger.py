@@ -58,10 +58,11 @@ def test_a_writer_that_changed_its_ensemble_begins_a_grace_anew() -> None:
 
 
 def test_what_is_said_of_a_grace_names_the_bookie_and_counts() -> None:
-    assert sighting(1).reason is Reason.OPEN_LEDGER_GRACE
-    assert B2 in sighting(1).detail
-    assert sighting(1, grace_count=3).reason is Reason.WRITER_ALIVE
-    assert f"grace 3 of {GRACES_MAX}" in sighting(1, grace_count=3).detail
+    first, third = sighting(1).blocked, sighting(1, grace_count=3).blocked
+    assert first.reason is Reason.OPEN_LEDGER_GRACE
+    assert first.facts.absent == (B2,)
+    assert third.reason is Reason.WRITER_ALIVE
+    assert (third.facts.grace_count, third.facts.grace_count_max) == (3, GRACES_MAX)
 
 
 def view(*available: BookieId, read_only: tuple[BookieId, ...] = ()) -> ClusterView:

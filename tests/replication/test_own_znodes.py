@@ -18,14 +18,17 @@ from replication.marks import (
     read_marks,
 )
 from replication.nodes import LiveNode, Membership, Role, live_nodes
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS, node_info
 
 NOTE = WaitingNote(
-    ledger_id=LEDGER, reason=Reason.NO_COPY, detail="all gone", node="host-a", since_ms=5
+    ledger_id=LEDGER,
+    blocked=Blocked(reason=Reason.NO_COPY, facts=Facts(errors=("all gone",))),
+    node="host-a",
+    since_ms=5,
 )
 
 
@@ -117,7 +120,7 @@ async def test_members_that_are_new_are_read_side_by_side() -> None:
 async def test_a_note_is_read_as_it_was_written_and_the_last_one_holds() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
-        await node.notes.write(replace(NOTE, detail="first"))
+        await node.notes.write(replace(NOTE, since_ms=4))
         await node.notes.write(NOTE)
 
         assert await node.notes.read(LEDGER) == NOTE

@@ -14,8 +14,8 @@ from replication.copy_checks import IndexFinding, Verdict
 from replication.entry_runs import EntryRuns
 from replication.orders import MaintenanceWindow, Orders
 from replication.plan import Plan, plan_repair
-from replication.reasons import Reason
-from replication.targets import Exclusion, Targets
+from replication.reasons import Exclusion, Facts, Reason
+from replication.targets import Targets
 from tests.replication.ledger_values import (
     B1,
     B2,
@@ -133,7 +133,7 @@ def test_a_member_of_the_ensemble_is_never_a_target() -> None:
     [blocked] = plan([finding(2, Verdict.LOST)], targets_of((B1, B2))).blocked
 
     assert blocked.reason is Reason.NO_TARGET
-    assert "of 2 writable ones 2 already hold" in blocked.detail
+    assert blocked.facts.excluded == ((Exclusion.MEMBER, 2),)
 
 
 @pytest.mark.compat("G28", verdict="better")
@@ -328,31 +328,36 @@ def test_who_is_away_is_waited_for_to_the_end_of_its_window_and_the_rest_is_done
 
     [blocked], [repair] = made.blocked, made.repairs
     assert (blocked.reason, blocked.until_ms) == (Reason.MAINTENANCE, 9)
-    assert blocked.detail == f"{B2} is away for maintenance (new disk)"
+    assert blocked.facts == Facts(in_maintenance=(B2,), comment="new disk")
     assert repair.replaced == B3
 
 
 @pytest.mark.parametrize(
-    ("resting", "fields", "advice"),
+    ("resting", "fields", "in_maintenance", "absent"),
     [
         pytest.param(
             (B4,),
             {},
-            f"{B4} may once its maintenance is over (bookmender bookie maintenance {B4} --end)",
+            (B4,),
+            (),
             id="it runs",
         ),
         pytest.param(
             (B4, AWAY),
             {},
-            f"{B4}, {AWAY} may once their maintenance is over (bookmender bookie maintenance ID --end) and they run",
+            tuple(sorted((B4, AWAY))),
+            (AWAY,),
             id="one of two does not",
         ),
-        pytest.param((B2,), {}, "", id="a member of the ensemble helps nothing"),
-        pytest.param((B4,), {"only_local": B5}, "", id="nor another one than the only target"),
+        pytest.param((B2,), {}, (), (), id="a member of the ensemble helps nothing"),
+        pytest.param((B4,), {"only_local": B5}, (), (), id="nor another one than the only target"),
     ],
 )
-def test_where_maintenance_keeps_bookies_from_taking_over_they_come_before_new_ones(
-    resting: tuple[BookieId, ...], fields: dict[str, Any], advice: str
+def test_bookies_that_only_maintenance_keeps_from_receiving_are_named(
+    resting: tuple[BookieId, ...],
+    fields: dict[str, Any],
+    in_maintenance: tuple[BookieId, ...],
+    absent: tuple[BookieId, ...],
 ) -> None:
     window = MaintenanceWindow(since_ms=1, until_ms=9)
     view = ClusterView(
@@ -364,8 +369,8 @@ def test_where_maintenance_keeps_bookies_from_taking_over_they_come_before_new_o
     made = plan_repair(inspection, targets_of((B1, B2), **fields))
 
     [blocked] = made.blocked
-    told = blocked.detail.rpartition("already hold this part of the ledger or its open end; ")[2]
-    assert told == (f"{advice}; else add a bookie" if advice else "add a bookie")
+    assert blocked.facts.in_maintenance == in_maintenance
+    assert blocked.facts.absent == absent
 
 
 def test_target_local_leaves_a_ledger_that_has_it_to_other_nodes() -> None:
@@ -374,7 +379,7 @@ def test_target_local_leaves_a_ledger_that_has_it_to_other_nodes() -> None:
     [blocked] = made.blocked
     assert blocked.reason is Reason.LEFT_TO_OTHERS
     assert blocked.reason.is_of_this_node
-    assert B1 in blocked.detail
+    assert blocked.facts.local == B1
 
 
 def test_a_policy_that_allows_none_of_those_that_are_left_says_why() -> None:
@@ -387,7 +392,8 @@ def test_a_policy_that_allows_none_of_those_that_are_left_says_why() -> None:
     [blocked] = plan([finding(1, Verdict.LOST)], targets).blocked
 
     assert blocked.reason is Reason.NO_TARGET
-    assert "the placement policy allows none: no bookie in another rack" in blocked.detail
+    assert blocked.facts.excluded is None
+    assert blocked.facts.errors == ("no bookie in another rack",)
 
 
 def test_the_size_of_a_copy_is_guessed_from_the_ledgers_length() -> None:

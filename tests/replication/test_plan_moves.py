@@ -116,7 +116,7 @@ def test_where_no_bookie_is_in_a_better_place_the_rule_is_told() -> None:
     assert not made.repairs
     assert blocked.reason is Reason.MISPLACED
     assert blocked.reason.needs_help
-    assert "at least 2 racks in each write set" in blocked.detail
+    assert "at least 2 racks in each write set" in blocked.facts.errors[0]
 
 
 def test_what_can_be_made_better_is_and_the_rest_is_told() -> None:

@@ -9,19 +9,19 @@ from ledgers.placement import Candidate, RandomPlacement
 from replication.copy_checks import IndexFinding, Verdict
 from replication.entry_runs import EntryRuns
 from replication.plan import Plan, plan_repair
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.targets import Targets
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment, survey_of
 
 
 @pytest.mark.parametrize(
-    ("verdict", "can_be_fenced"),
+    ("verdict", "facts"),
     [
-        pytest.param(Verdict.MISSING, False, id="it was wiped"),
-        pytest.param(Verdict.DRAINING, True, id="it drains"),
+        pytest.param(Verdict.MISSING, Facts(lacking=(B1,)), id="it was wiped"),
+        pytest.param(Verdict.DRAINING, Facts(draining=(B1,)), id="it drains"),
     ],
 )
-def test_what_helps_is_said(verdict: Verdict, can_be_fenced: bool) -> None:
+def test_an_open_fragment_waits_for_its_writer(verdict: Verdict, facts: Facts) -> None:
     finding = IndexFinding(
         fragment=fragment(is_closed=False), index=0, verdict=verdict, absent=EntryRuns([7])
     )
@@ -29,9 +29,7 @@ def test_what_helps_is_said(verdict: Verdict, can_be_fenced: bool) -> None:
 
     [blocked] = plan_repair(survey_of([finding]), targets).blocked
 
-    assert "its writer is to close it, or" in blocked.detail
-    assert "bookmender ledger close 7 --yes (with --force" in blocked.detail
-    assert (f"bookmender bookie drain {B1} --fence-open" in blocked.detail) is can_be_fenced
+    assert blocked == Blocked(reason=Reason.OPEN_FRAGMENT, facts=facts)
 
 
 OPEN_AFTER_A_CHANGE = LedgerMetadata(

@@ -77,7 +77,7 @@ def test_where_the_rule_leaves_nobody_it_is_said_which_it_is() -> None:
 
     [blocked] = made.blocked
     assert blocked.reason is Reason.NO_TARGET
-    assert "at least 2 racks in each write set" in blocked.detail
+    assert "at least 2 racks in each write set" in blocked.facts.errors[0]
     assert not made.repairs
 
 

@@ -12,8 +12,8 @@ from ledgers.placement import Candidate, RandomPlacement
 from replication.copy_checks import IndexFinding, Verdict
 from replication.entry_runs import EntryRuns
 from replication.plan import Plan, plan_repair
-from replication.reasons import Reason
-from replication.targets import SMALL_COPY_BYTES, Exclusion, Targets, TargetSelector
+from replication.reasons import Exclusion, Reason
+from replication.targets import SMALL_COPY_BYTES, Targets, TargetSelector
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment, survey_of
 from tests.replication.nodes import working
@@ -63,8 +63,7 @@ def test_rule_s11_where_nobody_has_room_it_waits_and_says_why() -> None:
     (blocked,) = plan({B4: SHARE_BYTES // 2}, lost(1)).blocked
 
     assert blocked.reason is Reason.NO_TARGET
-    assert "of 4 writable ones 3 already hold this part of the ledger" in blocked.detail
-    assert "1 is short of room" in blocked.detail
+    assert blocked.facts.excluded == ((Exclusion.MEMBER, 3), (Exclusion.SHORT_OF_ROOM, 1))
 
 
 def test_rule_s11_what_a_live_bookie_lacks_it_is_given_where_there_is_room_for_that() -> None:
@@ -161,7 +160,7 @@ async def test_rule_s11_ledgers_that_are_planned_in_one_moment_count_together() 
             landed[bookie] += byte_count
 
     async with cluster.node() as node:
-        node.repairer._copier._target_selector = Watched(
+        node.repairer.copier._target_selector = Watched(
             RandomPlacement(random.Random(1)), clock=cluster.clock, disk_spaces=DiskSpaces()
         )
         async with working(node):

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec import structs
 
 from ledgers.memory.bookies import NO_FAULT, Fault, Op, no_faults
 from ledgers.memory.store import MemoryStore
@@ -22,12 +23,12 @@ from replication.cluster import ViewSource
 from replication.inspection import Inspector
 from replication.orders import HoldOrder, OrderStore, hold_znode
 from replication.preview import Preview, Previewer
-from replication.reasons import Reason, gravest
+from replication.reasons import Blocked, Facts, Reason, gravest
 from replication.targets import TargetSelector
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, PATHS, ROOT
-from tests.replication.repairs import drain, keep_away, repair
+from tests.replication.repairs import blocked_by, drain, keep_away, repair
 
 WRITES = (Op.ADD, Op.WRITE_LAC, Op.READ_FENCING)
 
@@ -125,18 +126,15 @@ async def test_a_bookie_that_a_check_found_bad_is_asked_for_what_lies_between_th
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "is_in_recovery"),
     [
-        (LedgerState.OPEN, "left to its writer for the open-ledger grace, then fenced, recovered"),
-        (
-            LedgerState.IN_RECOVERY,
-            "left to whoever began its recovery for the open-ledger grace, then recovered",
-        ),
+        (LedgerState.OPEN, False),
+        (LedgerState.IN_RECOVERY, True),
     ],
 )
 @in_virtual_time
 async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first(
-    state: LedgerState, told: str
+    state: LedgerState, is_in_recovery: bool
 ) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), state=state)
@@ -146,32 +144,35 @@ async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first(
 
     [blocked] = found.plan.blocked
     assert blocked.reason is Reason.OPEN_LEDGER_GRACE
-    assert B2 in blocked.detail
-    assert told in blocked.detail
+    assert blocked.facts.absent == (B2,)
+    assert blocked.facts.is_in_recovery is is_in_recovery
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 @pytest.mark.parametrize(
-    ("wiped", "away", "doubt"),
+    ("wiped", "away", "is_doubtful"),
     [
-        pytest.param((B1,), (), "", id="those that are left suffice"),
+        pytest.param((B1,), (), False, id="those that are left suffice"),
         pytest.param(
             (B1, B3),
             (),
-            f"set up after the ledger was made, so that their 'no' is not believed: {B1}, {B3}",
+            True,
             id="too many were wiped",
         ),
         pytest.param(
             (B1,),
             (B2,),
-            f"not registered: {B2}; set up after the ledger was made, so that their 'no' is not believed: {B1}",
+            True,
             id="one was wiped, and one is away",
         ),
     ],
 )
 @in_virtual_time
 async def test_it_says_where_an_end_may_not_be_provable(
-    wiped: Sequence[BookieId], away: Sequence[BookieId], doubt: str, state: LedgerState
+    wiped: tuple[BookieId, ...],
+    away: tuple[BookieId, ...],
+    is_doubtful: bool,
+    state: LedgerState,
 ) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=-1, write_quorum=3, ack_quorum=2, state=state)
@@ -183,10 +184,11 @@ async def test_it_says_where_an_end_may_not_be_provable(
         await cluster.revive(bookie)
     await cluster.kill(*away)
 
-    details = [blocked.detail for blocked in (await preview(cluster)).plan.blocked]
+    (blocked,) = (await preview(cluster)).plan.blocked
 
-    told = [detail.partition("; its end may not be provable: ")[2] for detail in details]
-    assert told == [doubt]
+    assert blocked.facts.is_end_doubtful is is_doubtful
+    assert blocked.facts.reformatted == (wiped if is_doubtful else ())
+    assert blocked.facts.absent == away
 
 
 @in_virtual_time
@@ -248,9 +250,8 @@ async def test_metadata_that_acls_shut_away_is_in_the_way_of_that_ledger_alone()
     found = await preview(cluster)
 
     [blocked] = found.plan.blocked
-    assert (blocked.reason, blocked.detail) == (
-        Reason.SHUT_AWAY,
-        "its metadata cannot be read: the ACL shuts us out",
+    assert blocked == Blocked(
+        reason=Reason.SHUT_AWAY, facts=Facts(errors=("the ACL shuts us out",))
     )
 
 
@@ -268,11 +269,8 @@ async def test_what_is_to_be_moved_is_shown_where_that_is_wanted() -> None:
     assert step.target == B3
 
 
-UNASKED = " (bookies of the ledger's other parts were not asked)"
-
-
-def who_is_away(*bookies: BookieId) -> str:
-    return f"may have good copies on {' and '.join(bookies)} only, which are away"
+def no_copy(count: int) -> Facts:
+    return Facts(entry_ids=(1, 4, 7, 10, 13), entry_count=count, absent=(B2, B3))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +280,7 @@ def who_is_away(*bookies: BookieId) -> str:
             29,
             (B1, B2, B3, B4),
             10,
-            [f"10 entries (1, 4, 7, 10, 13, …) {who_is_away(B2, B3)}"],
+            [no_copy(10)],
             id="so few that the ledger is split around them",
         ),
         pytest.param(
@@ -290,8 +288,8 @@ def who_is_away(*bookies: BookieId) -> str:
             (B1, B2, B3, B4),
             0,
             [
-                f"20 entries (1, 4, 7, 10, 13, …) {who_is_away(B2, B3)}",
-                "20 copies of other entries are not made on their account",
+                no_copy(20),
+                Facts(withheld_count=20),
             ],
             id="so many that nothing is copied",
         ),
@@ -299,21 +297,21 @@ def who_is_away(*bookies: BookieId) -> str:
             29,
             (B1, B2, B3),
             0,
-            [f"10 entries (1, 4, 7, 10, 13, …) {who_is_away(B2, B3)}"],
+            [no_copy(10)],
             id="no bookie that might take them",
         ),
         pytest.param(
             29,
             (B1, B2, B3, B4, B5),
             20,
-            [f"10 entries (1, 4, 7, 10, 13, …) {who_is_away(B2, B3)}"],
+            [no_copy(10)],
             id="bookies for all of them",
         ),
     ],
 )
 @in_virtual_time
 async def test_no_copy_is_promised_of_entries_whose_bookies_are_all_away(
-    last: int, there: Sequence[BookieId], copied: int, told: Sequence[str]
+    last: int, there: Sequence[BookieId], copied: int, told: Sequence[Facts]
 ) -> None:
     """Of the entries on B2 and B3 alone; before a worker came, and after."""
     cluster = await Cluster.start(*there)
@@ -327,11 +325,11 @@ async def test_no_copy_is_promised_of_entries_whose_bookies_are_all_away(
     assert found.entry_count == copied
     assert found.byte_count == copied * ENTRY_BYTES
     for each in (found, after):
-        lacking = [b.detail for b in each.plan.blocked if b.reason is Reason.NO_COPY]
-        assert [detail.removesuffix(UNASKED) for detail in lacking] == list(told)
+        lacking = [b.facts for b in each.plan.blocked if b.reason is Reason.NO_COPY]
+        assert [structs.replace(f, are_others_unasked=False) for f in lacking] == list(told)
     assert after.repairs == ()
     assert outcome.reason is Reason.NO_COPY
-    assert outcome.detail == gravest(after.plan.blocked).detail.replace(UNASKED, "")
+    assert blocked_by(outcome).all_reasons == gravest(after.plan.blocked).all_reasons
     assert copied in (0, outcome.entry_count)
 
 
@@ -342,14 +340,14 @@ async def test_no_copy_is_promised_of_entries_whose_bookies_are_all_away(
         pytest.param(
             True,
             (0, 6),
-            ["1 copy of another entry is not made on their account"],
+            [Facts(withheld_count=1)],
             id="it may well come back, and an end is kept back",
         ),
     ],
 )
 @in_virtual_time
 async def test_a_copy_in_place_is_foreseen_without_what_nobody_has(
-    is_on_purpose: bool, refilled: tuple[int, ...], left: Sequence[str]
+    is_on_purpose: bool, refilled: tuple[int, ...], left: Sequence[Facts]
 ) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
@@ -368,8 +366,8 @@ async def test_a_copy_in_place_is_foreseen_without_what_nobody_has(
     assert copies[B1] == refilled
     assert B2 not in copies
     assert tuple(e for e in (0, 4, 6, 9) if cluster.holds(B1, LEDGER, e)) == refilled
-    lacking = [b.detail for b in found.plan.blocked if b.reason is Reason.NO_COPY]
-    assert lacking == [f"entry 4 may have good copies on {B3} only, which is away", *left]
+    lacking = [b.facts for b in found.plan.blocked if b.reason is Reason.NO_COPY]
+    assert lacking == [Facts(entry_ids=(4,), entry_count=1, absent=(B3,)), *left]
 
 
 @in_virtual_time
@@ -383,5 +381,7 @@ async def test_what_bookies_of_other_parts_may_have_is_left_open() -> None:
     [blocked] = (await preview(cluster)).plan.blocked
     await repair(cluster)
 
-    assert blocked.detail == (f"entry 4 may have good copies on {B2} only, which is away{UNASKED}")
+    assert blocked.facts == Facts(
+        entry_ids=(4,), entry_count=1, absent=(B2,), are_others_unasked=True
+    )
     assert (await preview(cluster)).plan.is_whole

@@ -1,38 +1,42 @@
 """What is told where several things are in the way of one ledger."""
 
 import pytest
+from msgspec.structs import replace
 
-from replication.reasons import Blocked, Reason, gravest
+from replication.reasons import SAME_REASON_MAX, Blocked, Facts, Reason, gravest
+from tests.replication.ledger_values import B1, B2
 
-AWAY = Blocked(reason=Reason.MAINTENANCE, detail="away", until_ms=5)
-NOBODY = Blocked(reason=Reason.NO_TARGET, detail="nobody", until_ms=9)
-LOST = Blocked(reason=Reason.NO_COPY, detail="lost")
+AWAY = Blocked(reason=Reason.MAINTENANCE, facts=Facts(in_maintenance=(B1,)), until_ms=5)
+NOBODY = Blocked(reason=Reason.NO_TARGET, facts=Facts(replaced=B2), until_ms=9)
+LOST = Blocked(reason=Reason.NO_COPY, facts=Facts(entry_ids=(4,), entry_count=1))
 
 
 @pytest.mark.parametrize(
-    ("blocked", "told"),
+    ("blocked", "combined"),
     [
         pytest.param(
             [AWAY, NOBODY],
-            Blocked(
-                reason=Reason.NO_TARGET,
-                detail="nobody; away",
-                until_ms=5,
-                besides=frozenset({Reason.MAINTENANCE}),
-            ),
+            replace(NOBODY, until_ms=5, besides=(AWAY,)),
             id="what needs help, before what time will help",
         ),
         pytest.param(
             [AWAY, NOBODY, LOST, NOBODY],
-            Blocked(
-                reason=Reason.NO_COPY,
-                detail="lost; nobody; away",
-                besides=frozenset({Reason.NO_TARGET, Reason.MAINTENANCE}),
-            ),
+            replace(LOST, besides=(NOBODY, AWAY)),
             id="that entries have no copy, before all else",
         ),
-        pytest.param([LOST, LOST], LOST, id="what is said twice, once"),
+        pytest.param([LOST, LOST], LOST, id="equal ones once"),
     ],
 )
-def test_the_gravest_comes_first(blocked: list[Blocked], told: Blocked) -> None:
-    assert gravest(blocked) == told
+def test_the_gravest_comes_first(blocked: list[Blocked], combined: Blocked) -> None:
+    assert gravest(blocked) == combined
+
+
+def test_of_many_for_the_same_reason_some_are_kept_and_other_reasons_as_well() -> None:
+    many = [
+        Blocked(reason=Reason.MISPLACED, facts=Facts(entry_ids=(entry_id,)))
+        for entry_id in range(100)
+    ]
+
+    reasons = gravest([AWAY, *many]).all_reasons
+
+    assert reasons == (*[Reason.MISPLACED] * SAME_REASON_MAX, Reason.MAINTENANCE)

@@ -17,7 +17,7 @@ from ledgers.manager import VersionedMetadata
 from replication import znodes
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.outcome import OutcomeKind
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, working
@@ -148,14 +148,14 @@ async def test_that_the_ledger_was_marked_anew_since_makes_it_no_less_true() -> 
 async def test_a_repair_that_breaks_off_afterwards_tells_of_them(error: type[Exception]) -> None:
     cluster = await with_gaps()
     async with cluster.node("one") as one:
-        find, calls = one.repairer._inspector.find, itertools.count()
+        find, calls = one.repairer.inspector.find, itertools.count()
 
         async def break_off(ledger_id: int) -> VersionedMetadata | Blocked | None:
             if next(calls) == 1:
                 raise error("broken off")
             return await find(ledger_id)
 
-        one.repairer._inspector.find = break_off  # type: ignore[method-assign]
+        one.repairer.inspector.find = break_off  # type: ignore[method-assign]
         async with working(one):
             await asyncio.sleep(1)
         assert next(calls) == 2, "it was not tried again"
@@ -196,7 +196,10 @@ async def test_an_operator_who_has_it_tried_at_once_makes_nobody_forget_them() -
 async def test_a_note_that_is_written_while_old_ones_are_tidied_away_stays() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     note = WaitingNote(
-        ledger_id=LEDGER, reason=Reason.NO_TARGET, detail="so it is", node="host-a", since_ms=0
+        ledger_id=LEDGER,
+        blocked=Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("so it is",))),
+        node="host-a",
+        since_ms=0,
     )
     async with cluster.node() as node:
         await node.notes.write(note)

@@ -8,11 +8,17 @@ from ledgers.errors import FencedError, ReadOnlyError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
 from replication.outcome import DONE, OutcomeKind
-from replication.reasons import Reason
+from replication.reasons import Exclusion, Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER
-from tests.replication.repairs import lost_b2, once_copied, once_while_copying, repair_with
+from tests.replication.repairs import (
+    blocked_by,
+    lost_b2,
+    once_copied,
+    once_while_copying,
+    repair_with,
+)
 from tests.replication.watched import settle
 
 # --- Targets --------------------------------------------------------------------------------------
@@ -77,7 +83,7 @@ async def test_rule_s11_what_a_bookie_refused_is_not_offered_to_it_again_until_i
         for _ in range(3):
             outcome = await node.repairer.repair(lease)
             assert outcome.reason is Reason.NO_TARGET
-            assert "1 refused it" in outcome.detail
+            assert (Exclusion.REFUSED, 1) in (blocked_by(outcome).facts.excluded or ())
         assert offers == [B4]
 
         await cluster.kill(B4)
@@ -117,7 +123,7 @@ async def test_when_everybody_refuses_the_ledger_waits_for_a_target() -> None:
         outcome = await repair_with(node)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_TARGET)
-    assert "2 refused" in outcome.detail
+    assert (Exclusion.REFUSED, 2) in (blocked_by(outcome).facts.excluded or ())
     assert await cluster.ensembles() == [(B1, B2, B3)]
 
 

@@ -12,7 +12,7 @@ from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B4
 from tests.replication.nodes import LEDGER, PATHS, working
-from tests.replication.repairs import THREE, lost_b2, open_ledger, repair, watch_fencing
+from tests.replication.repairs import THREE, blocked_by, lost_b2, open_ledger, repair, watch_fencing
 
 
 async def hold(cluster: Cluster, *, for_s: float | None = None, reason: str = "") -> int | None:
@@ -46,9 +46,9 @@ async def test_an_open_ledger_that_misses_a_bookie_waits_for_the_end_of_the_hold
     outcome = await repair(cluster)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.HOLD)
-    assert outcome.retry_at_ms == until_ms
+    assert blocked_by(outcome).until_ms == until_ms
     assert outcome.sighting is None, "no grace is begun"
-    assert "3 of 5 went" in outcome.detail
+    assert blocked_by(outcome).facts.comment == "3 of 5 went"
     assert fenced == []
 
 

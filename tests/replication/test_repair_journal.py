@@ -12,7 +12,7 @@ from replication.reasons import Reason
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B2
 from tests.replication.nodes import LEDGER, PATHS, working
-from tests.replication.repairs import lost_b2, open_ledger, repair
+from tests.replication.repairs import blocked_by, lost_b2, open_ledger, repair
 
 
 async def full(ledger_id: int, before: bytes, after: bytes) -> None:
@@ -27,8 +27,9 @@ async def test_rule_s2_without_a_record_nothing_is_changed_and_the_repair_is_put
     outcome = await repair(cluster, journal=full)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.JOURNAL)
-    assert "/var/lib/x" in outcome.detail
-    assert "make room" in outcome.detail
+    (error,) = blocked_by(outcome).facts.errors
+    assert "/var/lib/x" in error
+    assert "make room" in error
     assert await cluster.manager.read(LEDGER) == before
 
 

@@ -40,7 +40,8 @@ async def test_a_ledger_whose_metadata_is_too_large_is_not_copied(state: LedgerS
     if state is LedgerState.CLOSED:
         assert note is not None
         assert note.reason is Reason.WRITE_REFUSED
-        assert "zookeeper.request_bytes_max is 1,000,000" in note.detail
+        assert note.blocked.facts.request_bytes_max == 1_000_000
+        assert note.blocked.facts.metadata_bytes
 
 
 @in_virtual_time

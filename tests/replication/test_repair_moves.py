@@ -105,7 +105,7 @@ async def test_a_ledger_that_no_bookie_makes_well_placed_waits_until_one_comes()
 
         [note] = await node.notes.read_all([LEDGER])
         assert note.reason is Reason.MISPLACED
-        assert "at least 2 racks" in note.detail
+        assert "at least 2 racks" in note.blocked.facts.errors[0]
         assert await cluster.locked() == []
         assert len([at_s for at_s in taken_s if at_s > taken_s[0] + 3 * HOUR_S]) <= 4
         assert await cluster.ensembles() == [(B1, B2)]

@@ -16,6 +16,7 @@ from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, Node
 from tests.replication.repairs import (
     THREE,
+    blocked_by,
     once_while_copying,
     open_ledger,
     repair_with,
@@ -326,7 +327,7 @@ async def test_rule_s6_an_open_ledger_of_which_only_empty_bookies_speak_stays_ma
         lease = await node.lease()
         outcome = await node.repairer.repair(lease)
         assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_ANSWER)
-        assert B3 in outcome.detail
+        assert blocked_by(outcome).facts.unresponsive == (B3,)
 
         for op in (Op.READ, Op.READ_LAC):
             cluster.bookies.stop_failing(B3, op)

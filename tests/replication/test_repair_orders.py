@@ -7,12 +7,13 @@ from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import LedgerState
 from replication.outcome import OutcomeKind
-from replication.reasons import Reason
+from replication.reasons import Exclusion, Facts, Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER
 from tests.replication.repairs import (
     assert_still_marked,
+    blocked_by,
     drain,
     keep_away,
     once_copied,
@@ -79,8 +80,8 @@ async def test_rule_s16_what_a_draining_bookie_lacks_is_never_written_back_to_it
     outcome = await repair(cluster)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_TARGET)
-    assert "2 already hold" in outcome.detail
-    assert "1 is being drained" in outcome.detail
+    excluded = blocked_by(outcome).facts.excluded
+    assert excluded == ((Exclusion.MEMBER, 2), (Exclusion.DRAINING, 1))
     assert cluster.bookies.copied_count == 0
     await assert_still_marked(cluster)
 
@@ -109,8 +110,7 @@ async def test_who_is_only_drained_is_named_as_the_cure_of_a_loss_that_finds_no_
     outcome = await repair(cluster)
 
     assert outcome.reason is Reason.NO_TARGET
-    keep = f"add a bookie, or keep {B4}: bookmender bookie drain {B4} --cancel"
-    assert outcome.detail.endswith(keep)
+    assert blocked_by(outcome).facts.draining == (B4,)
 
 
 @in_virtual_time
@@ -126,7 +126,7 @@ async def test_rule_s16_an_open_fragment_of_a_draining_bookie_waits_and_is_not_f
 
     first, last = await cluster.ensembles()
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.OPEN_FRAGMENT)
-    assert outcome.detail.startswith(f"{B2} drains, and holds a fragment that is not closed yet; ")
+    assert blocked_by(outcome).facts == Facts(draining=(B2,))
     assert fenced == []
     assert B2 not in first, "the closed fragment has moved"
     assert last == (B2, B4, B5)
@@ -149,7 +149,7 @@ async def test_rule_s16_with_the_order_to_fence_an_open_ledger_is_closed_after_t
         first = await node.repairer.repair(lease)
 
         assert (first.kind, first.reason) == (OutcomeKind.WAITING, Reason.OPEN_LEDGER_GRACE)
-        assert f"is on {B2}, which drains" in first.detail
+        assert blocked_by(first).facts.draining == (B2,)
         assert fenced == []
 
         cluster.put(LEDGER, 10, B1, B2, B3)  # its writer goes on: he was given his time
@@ -173,10 +173,7 @@ async def test_rule_s16_without_that_order_not_even_an_abandoned_recovery_is_tak
     outcome = await repair(cluster)
 
     assert outcome.reason is Reason.RECOVERY_UNENDED
-    assert outcome.detail == (
-        f"{B2} drains, and holds a fragment that is not closed yet, of a ledger whose recovery was begun and never "
-        f"ended: bookmender bookie drain {B2} --fence-open, or bookmender ledger close {LEDGER}, ends it"
-    )
+    assert blocked_by(outcome).facts == Facts(draining=(B2,))
     assert fenced == []
 
 
@@ -214,8 +211,8 @@ async def test_a_bookie_that_is_away_for_maintenance_is_waited_for() -> None:
     outcome = await repair(cluster)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.MAINTENANCE)
-    assert outcome.retry_at_ms == until_ms
-    assert B2 in outcome.detail
+    assert blocked_by(outcome).until_ms == until_ms
+    assert blocked_by(outcome).facts.in_maintenance == (B2,)
     assert (await cluster.manager.read(LEDGER)).version == before.version
     await assert_still_marked(cluster)
 
@@ -245,7 +242,7 @@ async def test_a_bookie_that_is_silent_within_its_window_is_away_too() -> None:
 
     outcome = await repair(cluster)
 
-    assert (outcome.reason, outcome.retry_at_ms) == (Reason.MAINTENANCE, until_ms)
+    assert (outcome.reason, blocked_by(outcome).until_ms) == (Reason.MAINTENANCE, until_ms)
 
 
 @in_virtual_time
@@ -288,7 +285,7 @@ async def test_an_open_ledger_is_not_fenced_before_the_window_of_its_bookie_is_o
         away = await node.repairer.repair(lease)
 
         assert (away.kind, away.reason) == (OutcomeKind.WAITING, Reason.MAINTENANCE)
-        assert away.retry_at_ms == until_ms
+        assert blocked_by(away).until_ms == until_ms
         assert fenced == []
 
         await cluster.clock.sleep(61)
@@ -311,8 +308,8 @@ async def test_an_open_ledger_whose_end_nobody_tells_meanwhile_waits_for_the_win
 
     outcome = await repair(cluster)
 
-    assert (outcome.reason, outcome.retry_at_ms) == (Reason.MAINTENANCE, until_ms)
-    assert B2 in outcome.detail
+    assert (outcome.reason, blocked_by(outcome).until_ms) == (Reason.MAINTENANCE, until_ms)
+    assert blocked_by(outcome).facts.in_maintenance == (B2,)
 
 
 @in_virtual_time
@@ -325,5 +322,5 @@ async def test_time_alone_does_not_help_a_ledger_that_waits_for_more_than_a_wind
     outcome = await repair(cluster)
 
     assert outcome.reason is Reason.NO_TARGET
-    assert "is away for maintenance" in outcome.detail
-    assert outcome.retry_at_ms is None
+    assert Reason.MAINTENANCE in blocked_by(outcome).all_reasons
+    assert blocked_by(outcome).until_ms is None

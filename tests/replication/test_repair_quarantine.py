@@ -9,10 +9,11 @@ from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
 from replication.locks import LedgerLease
 from replication.outcome import OutcomeKind
-from replication.reasons import Reason
+from replication.reasons import Exclusion, Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import Node, working
+from tests.replication.repairs import blocked_by
 from tests.replication.watched import settle
 
 SILENCE_S = 5.0
@@ -57,8 +58,9 @@ async def test_the_second_ledger_does_not_wait_for_a_member_that_was_silent_at_t
 
         assert cluster.clock.now_s() - before_s < 1
         assert outcome.reason is Reason.NO_ANSWER
-        assert outcome.retry_at_ms is not None, "it comes back when the bookie may be asked again"
-        assert 0 < outcome.retry_at_ms - cluster.clock.wall_ms() <= 1000 * WAIT_MIN_S
+        until_ms = blocked_by(outcome).until_ms
+        assert until_ms is not None, "it comes back when the bookie may be asked again"
+        assert 0 < until_ms - cluster.clock.wall_ms() <= 1000 * WAIT_MIN_S
         assert await cluster.ensembles(2) == [(B1, B4, B3)], "what is unknown is not replaced"
 
 
@@ -86,9 +88,10 @@ async def test_when_only_quarantine_leaves_no_target_the_ledger_waits_for_its_en
             outcome = await node.repairer.repair(await node.lease(ledger_id))
 
             assert outcome.reason is Reason.NO_TARGET
-            assert "1 is in quarantine" in outcome.detail
-            assert outcome.retry_at_ms is not None
-            assert 0 < outcome.retry_at_ms - cluster.clock.wall_ms() <= 1000 * WAIT_MIN_S
+            assert (Exclusion.QUARANTINED, 1) in (blocked_by(outcome).facts.excluded or ())
+            until_ms = blocked_by(outcome).until_ms
+            assert until_ms is not None
+            assert 0 < until_ms - cluster.clock.wall_ms() <= 1000 * WAIT_MIN_S
 
 
 @in_virtual_time
@@ -149,4 +152,5 @@ async def test_what_a_silent_bookie_demands_is_told_with_the_ledger() -> None:
         outcome = await node.repairer.repair(await node.lease(1))
 
     assert outcome.kind is OutcomeKind.WAITING
-    assert demand in outcome.detail
+    blocked = blocked_by(outcome)
+    assert all(demand in each.facts.errors for each in (blocked, *blocked.besides))

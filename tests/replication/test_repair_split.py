@@ -9,7 +9,7 @@ from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
 from replication.commit import LOST_PLACES_MAX
 from replication.outcome import OutcomeKind
-from replication.reasons import Reason
+from replication.reasons import Facts, Reason
 from replication.repair import SPLIT_AFTER_S
 from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
@@ -17,6 +17,7 @@ from tests.replication.nodes import LEDGER, ROOT, working
 from tests.replication.repairs import (
     VERSION_1,
     assert_still_marked,
+    blocked_by,
     drain,
     keep_away,
     repair,
@@ -37,7 +38,7 @@ async def test_a_segment_is_split_around_an_entry_that_nobody_has() -> None:
     outcome = await repair(cluster, local=B3)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_COPY)
-    assert "entry 4 " in outcome.detail
+    assert blocked_by(outcome).facts.entry_ids == (4,)
     assert await segments(cluster) == [(0, (B1, B3)), (4, (B1, B2)), (5, (B1, B3))]
     assert not cluster.violations
     await assert_still_marked(cluster)
@@ -251,7 +252,9 @@ async def test_two_bookies_without_their_files_get_back_what_the_third_one_has(
         assert lost <= absent
         assert len(absent - lost) <= 1
         assert absent & {min(had[bookie]), max(had[bookie])}, "a check of the ends tells"
-        assert ("not made on their account" in again.detail) or not absent - lost
+        blocked = blocked_by(again)
+        counts = [each.facts.withheld_count for each in (blocked, *blocked.besides)]
+        assert any(counts) or not absent - lost
 
     for entry_id in lost:
         cluster.put(LEDGER, entry_id, wiped[0])
@@ -270,7 +273,8 @@ async def test_what_a_move_that_may_not_be_written_copied_in_vain_is_told() -> N
 
     outcome = await repair(cluster)
 
-    assert f"; {2 * count + 1} copies of other entries are not made" in outcome.detail
+    (withheld,) = blocked_by(outcome).besides
+    assert withheld.facts == Facts(withheld_count=2 * count + 1)
 
 
 # --- Bookies that are away for a moment -------------------------------------------------------------

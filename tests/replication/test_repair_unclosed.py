@@ -9,11 +9,11 @@ from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
 from replication.open_ledgers import GRACES_MAX
 from replication.outcome import OutcomeKind
-from replication.reasons import Reason
+from replication.reasons import Facts, Reason
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS
-from tests.replication.repairs import THREE, open_ledger, repair, watch_fencing
+from tests.replication.repairs import THREE, blocked_by, open_ledger, repair, watch_fencing
 from tests.replication.watched import settle
 
 # --- Recovery -------------------------------------------------------------------------------------
@@ -35,8 +35,8 @@ async def test_too_few_bookies_for_a_recovery_leave_the_ledger_waiting() -> None
         failed = await node.repairer.repair(lease, first.sighting)
 
         assert (failed.kind, failed.reason) == (OutcomeKind.WAITING, Reason.NO_COVERAGE)
-        assert failed.detail.endswith(f"; away, and wanted back: {B2}, {B3}")
-        assert "is not believed" not in failed.detail
+        assert blocked_by(failed).facts.absent == (B2, B3)
+        assert not blocked_by(failed).facts.reformatted
         assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
         await cluster.revive(B3)
@@ -80,10 +80,7 @@ async def test_rule_s5_a_wiped_bookies_no_is_never_believed_however_often_recove
             first = await node.repairer.repair(lease)
             failed = await node.repairer.repair(lease, first.sighting)
             assert failed.reason is Reason.END_UNPROVEN
-            assert (
-                f"set up after the ledger was made, so its 'no' is not believed: {B2}"
-                in failed.detail
-            )
+            assert blocked_by(failed).facts.reformatted == (B2,)
 
         await cluster.revive(B1)
         await settle()
@@ -265,7 +262,7 @@ async def test_the_last_copies_are_saved_where_no_end_can_be_proven() -> None:
         lease = await node.lease()
         failed = await node.repairer.repair(lease)
         assert failed.reason is Reason.END_UNPROVEN
-        assert "0 to 3 are left, and have their copies again" in failed.detail
+        assert "0 to 3 are left" in blocked_by(failed).facts.errors[0]
 
         assert (await node.repairer.repair(lease)).kind is OutcomeKind.DONE
 
@@ -284,7 +281,7 @@ async def test_an_open_ledger_keeps_its_mark_while_a_wiped_member_lacks_entries_
     outcome = await repair(cluster)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.OPEN_FRAGMENT)
-    assert outcome.detail.startswith(f"{B2} lacks entries of a fragment that is not closed yet; ")
+    assert blocked_by(outcome).facts == Facts(lacking=(B2,))
     assert fenced == []
 
 
@@ -313,12 +310,16 @@ async def test_an_entry_left_on_fewer_than_an_ack_quorum_is_saved_after_the_writ
         lease = await node.lease()
         waits = await node.repairer.repair(lease)
         assert waits.reason is Reason.OPEN_LEDGER_GRACE
-        assert f"lacks copies of entry 0 on {B1}, {B2}" in waits.detail
+        assert (blocked_by(waits).facts.entry_ids, blocked_by(waits).facts.lacking) == (
+            (0,),
+            (B1, B2),
+        )
 
         cluster.put(LEDGER, 4, *THREE, lac=-1)
         alive = await node.repairer.repair(lease, waits.sighting)
         assert alive.reason is Reason.WRITER_ALIVE
-        assert f"{B1}, {B2}, which lack entry 0" in alive.detail
+        assert blocked_by(alive).facts.lacking == (B1, B2)
+        assert blocked_by(alive).facts.grace_count == 2
 
         failed = await node.repairer.repair(lease, alive.sighting)
         assert failed.reason is Reason.END_UNPROVEN

@@ -65,8 +65,9 @@ async def test_what_was_written_since_is_not_undone_without_a_word() -> None:
     )
     undoing.cluster.violations.clear()  # that one was not ours
 
-    with pytest.raises(RestoreRefusedError, match="written again since"):
+    with pytest.raises(RestoreRefusedError) as refused:
         await undoing.undo(undoing.records[0])
+    assert any("written again since" in str(each) for each in refused.value.doubts)
     assert (await undoing.read()).metadata.segments == (moved,)
     assert await undoing.cluster.locked() == []
 
@@ -100,8 +101,9 @@ async def test_what_was_written_in_a_cluster_that_nobody_knows_is_told_by_its_by
     changed = await undoing.read()
     assert changed.data == unknown.before
 
-    with pytest.raises(RestoreRefusedError, match="does not say which cluster"):
+    with pytest.raises(RestoreRefusedError) as refused:
         await undoing.undo(replace(unknown, before=unknown.after, after=b"other bytes"))
+    assert any("does not say which cluster" in str(each) for each in refused.value.doubts)
 
 
 # --- The ledger's end -----------------------------------------------------------------------------
@@ -134,8 +136,9 @@ async def test_the_end_of_a_closed_ledger_is_not_moved_without_a_word(
     recorded = undoing.records[0]
     recorded = replace(recorded, before=recorded.after, after=recorded.before)
 
-    with pytest.raises(RestoreRefusedError, match=doubt):
+    with pytest.raises(RestoreRefusedError) as refused:
         await undoing.undo(recorded)
+    assert any(doubt in str(each) for each in refused.value.doubts)
 
 
 @in_virtual_time

@@ -14,7 +14,7 @@ from replication.copy_checks import IndexFinding, Verdict
 from replication.copying import CopyOutcome
 from replication.entry_runs import EntryRuns
 from replication.plan import Plan, Repair
-from replication.reasons import Reason
+from replication.reasons import Facts, Reason
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment, survey_of
 
 ALL = [fragment().entries_of(index) for index in range(3)]
@@ -54,7 +54,7 @@ def test_what_was_copied_whole_is_named() -> None:
 
     assert ensembles(found) == [(B1, B4, B3)]
     assert found.is_complete
-    assert found.in_the_way == []
+    assert found.blocked == []
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_rule_s7_without_one_good_entry_of_the_ledger_nothing_is_split() -> None
     assert results([(repair(1, B4), nothing)]).is_split, "else it would be"
 
 
-def lacking(*findings: IndexFinding) -> list[str]:
+def lacking(*findings: IndexFinding) -> list[Facts]:
     """What is said where B2 was to be copied without entries 4 and 7, and B3 without 4 and 5."""
     found = results(
         [
@@ -107,8 +107,8 @@ def lacking(*findings: IndexFinding) -> list[str]:
         ],
         findings=findings,
     )
-    assert {blocked.reason for blocked in found.in_the_way} == {Reason.NO_COPY}
-    return [blocked.detail for blocked in found.in_the_way]
+    assert {blocked.reason for blocked in found.blocked} == {Reason.NO_COPY}
+    return [blocked.facts for blocked in found.blocked]
 
 
 def test_what_is_lost_is_told_once_with_all_that_are_away_and_should_have_it() -> None:
@@ -117,15 +117,15 @@ def test_what_is_lost_is_told_once_with_all_that_are_away_and_should_have_it() -
     none = lacking(finding(0, Verdict.GOOD))
 
     assert both == [
-        f"2 entries (4, 7) may have good copies on {B2} and {B3} only, which are away",
-        f"entry 5 may have good copies on {B3} only, which is away",
-        "9 copies of other entries are not made on their account",
+        Facts(entry_ids=(4, 7), entry_count=2, decommissioned=(B2, B3)),
+        Facts(entry_ids=(5,), entry_count=1, decommissioned=(B3,)),
+        Facts(withheld_count=9),
     ]
     assert one[:2] == [
-        f"2 entries (4, 7) may have good copies on {B2} only, which is away",
-        "no good copy of entry 5 is found, and no bookie that should have one is away",
+        Facts(entry_ids=(4, 7), entry_count=2, decommissioned=(B2,)),
+        Facts(entry_ids=(5,), entry_count=1),
     ]
-    assert "3 entries (4, 5, 7)" in none[0]
+    assert none[0] == Facts(entry_ids=(4, 5, 7), entry_count=3)
 
 
 def foreseen_without_b2_and_b3(last: int) -> CopyResults:
@@ -151,30 +151,29 @@ def foreseen_without_b2_and_b3(last: int) -> CopyResults:
 @pytest.mark.parametrize(
     ("last", "is_lasting", "told"),
     [
-        pytest.param(8, True, ["3 entries (1, 4, 7)"], id="few"),
+        pytest.param(8, True, [(3, False, None)], id="few"),
         pytest.param(
             59_999,
             False,
-            ["20000 entries (1, 4, 7, 10, 13, …)", "20000 copies of other entries are not made"],
+            [(20_000, False, None), (0, False, 20_000)],
             id="many",
         ),
         pytest.param(
             10**9,
             False,
-            ["more than 100,000 entries (1, 4, 7, 10, 13, …)", "copies of others, if there are"],
+            [(100_000, True, None), (0, False, 0)],
             id="very many, which nobody counts",
         ),
     ],
 )
 def test_what_will_come_of_a_copy_is_foreseen_whatever_its_size(
-    last: int, is_lasting: bool, told: Sequence[str]
+    last: int, is_lasting: bool, told: Sequence[tuple[int, bool, int | None]]
 ) -> None:
     found = foreseen_without_b2_and_b3(last)
 
     assert bool(found.lasting) is is_lasting
-    assert len(found.in_the_way) == len(told)
-    for blocked, beginning in zip(found.in_the_way, told, strict=True):
-        assert blocked.detail.startswith(beginning)
+    facts = [blocked.facts for blocked in found.blocked]
+    assert [(f.entry_count, f.has_more_entries, f.withheld_count) for f in facts] == told
 
 
 def test_a_run_of_lost_entries_that_nobody_counts_to_its_end_is_not_cut_out() -> None:
@@ -205,10 +204,13 @@ def test_what_has_neither_copy_nor_target_is_told_without_counting_it_all() -> N
         plan=Plan(untargeted=tuple(lost)),
         outcomes=[],
         is_unchanged=lambda bookie: True,
-    ).in_the_way
+    ).blocked
 
-    assert blocked.detail == (
-        f"more than 1,000 entries (0, 1, 2, 3, 4, …) may have good copies on {B2} and {B3} only, which are away"
+    assert blocked.facts == Facts(
+        entry_ids=(0, 1, 2, 3, 4),
+        entry_count=1_000,
+        has_more_entries=True,
+        decommissioned=(B2, B3),
     )
 
 
@@ -224,6 +226,6 @@ def test_what_was_looked_for_in_vain_is_not_told_again_where_it_has_no_target_ei
         is_unchanged=lambda bookie: True,
     )
 
-    first, *others = (each.detail for each in found.in_the_way)
-    assert first.startswith("3 entries (1, 4, 7) may")
-    assert not any("1, 4, 7" in other for other in others)
+    first, *others = (each.facts.entry_ids for each in found.blocked)
+    assert first == (1, 4, 7)
+    assert not any({1, 4, 7}.intersection(other) for other in others)

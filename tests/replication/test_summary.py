@@ -3,10 +3,10 @@
 from structlog.testing import capture_logs
 
 from replication.outcome import DONE, waiting
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.worker import Summary
 
-IN_VAIN = waiting(Blocked(reason=Reason.NO_TARGET, detail="all are short of room"))
+IN_VAIN = waiting(Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("all are short of room",))))
 
 
 def test_when_nothing_is_at_hand_any_more_what_was_repaired_is_told_at_once() -> None:

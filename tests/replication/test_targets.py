@@ -8,7 +8,8 @@ from ledgers.placement import RandomPlacement
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster import ClusterView
 from replication.orders import DrainOrder, MaintenanceWindow, Orders
-from replication.targets import SORTED_AGAIN_S, Exclusion, Targets, TargetSelector, why_nobody
+from replication.reasons import Exclusion
+from replication.targets import SORTED_AGAIN_S, Targets, TargetSelector, exclusion_counts
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
 from tests.virtual_time import LoopClock
@@ -162,15 +163,18 @@ async def test_each_rule_that_leaves_nobody_is_told_with_its_number() -> None:
         view([B1, B2, B3, B4, B5, B6], draining=[B4]), refused={B6}
     )
 
-    assert why_nobody(found, {B1, B2, B3}) == (
-        "of 6 writable ones 3 already hold this part of the ledger or its open end and "
-        "1 refused it and 1 is short of room and 1 is being drained"
+    assert exclusion_counts(found, {B1, B2, B3}) == (
+        (Exclusion.MEMBER, 3),
+        (Exclusion.REFUSED, 1),
+        (Exclusion.SHORT_OF_ROOM, 1),
+        (Exclusion.DRAINING, 1),
     )
+    assert exclusion_counts(target_selector().targets(view()), {B1}) is None, "others are left"
 
 
-def test_with_anybody_left_the_rules_are_not_to_blame() -> None:
+def test_without_a_writable_bookie_no_rule_is_to_blame() -> None:
     placement = RandomPlacement(random.Random(1))
 
     found = Targets(candidates={}, placement=placement)
 
-    assert why_nobody(found, ()) == "none is writable"
+    assert exclusion_counts(found, ()) == ()

@@ -13,6 +13,7 @@ from replication.ledger_record import (
     unproven_among,
     unproven_ledger_ids,
 )
+from replication.reasons import Facts
 from replication.worker import TIDY_INTERVAL_S
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, shut_out, until
 from tests.replication.ledger_values import B1, B2
@@ -67,10 +68,9 @@ async def test_it_is_known_when_the_ledger_has_its_copies_and_its_mark_is_gone()
     assert await unproven(cluster) == [LEDGER]
     end = await read_unproven_end(cluster.store, PATHS, LEDGER)
     assert end is not None
-    assert "0 to 3 are left, and have their copies again" in end.detail
-    assert end.detail.endswith(
-        f"; bookmender ledger close {LEDGER} --accept-loss --yes closes it after the last entry that is there"
-    ), "all its bookies are there"
+    assert "0 to 3 are left" in end.facts.errors[0]
+    assert end.facts.reformatted == (B1, B2)
+    assert not end.facts.unresponsive, "all its bookies are there"
     assert await unproven_among(cluster.store, cluster.manager, PATHS, {LEDGER, 99}) == [end]
     assert await unproven_among(cluster.store, cluster.manager, PATHS, {99}) == []
 
@@ -96,7 +96,7 @@ async def test_what_cannot_be_read_is_told_on_and_what_is_gone_is_not() -> None:
     await write_ledgers(cluster, 1, 2, 3)
     async with cluster.node() as node:
         for ledger_id in (1, 2, 3, 4):
-            await node.ends.note(ledger_id, "why")
+            await node.ends.note(ledger_id, Facts(errors=("why",)))
         await close(cluster, 1)
         await cluster.store.set(cluster.manager.path(2), b"nonsense", version=-1)
         shut_out(node.store, cluster.manager.path(3))
@@ -111,12 +111,12 @@ async def test_what_cannot_be_read_is_told_on_and_what_is_gone_is_not() -> None:
 async def test_the_last_try_is_what_is_told_of() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
-        await node.ends.note(LEDGER, "one is silent")
+        await node.ends.note(LEDGER, Facts(errors=("one is silent",)))
         await asyncio.sleep(60)
-        await node.ends.note(LEDGER, "all denied it")
+        await node.ends.note(LEDGER, Facts(errors=("all denied it",)))
 
     assert await read_unproven_end(cluster.store, PATHS, LEDGER) == UnprovenEnd(
-        ledger_id=LEDGER, detail="all denied it", tried_ms=cluster.clock.wall_ms()
+        ledger_id=LEDGER, facts=Facts(errors=("all denied it",)), tried_ms=cluster.clock.wall_ms()
     )
 
 
@@ -128,7 +128,7 @@ async def test_of_very_many_some_are_looked_at_again_in_one_go(
     cluster = await Cluster.start()
     async with cluster.node() as node:
         for ledger_id in range(4):  # of which there is none
-            await node.ends.note(ledger_id, "why")
+            await node.ends.note(ledger_id, Facts(errors=("why",)))
         assert await unproven(cluster) == [2, 3]
 
         await node.ends.tidy(random.Random(0))
@@ -138,7 +138,7 @@ async def test_of_very_many_some_are_looked_at_again_in_one_go(
     assert await unproven(cluster) == []
 
 
-@pytest.mark.parametrize("data", [b"", b"[1]", b'{"detail": 5}'])
+@pytest.mark.parametrize("data", [b"", b"[1]", b'{"facts": 5}'])
 @in_virtual_time
 async def test_a_record_that_cannot_be_read_says_nothing(data: bytes) -> None:
     cluster = await Cluster.start()

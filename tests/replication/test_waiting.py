@@ -5,21 +5,21 @@ from dataclasses import replace
 
 import pytest
 
+from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.store import Stat
 from replication.cluster import ClusterView
 from replication.ledger_record import BINDING_MAX_MS, ClusterFingerprint, WaitingNote
 from replication.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
-from replication.reasons import Reason, whereabouts
+from replication.reasons import Blocked, Exclusion, Facts, Reason, absence_facts
 from tests.replication.ledger_values import B1, B2, B3
 
 WORLD = ClusterFingerprint(newest_czxid=7, bookies="b", orders="o")
 BETTER = replace(WORLD, newest_czxid=8)
 NOTE = WaitingNote(
     ledger_id=5,
-    reason=Reason.NO_TARGET,
-    detail="nobody has room",
+    blocked=Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("nobody has room",))),
     node="host-a",
     since_ms=1,
     tries=3,
@@ -45,13 +45,13 @@ def test_a_note_from_a_mad_clock_binds_for_a_day_after_it_was_written() -> None:
         pytest.param(NOTE, 1_000, WORLD, 0, id="its time has come"),
         pytest.param(NOTE, 400, BETTER, 0, id="a better world"),
         pytest.param(
-            replace(NOTE, reason=Reason.LEFT_TO_OTHERS),
+            replace(NOTE, blocked=Blocked(reason=Reason.LEFT_TO_OTHERS)),
             400,
             WORLD,
             0,
             id="it bound its writer only",
         ),
-        pytest.param(replace(NOTE, fingerprint=None), 400, WORLD, 0, id="of the first releases"),
+        pytest.param(replace(NOTE, fingerprint=None), 400, WORLD, 0, id="without a fingerprint"),
         pytest.param(
             replace(NOTE, next_try_ms=10**15), 0, WORLD, BINDING_MAX_MS, id="from a mad clock"
         ),
@@ -63,7 +63,7 @@ def test_how_long_a_note_binds(
     assert note.wait_ms(now_ms=now_ms, fingerprint=fingerprint) == wait_ms
 
 
-GRACE = replace(NOTE, reason=Reason.OPEN_LEDGER_GRACE, grace_until_ms=900)
+GRACE = replace(NOTE, blocked=Blocked(reason=Reason.OPEN_LEDGER_GRACE), grace_until_ms=900)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,20 @@ GRACE = replace(NOTE, reason=Reason.OPEN_LEDGER_GRACE, grace_until_ms=900)
     [
         pytest.param(NOTE, WORLD, False, id="all is as it was"),
         pytest.param(NOTE, BETTER, True, id="a bookie came"),
-        pytest.param(replace(NOTE, fingerprint=None), BETTER, False, id="of the first releases"),
-        pytest.param(replace(NOTE, reason=Reason.JOURNAL), BETTER, False, id="no bookie helps"),
+        pytest.param(replace(NOTE, fingerprint=None), BETTER, False, id="without a fingerprint"),
+        pytest.param(
+            replace(NOTE, blocked=Blocked(reason=Reason.JOURNAL)),
+            BETTER,
+            False,
+            id="no bookie helps",
+        ),
         pytest.param(GRACE, BETTER, False, id="its grace goes on all the same"),
-        pytest.param(replace(GRACE, reason=Reason.NO_COVERAGE), BETTER, True, id="it may end"),
+        pytest.param(
+            replace(GRACE, blocked=Blocked(reason=Reason.NO_COVERAGE)),
+            BETTER,
+            True,
+            id="it may end",
+        ),
         pytest.param(replace(GRACE, grace_until_ms=400), BETTER, True, id="its grace is over"),
     ],
 )
@@ -91,7 +101,7 @@ def test_what_a_note_tells_may_have_changed_since(
         pytest.param(NOTE, Reason.NO_COPY, WORLD, 0, id="another reason"),
         pytest.param(NOTE, Reason.NO_TARGET, BETTER, 0, id="a better world"),
         pytest.param(
-            replace(NOTE, fingerprint=None), Reason.NO_TARGET, WORLD, 0, id="first releases"
+            replace(NOTE, fingerprint=None), Reason.NO_TARGET, WORLD, 0, id="without a fingerprint"
         ),
     ],
 )
@@ -105,29 +115,38 @@ def test_a_note_is_read_as_it_was_written() -> None:
     assert WaitingNote.from_record(5, json.loads(NOTE.to_json())) == NOTE
 
 
-def test_the_first_release_reads_what_it_wrote_itself_in_a_note_of_ours() -> None:
-    record = json.loads(NOTE.to_json())
-
-    assert {key: record[key] for key in ("ledger_id", "reason", "detail", "node", "since_ms")} == {
-        "ledger_id": 5,
-        "reason": "no-target",
-        "detail": "nobody has room",
-        "node": "host-a",
-        "since_ms": 1,
-    }
-
-
-def test_a_note_of_the_first_release_is_read_and_binds_nobody() -> None:
-    record = {"version": 1, "reason": "no-copy", "detail": "d", "node": "n", "since_ms": 4}
-
-    note = WaitingNote.from_record(5, record)
-
-    assert (note.tries, note.next_try_ms, note.fingerprint, note.suspects) == (
-        1,
-        0,
-        None,
-        frozenset(),
+def test_a_note_stores_reason_and_facts_of_all_that_blocks_the_ledger() -> None:
+    blocked = Blocked(
+        reason=Reason.NO_TARGET,
+        facts=Facts(replaced=B1, excluded=((Exclusion.MEMBER, 2),), draining=(B2,)),
+        until_ms=7,
+        besides=(Blocked(reason=Reason.MAINTENANCE, facts=Facts(in_maintenance=(B3,))),),
     )
+
+    record = json.loads(replace(NOTE, blocked=blocked).to_json())
+
+    assert {key: record[key] for key in ("version", "reason", "facts", "until_ms", "besides")} == {
+        "version": 1,
+        "reason": "no-target",
+        "facts": {"replaced": B1, "excluded": [["member", 2]], "draining": [B2]},
+        "until_ms": 7,
+        "besides": [{"reason": "maintenance", "facts": {"in_maintenance": [B3]}}],
+    }
+    assert WaitingNote.from_record(5, record).blocked == blocked
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"reason": "a-later-reason"}, id="a reason of a later release"),
+        pytest.param({"facts": {"entry_count": "five"}}, id="a fact of another type"),
+        pytest.param({"facts": {"comment": "\ud800"}}, id="text that cannot be written"),
+        pytest.param({"besides": "none"}, id="no array"),
+    ],
+)
+def test_a_note_that_this_release_cannot_read_is_corrupt(change: dict[str, object]) -> None:
+    with pytest.raises(CorruptionError):
+        WaitingNote.from_record(5, {**json.loads(NOTE.to_json()), **change})
 
 
 def test_names_that_we_do_not_know_are_passed_over() -> None:
@@ -201,27 +220,25 @@ def test_orders_that_may_be_in_the_way_belong_to_the_world(
     ) is is_another
 
 
-# --- Whereabouts ----------------------------------------------------------------------------------
+# --- Absence --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("bookies", "told"),
+    ("bookies", "facts"),
     [
-        pytest.param([], "", id="nobody named"),
-        pytest.param([B1], "", id="there"),
-        pytest.param([B2, B1], f"away, and wanted back: {B2}", id="away"),
-        pytest.param([B3], f"gone for good (without a cookie): {B3}", id="gone"),
-        pytest.param(
-            [B3, B2],
-            f"away, and wanted back: {B2}; gone for good (without a cookie): {B3}",
-            id="one of each",
-        ),
+        pytest.param([], Facts(), id="no bookie"),
+        pytest.param([B1], Facts(), id="registered"),
+        pytest.param([B2, B1], Facts(absent=(B2,)), id="absent"),
+        pytest.param([B3], Facts(decommissioned=(B3,)), id="without a cookie"),
+        pytest.param([B3, B2], Facts(absent=(B2,), decommissioned=(B3,)), id="one of each"),
     ],
 )
-def test_who_is_away_and_who_is_gone_are_told_apart(bookies: list[BookieId], told: str) -> None:
+def test_absent_and_decommissioned_bookies_are_told_apart(
+    bookies: list[BookieId], facts: Facts
+) -> None:
     stat = Stat(version=0)
     bookies_seen = registered(**{B1.partition(":")[0]: 1})
     assert B1 in bookies_seen.available
     seen = ClusterView(bookies=bookies_seen, cookies={B1: stat, B2: stat})
 
-    assert whereabouts(bookies, seen) == told
+    assert absence_facts(bookies, seen) == facts

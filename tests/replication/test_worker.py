@@ -10,7 +10,7 @@ import pytest
 from ledgers.bookies import Transfer
 from ledgers.model import LedgerState
 from replication.ledger_record import WaitingNote
-from replication.reasons import Reason
+from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
 from replication.worker import REPAIRED_BYTES, REPAIRED_ENTRIES, TIDY_INTERVAL_S
 from tests.replication.cluster import (
@@ -235,7 +235,7 @@ async def test_a_ledger_that_cannot_be_repaired_is_put_aside_with_a_reason_for_a
         assert note.since_ms == cluster.clock.wall_ms() - 5_000
         assert note.tries == 1
         assert 3_000 <= note.next_try_ms - cluster.clock.wall_ms() <= 7_000
-        assert B2 in note.detail
+        assert note.blocked.facts.absent == (B2,)
         assert await cluster.locked() == []
         assert await cluster.marked() == [LEDGER]
 
@@ -339,8 +339,7 @@ async def test_a_note_without_a_mark_is_tidied_away_and_one_with_a_mark_is_not()
             await node.notes.write(
                 WaitingNote(
                     ledger_id=ledger_id,
-                    reason=Reason.NO_COPY,
-                    detail="",
+                    blocked=Blocked(reason=Reason.NO_COPY),
                     node="node-0",
                     since_ms=0,
                 )

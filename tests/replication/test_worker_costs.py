@@ -29,7 +29,7 @@ async def fleet(
 
     async def repair(self: Repairer, lease: LedgerLease, *_: object, **__: object) -> Outcome:
         await asyncio.sleep(REPAIR_S)
-        return DONE if await self._queue.complete(lease) else MARKED_AGAIN
+        return DONE if await self.queue.complete(lease) else MARKED_AGAIN
 
     monkeypatch.setattr(Repairer, "repair", repair)
     async with AsyncExitStack() as stack:
@@ -105,7 +105,7 @@ async def test_ledgers_that_end_one_by_one_do_not_have_others_begun_one_by_one(
     async def repair(self: Repairer, lease: LedgerLease, *_: object, **__: object) -> Outcome:
         began_s.append(asyncio.get_running_loop().time())
         await asyncio.sleep(0.010 + 0.003 * (lease.ledger_id % 10))
-        return DONE if await self._queue.complete(lease) else MARKED_AGAIN
+        return DONE if await self.queue.complete(lease) else MARKED_AGAIN
 
     monkeypatch.setattr(Repairer, "repair", repair)
     cluster = await Cluster.start()

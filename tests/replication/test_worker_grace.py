@@ -13,7 +13,7 @@ from replication.cluster import ClusterView
 from replication.ledger_record import WaitingNote
 from replication.open_ledgers import WriterSighting, is_overtaken
 from replication.orders import DrainOrder, Orders, drain_znode
-from replication.reasons import Reason
+from replication.reasons import Exclusion, Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
@@ -71,10 +71,8 @@ async def test_that_an_end_cannot_be_proven_is_told_while_it_is_tried_again_too(
     assert {note.reason for note in after} == {Reason.END_UNPROVEN}
     assert len({note.since_ms for note in after}) == 1
     assert after[-1].tries > after[0].tries, "it is tried nonetheless"
-    assert after[0].detail.endswith(
-        "; start its other bookies, or, if they will never have more to say, "
-        f"bookmender ledger close {LEDGER} --accept-loss --yes closes it after the last entry that is there"
-    )
+    assert after[0].blocked.facts.unresponsive == (B1,)
+    assert after[0].blocked.facts.needed == ()
 
 
 @in_virtual_time
@@ -89,11 +87,7 @@ async def test_where_nothing_closes_it_before_bookies_are_started_that_is_said()
         note = await noted(node)
 
     assert note.reason is Reason.END_UNPROVEN
-    assert note.detail.endswith(
-        f"; first start enough of {B1}, {B3} (empty, if what they had is gone): nothing closes it before; if its end "
-        f"cannot be proven then either, bookmender ledger close {LEDGER} --accept-loss --yes closes it after the last entry "
-        "that is there"
-    )
+    assert note.blocked.facts.needed == (B1, B3)
 
 
 @in_virtual_time
@@ -123,7 +117,7 @@ async def test_that_too_many_of_its_bookies_are_lost_is_told_on_until_one_is_bac
             await until(cluster, lambda: queue_empty(cluster))
 
     assert {note.reason for note in told} == {Reason.NO_COVERAGE}
-    assert told[-1].detail.endswith(f"; away, and wanted back: {B2}, {B3}")
+    assert told[-1].blocked.facts.absent == (B2, B3)
     assert (await cluster.metadata()).last_entry_id == 9
 
 
@@ -145,25 +139,25 @@ async def open_ledger_without_spare(*, is_away: bool) -> Cluster:
 
 
 @pytest.mark.parametrize(
-    ("is_away", "others", "advice"),
+    ("is_away", "excluded", "absent"),
     [
         pytest.param(
             True,
-            "of 2 writable ones 2 already hold this part",
-            f"; start {B3}, or add a bookie",
+            ((Exclusion.MEMBER, 2),),
+            (B3,),
             id="one is away",
         ),
         pytest.param(
             False,
-            "of 3 writable ones 2 already hold this part of the ledger or its open end and 1 is being drained",
-            "; add a bookie",
+            ((Exclusion.MEMBER, 2), (Exclusion.DRAINING, 1)),
+            (),
             id="one refuses",
         ),
     ],
 )
 @in_virtual_time
 async def test_that_nobody_takes_the_last_entries_is_told_with_the_rule_and_until_a_bookie_comes(
-    is_away: bool, others: str, advice: str
+    is_away: bool, excluded: tuple[tuple[Exclusion, int], ...], absent: tuple[BookieId, ...]
 ) -> None:
     cluster = await open_ledger_without_spare(is_away=is_away)
 
@@ -177,10 +171,9 @@ async def test_that_nobody_takes_the_last_entries_is_told_with_the_rule_and_unti
 
     assert {note.reason for note in told} == {Reason.NO_TARGET}
     assert told[-1].tries > 1, "it is tried nonetheless"
-    assert f"{B3}: " in told[-1].detail
-    assert "each of its last entries has to be on 3 bookies (its ack quorum)" in told[-1].detail
-    assert others in told[-1].detail
-    assert told[-1].detail.endswith(advice)
+    facts = told[-1].blocked.facts
+    assert f"{B3}: " in facts.errors[0]
+    assert (facts.ack_quorum, facts.excluded, facts.absent) == (3, excluded, absent)
     assert (await cluster.metadata()).last_entry_id == 9
 
 
@@ -204,13 +197,6 @@ async def test_the_end_of_the_grace_is_told_and_binds_nobody() -> None:
     assert note.wait_ms(now_ms=began_ms, fingerprint=note.fingerprint) == 0, "should its node die"
 
 
-@in_virtual_time
-async def test_a_note_of_the_release_before_has_no_end_of_a_grace() -> None:
-    record = {"reason": "no-target", "detail": "d", "node": "n", "since_ms": 1}
-
-    assert WaitingNote.from_record(LEDGER, record).grace_until_ms == 0
-
-
 # --- Orders that change meanwhile -------------------------------------------------------------------
 
 
@@ -222,7 +208,7 @@ async def test_a_drain_that_is_taken_back_ends_the_wait_of_the_ledgers_that_it_w
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
-        assert "which drains" in (await noted(node)).detail
+        assert (await noted(node)).blocked.facts.draining == (B2,)
         await cluster.store.delete(drain_znode(PATHS, B2).path)
         took_s = await until(cluster, lambda: queue_empty(cluster))
         await asyncio.sleep(1)
@@ -246,7 +232,7 @@ async def test_whom_it_misses_besides_it_is_left_to_its_writer_for_a_whole_grace
         await cluster.store.delete(drain_znode(PATHS, B2).path)
         await asyncio.sleep(SETTINGS.open_ledger_grace_s - 2)
 
-        assert B2 not in (await noted(node)).detail
+        assert B2 not in (await noted(node)).blocked.facts.draining
         assert fenced == []
         await until(cluster, lambda: queue_empty(cluster))
 

@@ -12,7 +12,7 @@ from ledgers.memory.store import MemoryStore
 from ledgers.model import LedgerState
 from ledgers.store import Delete, Operation
 from replication.ledger_record import WaitingNote, WaitingNotes
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.worker import TIDY_INTERVAL_S
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
@@ -106,7 +106,7 @@ async def test_metadata_that_may_not_be_written_is_told_and_not_copied_in_vain_b
     copies = [transfer for transfer, _ in cluster.bookies.transfers if transfer.target is not None]
     assert note.reason is Reason.WRITE_REFUSED
     assert note.reason.needs_help
-    assert "refused" in note.detail
+    assert "refused" in note.blocked.facts.errors[0]
     assert 1 <= len(copies) < 10
     assert await cluster.marked() == [LEDGER]
 
@@ -172,9 +172,11 @@ async def test_a_leftover_note_that_may_not_be_deleted_keeps_no_other_leftover()
     cluster, gone = await Cluster.start(), 50
     async with cluster.node() as node:
         await node.notes.write(
-            WaitingNote(ledger_id=gone, reason=Reason.NO_COPY, detail="", node="node-0", since_ms=0)
+            WaitingNote(
+                ledger_id=gone, blocked=Blocked(reason=Reason.NO_COPY), node="node-0", since_ms=0
+            )
         )
-        await node.ends.note(gone, "why")
+        await node.ends.note(gone, Facts(errors=("why",)))
         notes = PATHS.waiting
         refuse(
             node.store,

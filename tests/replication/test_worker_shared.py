@@ -15,7 +15,7 @@ from replication import znodes
 from replication.ledger_picker import LedgerPicker
 from replication.ledger_record import ClusterFingerprint, WaitingNote
 from replication.marks import urgent_to_bytes
-from replication.reasons import Reason
+from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
 from replication.worker import SUMMARY_INTERVAL_S
 from replication.znodes import Mark
@@ -111,8 +111,7 @@ async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
     async with cluster.node("writer") as writer:
         note = WaitingNote(
             ledger_id=0,
-            reason=Reason.NO_COPY,
-            detail="",
+            blocked=Blocked(reason=Reason.NO_COPY),
             node="writer",
             since_ms=0,
             next_try_ms=cluster.clock.wall_ms() + 3_600_000,

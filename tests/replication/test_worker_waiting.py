@@ -15,7 +15,7 @@ from replication.ledger_record import WaitingNote
 from replication.locks import LedgerLease
 from replication.open_ledgers import WriterSighting
 from replication.outcome import DONE, Outcome, waiting
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason
 from replication.settings import ReplicationSettings
 from replication.znodes import Mark
 from tests.replication.cluster import (
@@ -163,7 +163,11 @@ async def test_a_wait_whose_end_is_known_ends_then_and_not_before() -> None:
             times_s.append(cluster.clock.wall_ms())
             if cluster.clock.wall_ms() < until_ms:
                 return waiting(
-                    Blocked(reason=Reason.MAINTENANCE, detail="until then", until_ms=until_ms)
+                    Blocked(
+                        reason=Reason.MAINTENANCE,
+                        facts=Facts(errors=("until then",)),
+                        until_ms=until_ms,
+                    )
                 )
             return await repair(lease, sighting)
 
@@ -333,7 +337,7 @@ async def test_a_copy_that_is_nowhere_says_who_is_away() -> None:
 
     assert note is not None
     assert note.reason is Reason.NO_COPY
-    assert f"away, and wanted back: {B1}, {B2}" in note.detail
+    assert note.blocked.facts.absent == (B1, B2)
 
 
 @in_virtual_time
@@ -352,11 +356,6 @@ async def test_a_copy_that_is_nowhere_is_told_first_and_tried_as_often_as_what_t
     note = await node_note(cluster)
 
     assert note.reason is Reason.NO_COPY
-    assert note.detail.startswith(
-        f"3 entries (1, 4, 7) may have good copies on {B2} and {B3} only, which are away; "
-        f"no bookie can take over from {B2}: "
-    )
-    assert note.detail.endswith(
-        f"start it again, or add a bookie; away, and wanted back: {B2}, {B3}"
-    )
+    assert note.blocked.facts == Facts(entry_ids=(1, 4, 7), entry_count=3, absent=(B2, B3))
+    assert [each.facts.replaced for each in note.blocked.besides] == [B2, B3]
     assert len(times_s) >= 4

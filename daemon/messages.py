@@ -1,0 +1,395 @@
+"""Text for people about blocked repairs: what blocks a ledger, and what to do.
+
+Decisions in ``replication`` return a reason and facts (``replication.reasons``). This is the only
+place that turns them into sentences and commands. Texts may hold names and error messages from
+outside, so callers pass them through ``printable``.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from ledgers.model import BookieId
+from replication.commit import CopyDoubt
+from replication.copy_checks import Verdict
+from replication.reasons import Blocked, Exclusion, Facts, Reason
+
+BOOKIES_SHOWN_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """``what``: what blocks the ledger, without a full stop. ``advice``: sentences; may be empty."""
+
+    what: str
+    advice: str = ""
+
+    @property
+    def text(self) -> str:
+        """Both, without a full stop at the end."""
+        return f"{self.what}. {self.advice}".removesuffix(".") if self.advice else self.what
+
+
+def message(ledger_id: int, blocked: Blocked) -> Message:
+    """Return the message for a ledger, with everything that blocks it."""
+    messages = [
+        _message(ledger_id, each.reason, each.facts) for each in (blocked, *blocked.besides)
+    ]
+    return Message(
+        what="; ".join(dict.fromkeys(each.what for each in messages)),
+        advice=" ".join(filter(None, dict.fromkeys(each.advice for each in messages))),
+    )
+
+
+def blocked_text(ledger_id: int, blocked: Blocked) -> str:
+    """Return ``<reason>: <what>. <advice>``, without a full stop at the end."""
+    return f"{blocked.reason.value}: {message(ledger_id, blocked).text}"
+
+
+def blocked_record(ledger_id: int, blocked: Blocked) -> dict[str, Any]:
+    """Return the fields that every JSON output has for a blocked ledger."""
+    record = blocked.to_record()
+    return {
+        "reason": record["reason"],
+        "facts": record.get("facts", {}),
+        "besides": record.get("besides", []),
+        "detail": message(ledger_id, blocked).text,
+    }
+
+
+def _message(ledger_id: int, reason: Reason, facts: Facts) -> Message:
+    """Return the message for one reason. Each member of ``Reason`` has a branch."""
+    errors = "; ".join(facts.errors)
+    match reason:
+        case Reason.OPEN_LEDGER_GRACE:
+            return _open_ledger_grace(facts)
+        case Reason.WRITER_ALIVE:
+            where = _where(facts, "absent", "lacking")
+            return Message(
+                f"its writer is still writing{where}; grace {facts.grace_count} of {facts.grace_count_max}",
+                "When the writer stops, the ledger is recovered and closed.",
+            )
+        case Reason.OPEN_FRAGMENT:
+            return _open_fragment(ledger_id, facts)
+        case Reason.RECOVERY_UNENDED:
+            drain = _commands(facts.draining, "bookmender bookie drain {} --fence-open")
+            return Message(
+                f"an open fragment cannot be copied, and its recovery was never finished{_where(facts, 'draining')}",
+                f"Run {drain} or `bookmender ledger close {ledger_id}`.",
+            )
+        case Reason.NO_COPY:
+            return _no_copy(facts)
+        case Reason.NO_TARGET:
+            return _no_target(facts)
+        case Reason.MISPLACED:
+            start = f"from entry {facts.entry_ids[0]} on " if facts.entry_ids else ""
+            return Message(
+                f"{start}every copy exists, but no bookie improves the placement: {errors}",
+                "Add a bookie where the placement policy needs one.",
+            )
+        case Reason.NO_ANSWER:
+            return _no_answer(facts)
+        case Reason.RECOVERY_FAILED:
+            return _recovery_failed(ledger_id, facts)
+        case Reason.NO_COVERAGE:
+            missing = (*facts.absent, *facts.decommissioned, *facts.superseded)
+            where = _where(facts, "absent", "decommissioned", "superseded", "reformatted")
+            return Message(
+                f"{errors}{where}", f"Start enough of: {_names(missing)}.{_trust(facts)}"
+            )
+        case Reason.END_UNPROVEN:
+            return _end_unproven(ledger_id, facts)
+        case Reason.CORRUPT_METADATA:
+            return Message(errors, f"{earlier_metadata_hint(ledger_id)}.")
+        case Reason.SHUT_AWAY:
+            return Message(
+                f"its metadata cannot be read: {errors}",
+                "If an ACL denies access, a ZooKeeper user with permission can change it with `setAcl`.",
+            )
+        case Reason.WRITE_REFUSED:
+            return _write_refused(facts)
+        case Reason.DIGEST_SUSPECT:
+            return Message(
+                errors or "every copy fails its digest",
+                "Check the password and the digest type of the ledger.",
+            )
+        case Reason.CONFLICTS:
+            return Message(
+                f"its metadata or its bookies changed in each of {facts.round_count} rounds"
+            )
+        case Reason.MAINTENANCE:
+            comment = f": {facts.comment}" if facts.comment else ""
+            what = f"bookies in maintenance: {_names(facts.in_maintenance)}{comment}"
+            return Message(
+                f"{errors}; {what}" if errors else what,
+                "The repair continues when they are back, or when the maintenance window ends.",
+            )
+        case Reason.HOLD:
+            comment = f" ({facts.comment})" if facts.comment else ""
+            return Message(
+                f"it is not closed, and a safety hold forbids fencing{comment}",
+                "See `bookmender hold`.",
+            )
+        case Reason.LEFT_TO_OTHERS:
+            return _left_to_others(facts)
+        case Reason.JOURNAL:
+            return Message(errors)
+        case _:
+            assert_never(reason)
+
+
+def _open_ledger_grace(facts: Facts) -> Message:
+    entry = f"entry {facts.entry_ids[0]} has too few copies; " if facts.entry_ids else ""
+    states = ["absent", "lacking", "draining"]
+    doubt = ""
+    if facts.is_end_doubtful:
+        states += ["decommissioned", "superseded", "reformatted"]
+        doubt = " Its end may not be provable."
+    owner, steps = "writer", "fenced, recovered and closed"
+    if facts.is_in_recovery:
+        owner, steps = "recovery by another client", "recovered and closed"
+    return Message(
+        f"its open last fragment is left to its {owner} for the open-ledger grace ({entry}{_states(facts, *states)})",
+        f"Then it is {steps}, and its copies are repaired.{doubt}{_trust(facts)}",
+    )
+
+
+def _open_fragment(ledger_id: int, facts: Facts) -> Message:
+    if facts.is_in_recovery:
+        doubt = f"; {end_doubt_text(facts)}" if facts.is_end_doubtful else ""
+        return Message(
+            "its recovery was begun and never finished. It must be finished before anything is copied"
+            + doubt,
+        )
+    advice = (
+        f"Its writer must close it. If the writer is gone, run `bookmender ledger close {ledger_id} --yes`, with "
+        "`--force` if nobody knows whether it is gone."
+    )
+    if facts.draining:
+        drain = _commands(facts.draining, "bookmender bookie drain {} --fence-open")
+        advice += f" {drain} closes it, too."
+    return Message(
+        f"an open fragment cannot be copied{_where(facts, 'lacking', 'draining')}", advice
+    )
+
+
+def _no_copy(facts: Facts) -> Message:
+    if facts.withheld_count is not None:
+        count = f"{facts.withheld_count:,}" if facts.withheld_count else "an unknown number"
+        return Message(f"copies of other entries that are not made for the same reason: {count}")
+    what = f"no good copy is available of {_entries(facts)}"
+    where = _states(facts, "absent", "decommissioned", "in_maintenance")
+    what += f"; may have one: {where}" if where else "; no absent bookie should have one"
+    if facts.are_others_unasked:
+        what += " (bookies of other fragments were not asked)"
+    return Message(what, f"Start {_names(facts.absent)}." if facts.absent else "")
+
+
+def _no_target(facts: Facts) -> Message:
+    why = _exclusions(facts)
+    if facts.ack_quorum is not None:
+        missing = (*facts.absent, *facts.decommissioned, *facts.superseded, *facts.unresponsive)
+        start = f"Start {_names(missing)}, or add" if missing else "Add"
+        return Message(
+            f"recovery must store the last entries on {facts.ack_quorum} bookies (the ack quorum), and no bookie may "
+            f"join: {why}",
+            f"{start} a bookie.",
+        )
+    options = []
+    if facts.in_maintenance:
+        end = _commands(facts.in_maintenance, "bookmender bookie maintenance {} --end")
+        stopped = set(facts.in_maintenance).intersection(facts.absent)
+        start = f" and start {_names(sorted(stopped))}" if stopped else ""
+        options.append(f"end the maintenance of {_names(facts.in_maintenance)} ({end}){start}")
+    if facts.replaced is not None and facts.replaced in facts.absent:
+        options.append(f"start {facts.replaced}")
+    options.append("add a bookie")
+    if facts.draining:
+        cancel = _commands(facts.draining, "bookmender bookie drain {} --cancel")
+        options.append(f"keep {_names(facts.draining)} ({cancel})")
+    return Message(
+        f"no bookie may receive the copy of {facts.replaced or 'a bookie'}: {why}",
+        _sentence(options),
+    )
+
+
+def _exclusions(facts: Facts) -> str:
+    errors = "; ".join(facts.errors)
+    if facts.excluded is None:
+        return f"the placement policy allows none: {errors}"
+    if not facts.excluded:
+        return "no bookie is writable"
+    counts = ", ".join(f"{count} {_EXCLUSIONS[exclusion]}" for exclusion, count in facts.excluded)
+    total = sum(count for _, count in facts.excluded)
+    return f"of {total} writable {counts}" + (f" ({errors})" if errors else "")
+
+
+_EXCLUSIONS = {
+    Exclusion.MEMBER: "already in the ensemble",
+    Exclusion.REFUSED: "refused the ledger",
+    Exclusion.SHORT_OF_ROOM: "short of disk space",
+    Exclusion.DRAINING: "draining",
+    Exclusion.MAINTENANCE: "in maintenance",
+    Exclusion.QUARANTINED: "unresponsive",
+    Exclusion.ISOLATED: "outside the isolation groups",
+    Exclusion.NOT_LOCAL: "not local (replication.target is local)",
+}
+
+
+def _no_answer(facts: Facts) -> Message:
+    told = [*facts.errors]
+    if facts.entry_ids:
+        told.insert(0, f"no bookie answered for {_entries(facts)}")
+    if facts.unresponsive:
+        told.insert(0, f"no answer from {_names(facts.unresponsive)}")
+    return Message(": ".join(told))
+
+
+def _recovery_failed(ledger_id: int, facts: Facts) -> Message:
+    close = f"bookmender ledger close {ledger_id} --accept-loss --force"
+    advice = (
+        f"If no bookie will ever return a good copy, `{close}` shows which entries would be given up; "
+        f"with `--yes` it closes the ledger before them."
+        if facts.is_end_damaged
+        else ""
+    )
+    return Message(_with_untrusted(facts), (advice + _trust(facts)).strip())
+
+
+def _end_unproven(ledger_id: int, facts: Facts) -> Message:
+    close = f"`bookmender ledger close {ledger_id} --accept-loss --yes`"
+    if facts.needed:
+        advice = (
+            f"Start enough of {_names(facts.needed)} (empty, if their data is gone): nothing closes the ledger before. "
+            f"If its end is still not provable, run {close}."
+        )
+    elif facts.unresponsive:
+        advice = (
+            f"Start {_names(facts.unresponsive)}. If they never return, {close} closes the ledger after the last entry "
+            "that is left."
+        )
+    else:
+        advice = f"{close} closes the ledger after the last entry that is left."
+    return Message(_with_untrusted(facts), advice + _trust(facts))
+
+
+def _with_untrusted(facts: Facts) -> str:
+    return "; ".join(facts.errors) + _where(facts, "reformatted")
+
+
+def _write_refused(facts: Facts) -> Message:
+    if facts.metadata_bytes is None or facts.request_bytes_max is None:
+        return Message("; ".join(facts.errors))
+    return Message(
+        f"its metadata of {facts.metadata_bytes:,} bytes is too large to be written again: zookeeper.request_bytes_max "
+        f"is {facts.request_bytes_max:,}",
+        "Raise it on all nodes if jute.maxbuffer of the servers allows more.",
+    )
+
+
+def _left_to_others(facts: Facts) -> Message:
+    if facts.local is not None:
+        return Message(
+            f"this node may copy to its bookie {facts.local} only (replication.target is local), and that bookie cannot "
+            "receive the copy"
+        )
+    if facts.lacking:
+        return Message(f"the next try reads all copies on {_names(facts.lacking)}")
+    return Message("the next try is due on any node")
+
+
+# --- Parts of sentences ---------------------------------------------------------------------------
+
+_STATES = {
+    "absent": "not registered",
+    "decommissioned": "decommissioned",
+    "unresponsive": "not answering",
+    "superseded": "another bookie is registered at the address",
+    "reformatted": "reformatted after the ledger was created",
+    "lacking": "lacking entries",
+    "draining": "draining",
+    "in_maintenance": "in maintenance",
+}
+
+
+def _states(facts: Facts, *states: str) -> str:
+    """Return ``not registered: b1, b2; draining: b3``."""
+    return "; ".join(
+        f"{_STATES[state]}: {_names(bookies)}"
+        for state in states
+        if (bookies := getattr(facts, state))
+    )
+
+
+def _where(facts: Facts, *states: str) -> str:
+    """Return the states in brackets; empty if there are none."""
+    text = _states(facts, *states)
+    return f" ({text})" if text else ""
+
+
+def _names(bookies: Iterable[BookieId]) -> str:
+    listed = list(dict.fromkeys(bookies))
+    more = ", …" if len(listed) > BOOKIES_SHOWN_MAX else ""
+    return ", ".join(listed[:BOOKIES_SHOWN_MAX]) + more
+
+
+def _commands(bookies: Sequence[BookieId], command: str) -> str:
+    """Return the command for the bookie, or, if there are several, for ``ID``."""
+    return f"`{command.format(bookies[0] if len(bookies) == 1 else 'ID')}`"
+
+
+def _entries(facts: Facts) -> str:
+    """Return ``entry 4``, ``entries 4, 7`` or ``more than 1,000 entries (4, 7, …)``."""
+    listed = ", ".join(map(str, facts.entry_ids))
+    if not facts.has_more_entries and facts.entry_count <= len(facts.entry_ids):
+        return f"entry {listed}" if len(facts.entry_ids) == 1 else f"entries {listed}"
+    more = "more than " if facts.has_more_entries else ""
+    return f"{more}{facts.entry_count:,} entries ({listed}, …)"
+
+
+def _sentence(options: Sequence[str]) -> str:
+    text = ", or ".join(options)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _trust(facts: Facts) -> str:
+    if not facts.are_all_reformatted:
+        return ""
+    return (
+        " Every bookie was set up after the ledger. If ZooKeeper was imported, or bookie ids changed, and no disk was "
+        "wiped, run `bookmender bookie trust-identities`."
+    )
+
+
+# --- Related texts --------------------------------------------------------------------------------
+
+
+def end_doubt_text(facts: Facts) -> str:
+    """Return why the end of an open ledger may not be provable."""
+    where = _where(facts, "absent", "decommissioned", "superseded", "reformatted")
+    trust = _trust(facts)
+    return f"its end may not be provable{where}" + (f".{trust}" if trust else "")
+
+
+def earlier_metadata_hint(ledger_id: int) -> str:
+    """Return what helps if metadata cannot be read."""
+    return f"`bookmender ledger restore {ledger_id}` lists earlier metadata, if it was written on this host"
+
+
+def copy_doubt_text(ledger_id: int, doubt: CopyDoubt | Blocked) -> str:
+    """Return what speaks against restoring metadata."""
+    if isinstance(doubt, Blocked):
+        return f"the copies cannot be checked: {blocked_text(ledger_id, doubt)}"
+    if doubt.entry_count is None:
+        state = "is not registered" if doubt.verdict is Verdict.LOST else "lacks entries"
+        return f"{doubt.bookie} of the open last fragment {state}"
+    entries = f"{doubt.entry_count:,} entries from {doubt.first_entry_id} to {doubt.last_entry_id}"
+    match doubt.verdict:
+        case Verdict.LOST:
+            return f"{doubt.bookie} is not registered: {entries} would lack a copy"
+        case Verdict.AWAY:
+            return f"{doubt.bookie} is in maintenance, and may not have its {entries}"
+        case Verdict.MISSING:
+            return f"{doubt.bookie} lacks {doubt.bad_count:,} of its {entries}"
+        case _:
+            return f"{doubt.bookie} did not answer for its {entries}"
