@@ -87,7 +87,7 @@ async def keep_to_pace(
 ) -> None:
     """Apply the limits on copied bytes and entries, and whether copies yield to clients."""
     async for limits in _each_in_force(settings, views):
-        bulk.pace.set(bytes_per_s=limits.bytes_per_s, entries_per_s=limits.entries_per_s)
+        bulk.rate_limit.set(bytes_per_s=limits.bytes_per_s, entries_per_s=limits.entries_per_s)
         bulk.flow.yields = limits.yields_to_writers
         _linger(batcher, bulk)
 

@@ -101,7 +101,7 @@ class TransferResult(Struct, frozen=True, kw_only=True):
     failures: Mapping[BookieId, Mapping[int, Answer]] = field(default_factory=dict)
     unwritten: frozenset[int] = frozenset()
     target_error: BookmenderError | None = None
-    silent: frozenset[BookieId] = frozenset()
+    unresponsive: frozenset[BookieId] = frozenset()
     """Sources that could not be connected or did not reply in time."""
     fingerprints: Mapping[BookieId, Fingerprints] = field(default_factory=dict)
     """By source, the fingerprints of its entries; empty unless ``takes_fingerprints``."""
@@ -122,7 +122,7 @@ class DiskSpace:
 class SourceHealth(Struct, frozen=True, kw_only=True):
     """How well a bookie works as a source of transfers, as observed by this process."""
 
-    is_ailing: bool = False
+    is_unhealthy: bool = False
     """The bookie failed recently or does not reply now. Other sources are preferred."""
     waiting_bytes: int = 0
     """Estimated size of the entries that are requested from it or will be next."""

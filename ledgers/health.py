@@ -296,7 +296,7 @@ class QuarantiningBookies:
             for bookie in probed:
                 self._quarantine.note_nothing(bookie)
             raise
-        silent = set(result.silent)
+        silent = set(result.unresponsive)
         if isinstance(result.target_error, NoAnswerError) and transfer.target is not None:
             silent.add(transfer.target)
         for bookie in silent:
@@ -332,7 +332,7 @@ class QuarantiningBookies:
     def source_health(self, bookie: BookieId) -> SourceHealth:
         source_health = self._inner.source_health(bookie)
         return (
-            replace(source_health, is_ailing=True)
+            replace(source_health, is_unhealthy=True)
             if self._quarantine.holds(bookie)
             else source_health
         )

@@ -168,7 +168,7 @@ class LedgerReads:
         )
         self.entry_count += result.entry_count
         self.byte_count += result.entry_bytes
-        self.silent |= result.silent
+        self.silent |= result.unresponsive
         return result
 
 

@@ -468,7 +468,7 @@ class MemoryBookies:
             failures=failures,
             unwritten=frozenset(unwritten),
             target_error=target_error,
-            silent=frozenset(silent),
+            unresponsive=frozenset(silent),
             fingerprints=fingerprints,
         )
 
