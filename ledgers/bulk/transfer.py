@@ -232,16 +232,16 @@ P = TypeVar("P", bound=TransferPart)
 def has_first_claim(parts: Sequence[P], part: P) -> bool:
     """Return True if no earlier part can wait for the same entries.
 
-    Parts overlap only if two transfers read the same entries of one bookie, or write them to it. Then
-    a run of replies must not be processed for one part in one go:
+    Replies to single reads and adds carry no request id. If several parts wait for an entry, the first
+    of them takes the reply, as the bookie answers in order. A run of replies may be given to one part
+    in one go only if no earlier part waits for any of them:
 
-    1. Parts A and B have both requested entries 0 to 9, in this order.
-    2. The bookie replies 0 to 9 for A, then 0 to 9 for B.
-    3. Processed for B in one go, the replies for A would be taken for those for B, and A would see
-       its replies late or twice.
+    1. Part A requests entries 5 to 9. Its transfer ends, but A still waits for the replies.
+    2. Part B of another transfer requests entries 0 to 9.
+    3. A reply to entry 0 arrives, for B. Given to B in one go, a run from here could include replies
+       to A, and B would count a reply that its own request did not get.
 
-    So replies go one by one to the first part that waits for the entry. Slices of a ledger never
-    overlap, and their replies are processed in one go.
+    Slices of a ledger never overlap, so the common case is fast.
     """
     for other in parts:
         if other is part:
