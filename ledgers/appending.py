@@ -1,17 +1,19 @@
-"""Adding entries to their write sets, with replacements for the bookies that fail.
+"""Adds entries to their write sets, and replaces bookies that fail. Used by writers and recovery.
 
-What a writer and a recovery have in common. They differ in how a change of the ensemble is put on
-record (``OnChange``: at once in the metadata, or in memory until the ledger is closed) and in what
-EFENCED means: to a writer that somebody recovers the ledger, to a recovery only that this bookie
-once deleted its copy and takes no more of it.
+``QuorumAppender`` sends entries and confirms them in order. Its user decides how an ensemble change is
+recorded (``OnChange``): a writer writes it to the metadata at once, recovery keeps it in memory until
+the ledger is closed. EFENCED means to a writer that another client recovers the ledger. To recovery it
+means only that this bookie deleted its copy once and accepts no more entries of the ledger.
 
-The bookies that a ledger is being written to, and who takes over from those that fail.
+``CurrentEnsemble`` knows which bookies failed and chooses replacements from a ``BookiePool``.
 
-Which unconfirmed entries were acknowledged by whom. Arithmetic only: no bookie, no clock.
+``AckWindow`` counts acknowledgements: an entry is confirmed when A bookie indexes of its write set have
+acknowledged it, and all lower entries are confirmed. It counts indexes, not bookies, for this reason:
 
-An entry is confirmed when A different bookie indexes of its write set acknowledged it and all lower
-entries are confirmed. Indexes, not bookies: when a bookie is replaced, what it acknowledged of
-unconfirmed entries counts no more, since the metadata will name another for them.
+1. Bookie X at index 1 acknowledges entry 7, which is not confirmed yet.
+2. X fails. Bookie Y replaces it at index 1, from entry 7 on.
+3. The metadata names Y for entry 7. The copy on X is not found by readers, so its acknowledgement is
+   withdrawn, and entry 7 is sent to Y.
 """
 
 import asyncio

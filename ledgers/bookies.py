@@ -1,8 +1,8 @@
 """The interface of bookies: the requests, and the possible answers.
 
-``bookie.client`` implements it for real bookies, ``memory.bookies`` for tests and simulation. Both
-pass ``tests/contract/test_bookies.py``. Answers are three-valued (rule S5): present, an explicit
-"no", or unknown. Only ``NoSuchEntryError`` is a "no".
+``client`` implements ``Bookies`` for real bookies, ``memory.bookies`` for tests and simulation. Both pass
+``tests/contract/test_bookies.py``. Answers are three-valued (rule S5): present, an explicit "no", or
+unknown. Only ``NoSuchEntryError`` is a "no".
 """
 
 import enum

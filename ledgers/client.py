@@ -1,13 +1,14 @@
-"""Requests to real bookies: the control path of the ``Bookies`` interface.
+"""The client for real bookies: it implements the ``Bookies`` interface.
 
-Each bookie is spoken to over up to three connections, made when needed: V3 for whatever has to be
-told apart (fencing, last entries, LACs; rule S5) and by default for all single reads and adds; V2
-for these where the settings say so, and to add the largest entries; and V2 for batch reads alone,
-since a bookie before 4.17 answers the first of them by closing the connection. Bulk copying is
-``bulk``'s; both share the read budgets.
+``BookieClient`` uses up to three connections to each bookie, made on demand:
 
-A client of the bookies as most of those need it who speak to them: with a bulk path that nobody
-steers.
+- V3, for requests whose replies must be told apart (fencing, last entries, LACs; rule S5), and by
+  default for single reads and adds;
+- V2, for single reads and adds if so configured, and for the largest entries;
+- V2 for batch reads only, because a bookie before 4.17 closes the connection on the first one.
+
+Transfers go to the bulk path (``bulk``), which has its own connections. Both share the read budgets.
+``open_bookies`` returns a client with a bulk path of its own, without the daemon's flow control.
 """
 
 import asyncio

@@ -1,16 +1,13 @@
-"""One pipelined connection to a bookie, for either protocol.
+"""One pipelined connection to a bookie, for either protocol, and its replacement after failures.
 
-Requests go out at once, as far as there is room, and replies come back in any order. What is in
-flight is bounded in number and in bytes; a deadline bounds every reply; a connection that breaks
-fails all its requests at that moment. Reconnecting is ``channel``'s business.
+``Connection`` sends requests at once as far as its limits allow; replies may arrive in any order. The
+requests in flight are limited in number and in bytes. Every reply has a deadline. When the connection
+breaks, all its requests fail at that moment. A request counts as in flight until its reply is received
+or can no longer arrive, even if its caller was cancelled, because the bookie still works on it.
 
-A request counts as in flight until its reply is in or can no longer come, whether or not anybody
-still waits for it: a caller that is cancelled does not make the bookie forget the request.
-
-A connection that is made when it is first needed, and made again after it broke.
-
-A bookie that could not be reached is left alone for a while that doubles from failure to failure.
-Requests in that while fail at once: a reader goes to the next bookie, whoever retries waits anyway.
+``Channel`` makes a connection when it is first needed, and again after it broke. After a failure it does
+not try again for a while, which doubles with each failure. Requests fail at once meanwhile: a reader
+goes on to the next bookie, and other callers repeat their request later anyway.
 """
 
 import asyncio

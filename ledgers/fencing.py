@@ -1,7 +1,8 @@
-"""Fencing: the part of a recovery that talks to bookies. Fences the last ensemble, finds the end,
-writes it back.
+"""Fencing: the part of a recovery that talks to bookies.
 
-Changes no metadata. Earlier segments are complete and are not read.
+``EndFinder`` fences the last ensemble of a ledger, finds the last entry that may be acknowledged, and
+stores all entries up to it on A bookies. ``Rescue`` runs if the end cannot be proven. Both change no
+metadata; ``recovery`` does. Earlier segments are complete and are not read.
 
 Every read that searches for the end also fences. Otherwise this could happen:
 
@@ -10,22 +11,26 @@ Every read that searches for the end also fences. Otherwise this could happen:
 3. Recovery closes the ledger before entry 7, although the writer told its user that entry 7 is
    stored.
 
-Only an explicit "no such entry" counts as a "no" (rule S5). By the protocol, W - A + 1 of them
-prove that an entry was not acknowledged. But a bookie that lost entries, for example its index,
-also answers "no", and quickly. So a bookie that returned an entry when it was fenced must answer
-before the "no" of other bookies counts. If it times out, recovery continues without it.
+Only an explicit "no such entry" counts as a "no" (rule S5). By the protocol, W - A + 1 of them prove
+that an entry was not acknowledged. But a bookie that lost entries also answers "no", and quickly:
 
-Latecomers: bookies that joined a ledger by an ensemble change and whose cookie is newer than the
-ledger.
+1. Bookies A, B and C store entry 7. A then loses its index.
+2. Fenced, B returns entry 7 as its last one. A answers "no" for entry 7.
+3. C answers "no" by mistake, or because it never received the entry. Two "no" would be the end.
+4. So B, which returned the entry when it was fenced, must answer before any "no" counts. If B times
+   out, recovery continues without it.
 
-A latecomer either was set up before it joined, or was wiped after it joined.
+*Distrusted* bookies are those whose "no" proves nothing: bookies that are known to have lost entries,
+reformatted ones, and unregistered ones (another bookie may answer at their address).
 
-Rescue: restores the copies of a ledger's last segment if the end of the ledger cannot be proven.
+*Latecomers* are reformatted bookies that joined the ledger by an ensemble change. A latecomer was
+either formatted before it joined, and then has all its entries, or wiped after it joined. It is
+trusted again if it still stores its first entry of the last segment.
 
-Such a ledger cannot be closed, and is therefore not repaired (rule S4). The loss of another bookie
-could destroy its last copies. So every entry that any bookie returns is added to the members of its
-write set that lack it. This includes entries up to the LAC, and entries beyond missing ones,
-because the end may lie there. Bookies that receive entries are fenced.
+A rescue restores the copies of the last segment. A ledger whose end is not proven cannot be closed, and
+is therefore not repaired (rule S4), so the loss of another bookie could destroy its last copies.
+Every entry that any bookie returns is added to the members of its write set that lack it: entries up
+to the LAC, and entries beyond missing ones, because the end may lie there.
 """
 
 import asyncio

@@ -1,16 +1,16 @@
-"""``Bookies`` that leave alone whoever is in quarantine: what is asked of it fails at once,
-unasked.
+"""Quarantine: registered bookies that do not answer get no requests for a while.
 
-To the caller that is a bookie that does not answer: its copies are unknown, never missing (rule
-S5).
+Every request to such a bookie costs its caller a timeout. So the first timeout starts a quarantine:
 
-Bookies that are registered and do not answer: left alone for a while that grows, then tried
-again.
+1. Requests to the bookie fail at once, for ``WAIT_MIN_S`` at first.
+2. Then one request is sent as a probe; the others still fail at once.
+3. An answer to the probe, of any kind, ends the quarantine. No answer doubles the wait, up to
+   ``WAIT_MAX_S``.
 
-Each request to such a bookie costs whoever needs it a time-out. So the first one in vain speaks for
-the rest: until the wait is over nobody asks; then one request goes out as the probe, and what
-becomes of it decides. BookKeeper's client knows quarantine for bookies that fail reads, Java's
-repair does not.
+``QuarantiningBookies`` applies this to all requests of other ``Bookies``. ``Quarantine`` has the state and
+sends nothing. To the caller, a bookie in quarantine does not answer: its copies are unknown, never
+missing (rule S5). BookKeeper's client has a quarantine for bookies that fail reads; Java's repair has
+none.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

@@ -1,13 +1,15 @@
-"""Host names of bookies, looked up so that a name which does not resolve delays no other.
+"""Looks up the host names of bookies, so that a name that does not resolve delays no others.
 
-A resolver may answer for a dead name only after its own time-out, of ten seconds and more, and a
-thread waits for it all that time (``getaddrinfo`` blocks). In asyncio's own pool a handful of dead
-names would keep every connection waiting. So:
+``HostNames`` looks up names on its own threads, and ``connect`` uses it to open connections.
 
-- the threads are our own; names whose last look-up failed, or was slow, share a few of them;
-- a caller waits for a bounded time, and a name that has just failed is not waited for at all;
-- addresses that are known are used at once; they are looked up again beside that, now and then, and
-  whenever a connection to one failed.
+The resolver may need ten seconds or more to report a dead name, and ``getaddrinfo`` blocks its thread
+for all that time. In asyncio's own thread pool a handful of dead names would delay every connection.
+So:
+
+- The threads are our own. Names whose last lookup failed share only a few of them.
+- A caller waits for a limited time, and not at all for a name that failed recently.
+- Known addresses are used at once. They are looked up again in the background, at intervals and after
+  each failed connection.
 """
 
 import asyncio

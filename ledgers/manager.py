@@ -1,20 +1,19 @@
 """The ledger manager: reads, creates, changes, deletes and lists the metadata of ledgers.
 
-Metadata changes by compare-and-set only. Every write names the version that its decision was based
-on (rule S2). Before the write, the bytes before and after are given to the journal.
+``LedgerManager`` is the entry point. Metadata changes by compare-and-set only: every write names the
+version that its decision was based on (rule S2). Before the write, the bytes before and after are given
+to the journal.
 
-Creation of a znode with its parents, while other clients may delete these parents.
+Below it:
 
-Generation of ledger ids, as in BookKeeper's ledger managers.
-
-A short id is the number of a sequential child (ZkLedgerIdGenerator). When short ids run out, long
-ids come from ``idgen-long`` (LongZkLedgerIdGenerator): x * 2^32 + y, where x is the number of a
-``HOB-`` directory and y the number of a sequential child in it.
-
-The walk over the tree of ledgers. It returns every ledger id or raises an error (rule S8).
-
-At most ``LISTINGS_AT_ONCE`` directories are listed at a time. A directory that vanishes during the
-walk was empty: a client that deletes the last ledger of a directory deletes the directory too.
+- ``walk_ledger_ids`` lists the ledgers. It returns every ledger id or raises an error (rule S8). A
+  directory that vanishes during the walk was empty: the client that deletes the last ledger of a
+  directory deletes the directory too.
+- ``new_ledger_id`` generates ids as BookKeeper does. A short id is the number of a sequential child
+  (ZkLedgerIdGenerator). When short ids run out, long ids come from ``idgen-long``
+  (LongZkLedgerIdGenerator): x * 2^32 + y, where x is the number of a ``HOB-`` directory and y the number
+  of a sequential child in it.
+- ``create_with_parents`` creates a znode with its parents, while other clients may delete these parents.
 """
 
 import asyncio

@@ -1,17 +1,15 @@
-"""Reading a ledger's entries: digest verified, from whichever replica has them.
+"""Opens a ledger without recovery and reads its entries.
 
-Promises bytes that are the entry's, or an error that says what each replica said. Knows nothing of
-fencing and of the end: what may be read is the caller's to know (``OpenedLedger.lac``).
+- ``LedgerReader`` reads entries from any replica that has them. It promises the bytes of the entry, with
+  a verified digest, or an error that contains the reply of each replica. The caller must know which
+  entries may be read (``OpenedLedger.lac``).
+- ``find_end`` opens a ledger: its key, and its end as far as it is known. If the ledger is not closed,
+  the end is a lower bound, reported by the bookies of the last ensemble (``tail_verdict``, which
+  recovery uses too).
+- ``last_entry_of`` and ``highest_entry_id`` report which entries bookies store of a ledger. This shows
+  whether a writer is active, but proves no end.
 
-Opens a ledger without recovery: finds its key and the known end.
-
-Does not fence and does not write. The end of a ledger that is not closed is a lower bound, which
-the bookies of its last ensemble report (``tail_verdict``, shared with recovery).
-
-How far a ledger reaches by what its bookies say, without fencing it: a guess, of one that is
-written.
-
-It proves no end (``recovery`` finds that), but whether somebody still writes.
+Nothing here fences or writes; ``fencing`` does.
 """
 
 import asyncio

@@ -1,20 +1,12 @@
-"""Many calls, so many at a time; tasks that end with the block that started them; a task that
-others wake.
+"""Helpers for concurrent calls.
 
-Notification of tasks that wait for a change.
-
-Reads shared by many callers, where each caller needs a value that is newer than its call.
-
-Calls that are repeated until they succeed, because a missing answer proves nothing (rule S8).
-
-For loops that live as long as their session. An overloaded ZooKeeper, or a connection that broke
-several times, must not end such a loop and all that depends on it.
-
-Entries read in order, several in flight.
-
-How many is found out on the way, as in TCP's slow start: two at first, one more with each entry
-that arrived, never more than a bound in entries and one in bytes. So the short tail of an abandoned
-ledger costs no reads beyond its end, and entries of 5 MB do not fill the memory.
+- ``gather_in_parts`` runs many calls, a limited number at a time.
+- ``task_scope`` starts tasks that end with the block that started them.
+- ``read_ahead`` reads entries in order, several at a time.
+- ``until_answered`` repeats a call until it succeeds, because a missing answer proves nothing (rule S8).
+  It is for loops that live as long as their session: an overloaded ZooKeeper must not end them.
+- ``SharedReads`` joins the calls of many callers into few reads, each newer than the call.
+- ``Changing``, ``wake_on`` and ``wait_woken`` notify tasks that wait for a change.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""Writing a ledger: add entries, replace the bookies that fail, close it.
+"""Writes a ledger: creates it, adds entries, replaces bookies that fail, closes it.
 
-Promises that an entry whose ``add`` returned will be read by everybody: it is, with all before it,
-on A bookies that the metadata names. Stops for good once somebody else recovers the ledger.
-
-Creating a ledger: its bookies, its id, its znode.
+``LedgerWriter`` promises that every entry whose ``add`` returned stays readable: the entry, and all
+entries before it, are on A bookies that the metadata names. The writer stops for good when another
+client recovers or closes the ledger. ``appending`` sends the entries; ``recovery`` ends a ledger whose
+writer is gone.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""Where ledgers' metadata lies in ZooKeeper: layouts, their paths, LAYOUT's content, the service
-URI.
+"""Where the metadata of ledgers is stored: layouts, znode paths, the content of LAYOUT, the service URI.
 
-Names and text only; ``manager`` walks the tree with them. A layout is what BookKeeper calls a
-ledger manager. ``root`` is always the ledgers root path, ``/ledgers`` unless configured otherwise.
+Names and text only; ``manager`` walks the tree with them. A layout is what BookKeeper calls a ledger
+manager. ``root`` is always the path of the ledgers root, ``/ledgers`` unless configured otherwise.
 """
 
 import enum

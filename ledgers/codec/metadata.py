@@ -1,23 +1,24 @@
-"""A ledger's metadata as znode bytes: versions 1 (lines), 2 (protobuf text), 3 (protobuf binary).
+"""Converts the metadata of a ledger to znode bytes and back: versions 1 (lines), 2 (protobuf text) and
+3 (protobuf binary).
 
-``serialize_metadata(parse_metadata(data))`` keeps the version, the presence of optional fields, the
-order of segments, bookies and custom metadata, and in version 3 the fields that we do not know
-(rule S2). For what Java writes it gives the same bytes, but for escapes that differ between Java's
-own versions in version 2.
+``serialize_metadata(parse_metadata(data))`` preserves the version, the presence of optional fields, the
+order of segments, bookies and custom metadata, and in version 3 unknown fields (rule S2). For metadata
+that Java wrote it returns the same bytes, except for escapes in version 2 that differ between Java's
+own versions.
 
-Where we are stricter than Java's LedgerMetadataSerDe, a person is asked rather than a guess written
-back. Beyond what it refuses, we refuse
+Parsing is stricter than Java's LedgerMetadataSerDe, so that a person is asked and no guess is written
+back. In addition to what Java rejects, this module rejects:
 
 - a first segment that does not begin at entry 0;
-- a closed ledger without a last entry id (Java takes 0), or with one below -1;
+- a closed ledger without a last entry id (Java assumes 0), or with one below -1;
 - quorums below 1;
-- in version 1: lines behind the end (Java passes over them), plus signs, carriage returns;
+- in version 1: lines behind the end (Java ignores them), plus signs, carriage returns;
 - in version 2: bytes that are not UTF-8, and escapes that Java reads but never writes.
 
-As in Java, bytes behind the message of version 3 are ignored, and ``length`` and ``lastEntryId`` of
-a ledger that is not closed mean nothing and are written as 0 and -1.
+As in Java, bytes behind the message of version 3 are ignored. ``length`` and ``lastEntryId`` of a ledger that
+is not closed have no meaning and are written as 0 and -1.
 
-Which bookies metadata names for certain, though it cannot be read as a whole.
+``may_name`` reports whether metadata that cannot be parsed may still name a bookie.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""Protobuf messages in znodes: binary and text, read strictly, text written byte for byte as Java
-does.
+"""Reads and writes the protobuf messages in znodes, binary and text.
 
-Metadata version 2, marks, locks and votes are text that Java nodes read and rewrite.
-protobuf's own Python printer escapes other bytes than Java's, so the printer here is ours.
+Reading is strict. Text is written byte for byte as Java writes it, because Java nodes read and rewrite
+metadata version 2, marks, locks and votes. protobuf's own Python printer escapes other bytes than
+Java's, so this module has its own printer.
 """
 
 import re

@@ -1,11 +1,9 @@
-"""Apache Pulsar's znode of racks (its BookieRackAffinityMapping): JSON, not BookKeeper's own.
+"""Reads what Apache Pulsar stores about bookies, as JSON.
 
-Groups of bookies, by the id or address of each its ``rack`` and, for people, its ``hostname``.
-
-Apache Pulsar's bookie isolation, as a ledger's custom metadata has it (its
-EnsemblePlacementPolicyConfig): JSON.
-
-``policyClass``, and ``properties``: for the policy that isolates, two lists of groups of bookies.
+- Racks (Pulsar's BookieRackAffinityMapping): groups of bookies; each bookie, by id or address, with its
+  ``rack`` and, for people, its ``hostname``.
+- Bookie isolation (EnsemblePlacementPolicyConfig) in the custom metadata of a ledger: ``policyClass``, and
+  ``properties`` with two lists of groups.
 """
 
 from collections.abc import Mapping

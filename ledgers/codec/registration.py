@@ -1,4 +1,4 @@
-"""What bookies say of themselves in ZooKeeper: valid ids, and addresses. Bytes in, values out."""
+"""Parses what bookies store in ZooKeeper about themselves: ids and addresses. Bytes in, values out."""
 
 import re
 from collections.abc import Callable

@@ -1,15 +1,12 @@
-"""``Bookies`` without bookies: for tests and simulations, with faults on request.
+"""``Bookies`` in memory, for tests and simulations, with faults on request.
 
-Passes the same contract tests as ``bookie.client``. Time passes on the clock given, nowhere else,
-so that a simulation that brings its own is deterministic. What a bookie does is in ``bookie``; here
-is how requests get there, or do not.
+``MemoryBookies`` passes the same contract tests as ``client``. Time passes only on the given clock, so a
+simulation with its own clock is deterministic.
 
-What one bookie does with requests, as a plain state machine: for tests and simulations.
-
-Behaves as bookies of 4.16 to 4.18 were seen to, where that decides anything for us: fences and what
-they let through, master keys, what counts as the last entry, ledgers that were garbage-collected.
-Disks, journals and the differences between storages are left out, but for a crash that forgets the
-fence of a ledger without entries.
+Each bookie is a plain state machine. It behaves as bookies of 4.16 to 4.18 were seen to behave where
+this matters here: fences and the requests that they admit, master keys, the meaning of the last entry,
+ledgers deleted by garbage collection. Disks, journals and the differences between storages are left
+out, except for a crash that forgets the fence of a ledger without entries.
 """
 
 import enum

@@ -1,12 +1,10 @@
-"""A ZooKeeper in memory, for tests and simulation: one tree, and any number of sessions on it.
+"""A ZooKeeper in memory, for tests and simulations: one tree, and any number of sessions on it.
 
-It behaves as ZooKeeper does as far as ``tests/contract/test_metadata_store*.py`` goes: versions,
-one zxid a transaction, ephemeral owners, counters of sequential names, persistent watches. Sessions
-are suspended and expired by hand, and ``MemoryTree.faults`` loses requests and replies. Every
-request yields to the loop on its way there and on its way back, so that sessions interleave. Left
-out: ACLs and quotas.
-
-The znodes of ``store``, and one transaction on them.
+``MemoryStore`` is one session, and ``MemoryTree`` the server. They behave like ZooKeeper as far as
+``tests/contract/test_metadata_store*.py`` checks: versions, one zxid for each transaction, ephemeral
+owners, counters of sequential names, persistent watches. Sessions are suspended and expired by hand,
+and ``MemoryTree.faults`` loses requests and replies. Every request yields to the loop on its way to the
+tree and back, so that sessions interleave. ACLs and quotas are left out.
 """
 
 import asyncio

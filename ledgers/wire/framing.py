@@ -1,9 +1,10 @@
-"""Frames: a 4-byte length (big-endian, itself not counted), then a packet of that many bytes.
+"""Frames: a 4-byte length (big-endian, not counting itself), then a packet of that many bytes.
 
-The same in both protocols and both directions. A bookie drops the connection, without a reply, when
-the frame is longer than its ``nettyMaxFrameSizeBytes``, which counts the length field too
-(BookKeeper's default is 5,242,880, Pulsar's 5,253,120, and operators raise it). Nobody tells us of
-it, nor need we know where all are set alike: what one of them took the others take.
+Frames are the same in both protocols and both directions. A bookie closes the connection without a
+reply if a frame is longer than its ``nettyMaxFrameSizeBytes``, which includes the length field
+(BookKeeper's default is 5,242,880, Pulsar's 5,253,120; operators may raise it). The limit is not known
+to clients. They need not know it if all bookies have the same one: entries that one bookie accepted,
+the others accept too.
 """
 
 import struct

@@ -1,23 +1,21 @@
-"""What a bookie is asked and what it answers, in words common to both protocols.
+"""Requests and replies of bookies, in terms that both protocols share.
 
-A codec (the modules ``v2`` and ``v3``) turns a request into a packet and a packet into a reply, and
-gives both the key by which they find each other. Ids are checked here, before anything is sent:
-SortedLedgerStorage accepts a negative entry id and can then neither flush nor restart, and a read
-of any negative id but -1 gets no reply at all over V3.
+A codec (the modules ``v2`` and ``v3``) converts a request to a packet and a packet to a reply, and gives both
+the key by which they are matched. Ids are checked here, before anything is sent: SortedLedgerStorage
+accepts a negative entry id, and can then neither flush nor restart; and a read of a negative id other
+than -1 gets no reply over V3.
 
-Which entries of a ledger a bookie stores: the payload of GET_LIST_OF_ENTRIES_OF_LEDGER.
+``Status`` is the one table of the bookies' status codes and of the error that each becomes. The table
+follows what a caller may conclude (rule S5). Only ENOLEDGER and ENOENTRY prove that an entry is not
+there. Codes that prove nothing become ``UnavailableError``: disk errors, a ledger in limbo after an unclean
+shutdown, a failed request, unknown codes. Source: BookieProtocol (V2) and
+BookkeeperProtocol.StatusCode (V3).
 
-A 64-byte header (version, number of groups, zeros), then groups of 24 bytes: first and last start
-of a periodic sequence, the length of its runs, its period. BookKeeper's encoder (class
-AvailabilityOfEntriesOfLedger) emits one group for each run, but its decoder takes folded groups
-too, and so do we.
-
-The bookies' status codes in one table, and the one error that each of them becomes.
-
-What decides is what a caller may conclude (rule S5). Only ENOLEDGER and ENOENTRY say that an entry
-is not there. Whatever proves nothing becomes ``UnavailableError``: disk trouble, a ledger in limbo
-after an unclean shutdown, a request that the bookie stumbled over, and any code that we do not
-know. Source: BookieProtocol (V2) and BookkeeperProtocol.StatusCode (V3).
+``decode_availability`` parses the list of entries that a bookie stores of a ledger
+(GET_LIST_OF_ENTRIES_OF_LEDGER): a 64-byte header (version, number of groups, zeros), then groups of 24
+bytes: first and last start of a periodic sequence, the length of its runs, its period. BookKeeper's
+encoder (AvailabilityOfEntriesOfLedger) writes one group for each run. Its decoder and ours also accept
+folded groups.
 """
 
 import enum

@@ -1,8 +1,8 @@
-"""The V2 protocol: fixed binary layouts, big-endian, and the only one with batch reads.
+"""The V2 protocol: fixed binary layouts, big-endian. The only protocol with batch reads.
 
-A packet opens with a header word: protocol version (8 bits), opcode (8), flags (16). There is no
-transaction id: a reply repeats the ledger and entry id of its request, so two equal requests cannot
-be told apart (rule S5), except for batch reads, which carry an id. Numbers are BookieProtocol's.
+A packet starts with a header word: protocol version (8 bits), opcode (8), flags (16). There is no
+transaction id. A reply repeats the ledger and entry id of its request, so the replies to two equal
+requests cannot be told apart (rule S5); only batch reads have an id. Numbers are BookieProtocol's.
 """
 
 import struct

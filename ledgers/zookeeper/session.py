@@ -1,7 +1,7 @@
-"""The state of a session, the readers of its watches, and the size limit of requests. Shared by
-the ZooKeeper store and the in-memory store.
+"""What the ZooKeeper store and the store in memory share: session state, watches, size limit.
 
-Only the event loop of the store uses this module.
+``Session`` has the state of a session and its watch subscriptions. Used only by the event loop of its
+store.
 """
 
 import asyncio
