@@ -10,6 +10,8 @@ not try again for a while, which doubles with each failure. Requests fail at onc
 goes on to the next bookie, and other callers repeat their request later anyway.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import random
@@ -58,26 +60,6 @@ class ConnectionSettings:
     frame_bytes_max: int = FRAME_BYTES_MAX
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Pending:
-    """A request in flight, and the room it takes."""
-
-    key: Hashable
-    is_key_unique: bool
-    reply: asyncio.Future[Reply]
-    room: ReadBudget
-    room_bytes: int
-    sent_at_s: float
-    may_be_ignored: bool
-    """Whether a healthy bookie may leave this one without a reply."""
-    deadline: asyncio.TimerHandle | None = None
-
-    def fail(self, error: UnavailableError) -> None:
-        if not self.reply.done():
-            self.reply.set_exception(error)
-            self.reply.exception()  # so that asyncio does not complain if the caller has just gone
-
-
 class Connection(asyncio.Protocol):
     """See the module. Made by ``open``; belongs to the loop that made it."""
 
@@ -88,7 +70,7 @@ class Connection(asyncio.Protocol):
         codec: Codec,
         reads: ReadBudget,
         settings: ConnectionSettings,
-        on_broken: Callable[["Connection", Exception], None],
+        on_broken: Callable[[Connection, Exception], None],
     ) -> None:
         self._bookie, self._codec, self._settings = bookie, codec, settings
         self._reads = reads
@@ -116,8 +98,8 @@ class Connection(asyncio.Protocol):
         codec: Codec,
         reads: ReadBudget,
         settings: ConnectionSettings,
-        on_broken: Callable[["Connection", Exception], None],
-    ) -> "Connection":
+        on_broken: Callable[[Connection, Exception], None],
+    ) -> Connection:
         """Connect. ``reads`` is the bookie's budget; ``on_broken`` is called once, with the cause.
 
         Raises UnavailableError.
@@ -284,6 +266,26 @@ class Connection(asyncio.Protocol):
 
     def _broken_error(self) -> BrokenConnectionError:
         return BrokenConnectionError("the connection broke", bookie=self._bookie)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Pending:
+    """A request in flight, and the room it takes."""
+
+    key: Hashable
+    is_key_unique: bool
+    reply: asyncio.Future[Reply]
+    room: ReadBudget
+    room_bytes: int
+    sent_at_s: float
+    may_be_ignored: bool
+    """Whether a healthy bookie may leave this one without a reply."""
+    deadline: asyncio.TimerHandle | None = None
+
+    def fail(self, error: UnavailableError) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(error)
+            self.reply.exception()  # so that asyncio does not complain if the caller has just gone
 
 
 OnBroken = Callable[[Connection, Exception], None]

@@ -163,14 +163,14 @@ class RecoveredEnd:
     """The end of a ledger, as found by recovery. ``segments``: segments whose ensembles recovery
     changed.
 
-    ``members``: the last ensemble as it was fenced. ``believed``: members whose answers the end is
+    ``members``: the last ensemble as it was fenced. ``trusted``: members whose answers the end is
     based on, because they counted as fenced or their "no" counted.
     """
 
     last_entry_id: int
     length: int
     members: tuple[BookieId, ...]
-    believed: frozenset[BookieId]
+    trusted: frozenset[BookieId]
     segments: tuple[Segment, ...] = ()
     given_up: "GivenUp | None" = None
 
@@ -229,13 +229,13 @@ def recovery_verdict(
     return Answer.ABSENT if absent_count > write_quorum - ack_quorum else None
 
 
-def counted(results: Results[T], unbelieved: Collection[BookieId]) -> frozenset[BookieId]:
+def counted(results: Results[T], distrusted: Collection[BookieId]) -> frozenset[BookieId]:
     """Return the bookies that returned a good entry or a trusted "no". Only these are known to be
     fenced."""
     return frozenset(
         bookie
         for bookie, result in results.items()
-        if result.answer in (Answer.PRESENT, Answer.ABSENT) and bookie not in unbelieved
+        if result.answer in (Answer.PRESENT, Answer.ABSENT) and bookie not in distrusted
     )
 
 

@@ -6,6 +6,8 @@ client recovers or closes the ledger. ``appending`` sends the entries; ``recover
 writer is gone.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
@@ -31,6 +33,12 @@ from ledgers.reading import ledger_digest
 from ledgers.tasks import TaskScope, task_scope
 
 TRIES_MAX = 10
+PAYLOAD_BYTES_MAX = 5 * 1024 * 1024 - 1024
+"""What fits with its headers into a frame that bookies take by default, over either protocol."""
+METADATA_TRIES_MAX = 10
+"""Compare-and-sets of one step, before the writer gives up."""
+STRAGGLERS_S = 5.0
+"""How long a writer that has ended waits for adds beyond the A that its acknowledgements needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,77 +62,6 @@ class LedgerOptions:
         assert self.metadata_version in (2, 3), self
 
 
-async def create_ledger(
-    options: LedgerOptions,
-    *,
-    manager: LedgerManager,
-    pool: BookiePool,
-    clock: Clock,
-    random: Random,
-    ledger_id: int | None = None,
-) -> VersionedMetadata:
-    """Make an open ledger without entries. ``ledger_id`` None: the cluster's next free one.
-
-    Raises NotEnoughBookiesError; NodeExistsError when the id that was asked for is taken.
-    """
-    metadata = await _metadata(options, pool=pool, clock=clock, random=random)
-    for _ in range(TRIES_MAX):
-        candidate_id = await manager.new_ledger_id() if ledger_id is None else ledger_id
-        try:
-            return await manager.create(candidate_id, metadata)
-        except (NodeExistsError, UnknownOutcomeError) as error:
-            ours = await _ours(candidate_id, metadata, manager)
-            if ours is not None:
-                return ours
-            if ledger_id is not None and isinstance(error, NodeExistsError):
-                raise
-    raise UnavailableError("no free ledger id was found", attempts=TRIES_MAX)
-
-
-async def _metadata(
-    options: LedgerOptions, *, pool: BookiePool, clock: Clock, random: Random
-) -> LedgerMetadata:
-    ensemble = pool.placement.choose_ensemble(
-        await pool.writable(),
-        options.ensemble_size,
-        write_quorum=options.write_quorum,
-        ack_quorum=options.ack_quorum,
-    )
-    return LedgerMetadata(
-        metadata_version=options.metadata_version,
-        ensemble_size=options.ensemble_size,
-        write_quorum=options.write_quorum,
-        ack_quorum=options.ack_quorum,
-        digest_type=options.digest_type,
-        password=options.password,
-        ctime_ms=clock.wall_ms() if options.has_ctime else None,
-        c_token=random.getrandbits(63) if options.metadata_version == 3 else None,
-        custom=options.custom,
-        segments=(Segment(first_entry_id=0, ensemble=ensemble),),
-    )
-
-
-async def _ours(
-    ledger_id: int, metadata: LedgerMetadata, manager: LedgerManager
-) -> VersionedMetadata | None:
-    """The ledger, if it is the one that we made with a create whose reply was lost."""
-    if metadata.c_token is None:
-        return None
-    try:
-        found = await manager.read(ledger_id)
-    except NoSuchLedgerError:
-        return None
-    return found if found.metadata.c_token == metadata.c_token else None
-
-
-PAYLOAD_BYTES_MAX = 5 * 1024 * 1024 - 1024
-"""What fits with its headers into a frame that bookies take by default, over either protocol."""
-METADATA_TRIES_MAX = 10
-"""Compare-and-sets of one step, before the writer gives up."""
-STRAGGLERS_S = 5.0
-"""How long a writer that has ended waits for adds beyond the A that its acknowledgements needed."""
-
-
 class LedgerWriter:
     """The one writer of a ledger that it created. For the tasks of one loop.
 
@@ -145,7 +82,7 @@ class LedgerWriter:
         clock: Clock,
         random: Random,
         ledger_id: int | None = None,
-    ) -> AsyncIterator["LedgerWriter"]:
+    ) -> AsyncIterator[LedgerWriter]:
         """A new ledger and its writer, as an asynchronous context. Raises as ``create_ledger``."""
         versioned = await create_ledger(
             options,
@@ -292,6 +229,69 @@ class LedgerWriter:
         while len(self._lengths) > 1 and self._lengths[1][0] <= self.lac:
             self._lengths.popleft()
         return self._lengths[0][1]
+
+
+async def create_ledger(
+    options: LedgerOptions,
+    *,
+    manager: LedgerManager,
+    pool: BookiePool,
+    clock: Clock,
+    random: Random,
+    ledger_id: int | None = None,
+) -> VersionedMetadata:
+    """Make an open ledger without entries. ``ledger_id`` None: the cluster's next free one.
+
+    Raises NotEnoughBookiesError; NodeExistsError when the id that was asked for is taken.
+    """
+    metadata = await _metadata(options, pool=pool, clock=clock, random=random)
+    for _ in range(TRIES_MAX):
+        candidate_id = await manager.new_ledger_id() if ledger_id is None else ledger_id
+        try:
+            return await manager.create(candidate_id, metadata)
+        except (NodeExistsError, UnknownOutcomeError) as error:
+            ours = await _ours(candidate_id, metadata, manager)
+            if ours is not None:
+                return ours
+            if ledger_id is not None and isinstance(error, NodeExistsError):
+                raise
+    raise UnavailableError("no free ledger id was found", attempts=TRIES_MAX)
+
+
+async def _metadata(
+    options: LedgerOptions, *, pool: BookiePool, clock: Clock, random: Random
+) -> LedgerMetadata:
+    ensemble = pool.placement.choose_ensemble(
+        await pool.writable(),
+        options.ensemble_size,
+        write_quorum=options.write_quorum,
+        ack_quorum=options.ack_quorum,
+    )
+    return LedgerMetadata(
+        metadata_version=options.metadata_version,
+        ensemble_size=options.ensemble_size,
+        write_quorum=options.write_quorum,
+        ack_quorum=options.ack_quorum,
+        digest_type=options.digest_type,
+        password=options.password,
+        ctime_ms=clock.wall_ms() if options.has_ctime else None,
+        c_token=random.getrandbits(63) if options.metadata_version == 3 else None,
+        custom=options.custom,
+        segments=(Segment(first_entry_id=0, ensemble=ensemble),),
+    )
+
+
+async def _ours(
+    ledger_id: int, metadata: LedgerMetadata, manager: LedgerManager
+) -> VersionedMetadata | None:
+    """The ledger, if it is the one that we made with a create whose reply was lost."""
+    if metadata.c_token is None:
+        return None
+    try:
+        found = await manager.read(ledger_id)
+    except NoSuchLedgerError:
+        return None
+    return found if found.metadata.c_token == metadata.c_token else None
 
 
 def changed_by_writer(

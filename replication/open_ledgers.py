@@ -318,7 +318,7 @@ class OpenLedgers:
             pool=self._pool(versioned.metadata),
             clock=self._clock,
             fallback=self._fallback_digest,
-            young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
+            reformatted=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
             distrusted=distrusted,
             registered=view.answering,
             gives_up_damaged=accepts_loss,
@@ -342,7 +342,7 @@ class OpenLedgers:
         2. A member goes, and another bookie answers at its address: the member's registration is gone or another, or
            the other bookie's registration is new.
         """
-        doubts = await self._views.doubts_about(view, members=end.members, believed=end.believed)
+        doubts = await self._views.doubts_about(view, members=end.members, believed=end.trusted)
         if doubts:
             told = "; ".join(f"{bookie}: {why}" for bookie, why in sorted(doubts.items()))
             raise UnavailableError(

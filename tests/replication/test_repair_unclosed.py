@@ -267,7 +267,7 @@ async def test_the_last_copies_are_saved_where_no_end_can_be_proven() -> None:
         lease = await node.lease()
         failed = await node.repairer.repair(lease)
         assert failed.reason is Reason.END_UNPROVEN
-        assert "0 to 3 are left, and have their copies again" in failed.detail
+        assert "0 to 3 remain; their copies are restored" in failed.detail
 
         assert (await node.repairer.repair(lease)).kind is OutcomeKind.DONE
 

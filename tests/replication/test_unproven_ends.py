@@ -68,7 +68,7 @@ async def test_it_is_known_when_the_ledger_has_its_copies_and_its_mark_is_gone()
     assert await unproven(cluster) == [LEDGER]
     end = await read_unproven_end(cluster.store, UR, LEDGER)
     assert end is not None
-    assert "0 to 3 are left, and have their copies again" in end.detail
+    assert "0 to 3 remain; their copies are restored" in end.detail
     assert end.detail.endswith(
         f"; bookmender ledger close {LEDGER} --accept-loss --yes closes it after the last entry that is there"
     ), "all its bookies are there"
