@@ -156,8 +156,8 @@ class Bookies(Protocol):
         ...
 
     async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
-        """Read the LAC without fencing. Raises NoSuchEntryError, even if the bookie only could not
-        tell."""
+        """Read the LAC without fencing. Raises NoSuchEntryError, also if the bookie could only not find
+        out."""
         ...
 
     async def read_batch(

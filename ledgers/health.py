@@ -46,15 +46,17 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 Life = Callable[[BookieId], int]
-"""Tells one registration of a bookie from the next, as its czxid does; 0: it is not registered."""
+"""Returns a number that differs for each registration of a bookie, such as its czxid; 0: the bookie is
+not registered."""
 
 WAIT_MIN_S = 10.0
-"""The first wait. Each probe in vain doubles it."""
+"""The first wait. Each unanswered probe doubles it."""
 WAIT_MAX_S = 300.0
 
 
 class QuarantiningBookies:
-    """Other ``Bookies``, and what their silence teaches."""
+    """Sends requests to other ``Bookies``, except to bookies in quarantine, and learns from the
+    outcome."""
 
     def __init__(self, bookies: Bookies, quarantine: Quarantine) -> None:
         self._inner, self._quarantine = bookies, quarantine
@@ -147,10 +149,10 @@ class QuarantiningBookies:
         except NoAnswerError as error:
             self._note_silence(bookie, error)
             raise
-        except (RejectedError, BusyError, UnreadableError):  # it said something
+        except (RejectedError, BusyError, UnreadableError):  # also an answer
             self._note_answer(bookie)
             raise
-        except BaseException:  # cancelled, or nothing that tells of the bookie
+        except BaseException:  # cancelled, or an error that says nothing about the bookie
             self._quarantine.note_nothing(bookie)
             raise
         self._note_answer(bookie)
@@ -159,7 +161,7 @@ class QuarantiningBookies:
     # --- Transfers -----------------------------------------------------------------------------
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
-        if self._quarantine.is_empty:  # nearly always: nobody is to be spared
+        if self._quarantine.is_empty:  # the common case
             return await self._carry_out(transfer)
         target = transfer.target
         if target is not None and self._quarantine.is_shut(target):
@@ -183,7 +185,7 @@ class QuarantiningBookies:
         return replace(result, failures={**result.failures, **_unanswered(transfer, shut)})
 
     async def _carry_out(self, transfer: Transfer) -> TransferResult:
-        """Learn from what becomes of a transfer whose bookies were all admitted."""
+        """Run a transfer whose bookies were all admitted, and learn from the outcome."""
         probed = [] if self._quarantine.is_empty else self._members_held(transfer)
         try:
             result = await self._inner.transfer(transfer)
@@ -206,7 +208,8 @@ class QuarantiningBookies:
         return [b for b in members if b is not None and self._quarantine.holds(b)]
 
     def _judge_probe(self, bookie: BookieId, transfer: Transfer, result: TransferResult) -> None:
-        """A short silence is no reason to begin a quarantine, but none to end one either."""
+        """Judge a probe by the outcome of the transfer. A short silence neither begins nor ends a
+        quarantine."""
         if bookie == transfer.target:
             has_answered = result.entry_count > 0 or isinstance(
                 result.target_error, RejectedError | BusyError
@@ -221,7 +224,7 @@ class QuarantiningBookies:
             self._note_answer(bookie)
         elif is_asked:
             self._note_silence(bookie)
-        else:  # another bookie's failure kept it from being asked
+        else:  # not asked, because another bookie failed before
             self._quarantine.note_nothing(bookie)
 
     def source_health(self, bookie: BookieId) -> SourceHealth:
@@ -251,10 +254,10 @@ class QuarantiningBookies:
 
 
 class Quarantine:
-    """One for a worker, in which all its requests are counted. Asks nobody itself.
+    """The bookies that are in quarantine. A worker has one, for all of its requests. Sends nothing.
 
-    It begins with the silence of a registered bookie, never with a refusal, and ends with an
-    answer, whatever that says, or when the bookie is another one: gone, or registered anew.
+    A quarantine begins when a registered bookie does not answer, never when it refuses. It ends
+    with any answer, and when the bookie is unregistered or registers again.
     """
 
     def __init__(self, clock: Clock, life: Life) -> None:
@@ -263,20 +266,20 @@ class Quarantine:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it certainly holds nobody."""
+        """True if no bookie is in quarantine."""
         return not self._stays
 
     def holds(self, bookie: BookieId) -> bool:
-        """Whether it was silent when last asked, be its wait over or not."""
+        """Return True if the bookie did not answer its last request, even if its wait is over."""
         return self._stay(bookie) is not None
 
     def is_shut(self, bookie: BookieId) -> bool:
-        """Whether it is not to be asked anything now."""
+        """Return True if the bookie gets no requests now."""
         stay = self._stay(bookie)
         return stay is not None and (stay.is_probed or self._clock.now_s() < stay.until_s)
 
     def shut(self) -> Mapping[BookieId, Shut]:
-        """All that are not to be asked now."""
+        """Return all bookies that get no requests now."""
         if not self._stays:
             return {}
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
@@ -287,9 +290,9 @@ class Quarantine:
         }
 
     def admits(self, bookie: BookieId) -> bool:
-        """Whether to ask it now. Where its wait is over, the caller's request is the probe.
+        """Return True if the caller may send a request. If the wait is over, this is the probe.
 
-        Then ``note_answer``, ``note_silence`` or ``note_nothing`` has to follow.
+        The caller must then call ``note_answer``, ``note_silence`` or ``note_nothing``.
         """
         if self.is_shut(bookie):
             return False
@@ -298,15 +301,16 @@ class Quarantine:
         return True
 
     def note_answer(self, bookie: BookieId) -> float | None:
-        """It answered. For how long it had not, in seconds; None: it was in no quarantine."""
+        """Record an answer. Returns for how many seconds the bookie was in quarantine; None if it was
+        not."""
         stay = self._stays.pop(bookie, None)
         return None if stay is None else self._clock.now_s() - stay.since_s
 
     def note_silence(self, bookie: BookieId, reason: str = "") -> bool:
-        """It did not answer, for that reason. Whether a quarantine begins.
+        """Record that the bookie did not answer. Returns True if a quarantine begins.
 
-        Requests that were on their way when it began end in vain too; only the probe makes it
-        longer.
+        Requests that were in flight when the quarantine began also stay unanswered. Only an
+        unanswered probe makes the quarantine longer.
         """
         now_s, stay, life = self._clock.now_s(), self._stay(bookie), self._life(bookie)
         if stay is None and life:
@@ -321,12 +325,13 @@ class Quarantine:
         return False
 
     def note_nothing(self, bookie: BookieId) -> None:
-        """The request was called off: the next one is the probe."""
+        """Record that a request was cancelled. The next request is the probe."""
         if (stay := self._stays.get(bookie)) is not None:
             stay.is_probed = False
 
     def _stay(self, bookie: BookieId) -> _Stay | None:
-        """None once the bookie is another one: nothing is held against that."""
+        """Return the quarantine of this registration of the bookie. A later registration starts
+        without one."""
         stay = self._stays.get(bookie)
         if stay is not None and stay.life != self._life(bookie):
             del self._stays[bookie]
@@ -336,8 +341,10 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """Of a bookie that is not to be asked now. ``until_ms``: by the wall clock, in milliseconds;
-    ``reason``: why it does not answer, as far as that was told, or ""."""
+    """Why and until when a bookie gets no requests.
+
+    ``until_ms``: wall-clock time in milliseconds. ``reason``: why the bookie did not answer, or "".
+    """
 
     until_ms: int
     reason: str = ""
@@ -345,7 +352,7 @@ class Shut:
 
 @dataclass(slots=True)
 class _Stay:
-    """One bookie's. Times are the clock's seconds."""
+    """The quarantine of one bookie. Times are the clock's seconds."""
 
     life: int
     since_s: float
@@ -353,11 +360,11 @@ class _Stay:
     reason: str = ""
     wait_s: float = WAIT_MIN_S
     is_probed: bool = False
-    """Whether the probe is under way."""
+    """True while the probe is in flight."""
 
 
 def _without(transfer: Transfer, shut: Collection[BookieId]) -> Transfer:
-    """The transfer, but for what is read of these bookies."""
+    """Return the transfer without the entries read from these bookies."""
     return replace(
         transfer,
         reads={b: ids for b, ids in transfer.reads.items() if b not in shut},

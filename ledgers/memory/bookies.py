@@ -45,47 +45,47 @@ _GIB = 1 << 30
 
 @dataclass(slots=True, kw_only=True)
 class _Ledger:
-    """One ledger's part on this bookie."""
+    """What this bookie stores of one ledger."""
 
     master_key: bytes
     is_fenced: bool = False
     is_open: bool = True
-    """Written or fenced since the bookie's start."""
+    """True if it was written or fenced since the bookie started."""
     lac_record: bytes | None = None
     entries: dict[int, bytes] = field(default_factory=dict)
     unflushed: set[int] = field(default_factory=set)
 
 
 class MemoryBookie:
-    """One bookie. Methods that a peer can call come first, what a test does to it after them.
+    """The state of one bookie. First the requests that clients send, then the methods for tests.
 
-    Set ``is_down`` and it is gone, ``is_read_only`` and it takes no adds but high-priority ones.
+    ``is_down``: the bookie does not answer. ``is_read_only``: it accepts only high-priority adds.
     """
 
     def __init__(self) -> None:
         self.is_down = False
         self.is_read_only = False
         self.is_in_limbo = False
-        """After an unclean shutdown without journal: cannot say "no" to a read
-        (EUNKNOWNLEDGERSTATE)."""
+        """As after an unclean shutdown without journal: reads get EUNKNOWNLEDGERSTATE instead of
+        "no"."""
         self.knows_batches = True
         """False: as before 4.17."""
         self.lists_entries = True
         """False: never answers that request, as with DbLedgerStorage."""
         self.room = DiskSpace(free_bytes=900 * _GIB, total_bytes=1000 * _GIB)
-        """What it says of its disks; entries take nothing of it."""
+        """The reported disk space. Stored entries do not change it."""
         self._ledgers: dict[int, _Ledger] = {}
         self._collected: set[int] = set()
         self._index_deletions: set[int] = set()
         self.dropped: set[int] = set()
-        """Ledgers of which it lost entries after it had acknowledged them."""
+        """Ledgers of which the bookie lost acknowledged entries."""
 
     # --- Requests ------------------------------------------------------------------------------
 
     def read(self, ledger_id: int, entry_id: int) -> bytes:
         ledger = self._ledgers.get(ledger_id)
         if ledger is not None and entry_id == LAST_ENTRY and ledger.entries:
-            # The greatest in the write cache, and only if that has none the greatest of all.
+            # The greatest id in the write cache; if the cache has none, the greatest id of all.
             return ledger.entries[max(ledger.unflushed or ledger.entries)]
         if ledger is not None and entry_id in ledger.entries:
             return ledger.entries[entry_id]
@@ -94,7 +94,7 @@ class MemoryBookie:
         raise NoSuchEntryError("no such entry", ledger_id=ledger_id, entry_id=entry_id)
 
     def read_fencing(self, ledger_id: int, entry_id: int, *, master_key: bytes) -> bytes:
-        """Fences even if the read then fails. A ledger unknown so far comes to be, with this
+        """Fence, then read. Fences even if the read fails. An unknown ledger is created with this
         key."""
         if ledger_id not in self._collected:
             self._ledger(ledger_id, master_key).is_fenced = True
@@ -115,7 +115,7 @@ class MemoryBookie:
         return entries
 
     def read_lac(self, ledger_id: int) -> LacAnswer:
-        """In limbo too, what is not there is answered with an explicit no."""
+        """Read the LAC. Answers "no" also in limbo."""
         ledger = self._ledgers.get(ledger_id)
         if ledger is None or not (ledger.entries or ledger.lac_record):
             raise NoSuchEntryError("neither LAC nor entry", ledger_id=ledger_id)
@@ -125,7 +125,7 @@ class MemoryBookie:
     def add(
         self, entry: bytes, *, master_key: bytes, is_recovery: bool, is_high_priority: bool
     ) -> None:
-        """Of two entries with the same id the newer one stays."""
+        """Store an entry. Replaces an entry with the same id."""
         header = EntryHeader.of(entry)
         if self.is_read_only and not is_high_priority:
             raise ReadOnlyError("read-only", ledger_id=header.ledger_id)
@@ -138,7 +138,7 @@ class MemoryBookie:
         ledger.unflushed.add(header.entry_id)
 
     def write_lac(self, ledger_id: int, *, master_key: bytes, record: bytes) -> None:
-        """A fence is no obstacle."""
+        """Store an explicit LAC, also in a fenced ledger."""
         if self.is_read_only:
             raise ReadOnlyError("read-only", ledger_id=ledger_id)
         if ledger_id in self._collected:
@@ -150,26 +150,26 @@ class MemoryBookie:
             raise NoSuchEntryError("no such ledger", ledger_id=ledger_id)
         return _runs(sorted(self._ledgers[ledger_id].entries))
 
-    # --- What a test does to it ----------------------------------------------------------------
+    # --- For tests -----------------------------------------------------------------------------
 
     def entry_ids(self, ledger_id: int) -> frozenset[int]:
-        """What it stores, without asking it."""
+        """Return the ids of the stored entries."""
         ledger = self._ledgers.get(ledger_id)
         return frozenset(ledger.entries) if ledger else frozenset()
 
     def lose(self, ledger_id: int, entry_id: int) -> None:
-        """An entry is gone from the disk, and nobody noticed."""
+        """Lose an entry silently."""
         ledger = self._ledgers[ledger_id]
         del ledger.entries[entry_id]
         ledger.unflushed.discard(entry_id)
 
     def corrupt(self, ledger_id: int, entry_id: int) -> None:
-        """The last bit of an entry flips: in its payload, or in its digest if there is none."""
+        """Flip the last bit of an entry: in its payload, or in its digest if the payload is empty."""
         entry = self._ledgers[ledger_id].entries[entry_id]
         self._ledgers[ledger_id].entries[entry_id] = entry[:-1] + bytes([entry[-1] ^ 1])
 
     def flush(self) -> None:
-        """The write cache goes to disk, which changes what the last entry is."""
+        """Write the cache to disk, which changes the last entry."""
         for ledger_id in self._index_deletions:
             if self._ledgers.pop(ledger_id, None) is not None:
                 self.dropped.add(ledger_id)
@@ -178,21 +178,19 @@ class MemoryBookie:
             ledger.unflushed.clear()
 
     def collect(self, ledger_id: int) -> None:
-        """Garbage collection deletes the ledger; if it was in use, all adds to it are refused from
-        now on."""
+        """Delete the ledger, as garbage collection does. If it was in use, later adds are refused."""
         ledger = self._ledgers.pop(ledger_id, None)
         if ledger is not None and ledger.is_open:
             self._collected.add(ledger_id)
 
     def collect_late(self, ledger_id: int) -> None:
-        """As DbLedgerStorage collects a ledger that was not in use: the next flush deletes the
-        index of all its entries, also of those that are added until then."""
+        """Delete an unused ledger as DbLedgerStorage does: the next flush deletes the index of all its
+        entries, including entries that are added before it."""
         self._ledgers.pop(ledger_id, None)
         self._index_deletions.add(ledger_id)
 
     def crash(self) -> None:
-        """It goes down, and has forgotten every ledger without entries, with its key and its
-        fence."""
+        """Stop. Forgets every ledger without entries, with its key and its fence."""
         self.is_down = True
         self._ledgers = {id_: ledger for id_, ledger in self._ledgers.items() if ledger.entries}
         self._collected.clear()
@@ -203,13 +201,12 @@ class MemoryBookie:
         self.is_down = False
 
     def wipe(self) -> None:
-        """New disks."""
+        """Lose everything, as with new disks."""
         self._ledgers.clear()
         self._collected.clear()
 
     def _ledger(self, ledger_id: int, master_key: bytes) -> _Ledger:
-        """The ledger, about to be written or fenced; created if it is unknown, with the key
-        given."""
+        """Return the ledger, to be written or fenced. Creates an unknown one with this key."""
         ledger = self._ledgers.setdefault(ledger_id, _Ledger(master_key=master_key))
         if ledger.master_key != master_key:
             raise UnauthorizedError("not the ledger's master key", ledger_id=ledger_id)
@@ -218,12 +215,12 @@ class MemoryBookie:
 
 
 def _weight(entry: bytes) -> int:
-    """What it takes of a batch reply."""
+    """Return the size of the entry in a batch reply."""
     return _ENTRY_OVERHEAD_BYTES + len(entry)
 
 
 def _runs(entry_ids: Sequence[int]) -> list[range]:
-    """Ascending ids as runs of consecutive ones."""
+    """Return ascending ids as runs of consecutive ids."""
     runs: list[range] = []
     for entry_id in entry_ids:
         if runs and runs[-1].stop == entry_id:
@@ -236,11 +233,11 @@ def _runs(entry_ids: Sequence[int]) -> list[range]:
 T = TypeVar("T")
 
 SILENCE_S = 5.0
-"""How long a request without an answer is waited for."""
+"""Timeout of a request without a reply."""
 
 
 class Op(enum.Enum):
-    """The requests, for faults to choose from."""
+    """The kinds of requests, for the choice of faults."""
 
     READ = "read"
     READ_FENCING = "read_fencing"
@@ -254,11 +251,9 @@ class Op(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What befalls a request: it is late, its reply is late, it fails; all of these at once if need
-    be.
+    """A fault of one request: the request is late, its reply is late, it fails, or several of these.
 
-    With ``is_executed`` the bookie did what was asked before ``error`` is raised: the reply is
-    lost.
+    ``is_executed``: the bookie executes the request before ``error`` is raised, so its reply is lost.
     """
 
     delay_s: float = 0.0
@@ -270,10 +265,10 @@ class Fault:
 NO_FAULT = Fault()
 
 NO_LEDGER = -1
-"""Instead of an id, in a request about the bookie itself."""
+"""The ledger id in a request that concerns no ledger."""
 
 Faults = Callable[[BookieId, Op, int], Fault]
-"""The fault of a request to a bookie about a ledger; asked once for each, so it may draw at
+"""Returns the fault of a request to a bookie about a ledger. Called once for each request, so it may be
 random."""
 
 
@@ -282,7 +277,7 @@ def no_faults(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
 
 
 class MemoryBookies:
-    """See the module. ``faults`` may be replaced at any time; ``fail`` comes before it."""
+    """The ``Bookies``. ``faults`` may be replaced at any time; ``fail`` takes precedence over it."""
 
     def __init__(self, bookies: Iterable[BookieId], *, clock: Clock) -> None:
         self._clock = clock
@@ -290,22 +285,21 @@ class MemoryBookies:
         self._bookies = {bookie: MemoryBookie() for bookie in bookies}
         self._failing: dict[tuple[BookieId, Op], Fault] = {}
         self.standings: dict[BookieId, SourceHealth] = {}
-        """What ``source_health`` says, where it is not the usual."""
+        """Results of ``source_health`` that differ from the default."""
         self._is_closed = False
 
-    # --- What a test does ----------------------------------------------------------------------
+    # --- For tests -----------------------------------------------------------------------------
 
     def bookie(self, bookie: BookieId) -> MemoryBookie:
-        """One bookie, to look into it or to break it; a new one for a new id."""
+        """Return one bookie, to inspect or break it. Creates it for a new id."""
         return self._bookies.setdefault(bookie, MemoryBookie())
 
     def take_address(self, newcomer: BookieId, *, of: BookieId) -> None:
-        """From now on, requests to ``of`` reach ``newcomer``, which was set up at the same
-        address."""
+        """Send later requests for ``of`` to ``newcomer``, which was formatted at the same address."""
         self._bookies[of] = self.bookie(newcomer)
 
     def fail(self, bookie: BookieId, op: Op, fault: Fault) -> None:
-        """From now on, every such request."""
+        """Apply this fault to every later request of this kind."""
         self._failing[bookie, op] = fault
 
     def stop_failing(self, bookie: BookieId, op: Op) -> None:
@@ -400,17 +394,17 @@ class MemoryBookies:
         self._is_closed = True
 
     async def _serve(self, bookie: BookieId, op: Op, ledger_id: int, execute: Callable[[], T]) -> T:
-        """Every request takes at least one step of the loop each way, as a real one would."""
+        """Serve a request. It takes at least one step of the loop each way, like a real one."""
         fault = self._failing.get((bookie, op)) or self.faults(bookie, op, ledger_id)
         await self._clock.sleep(fault.delay_s)
         if fault.error is not None and not fault.is_executed:
-            raise fault.error("as told to", bookie=bookie, ledger_id=ledger_id)
+            raise fault.error("a fault of the test", bookie=bookie, ledger_id=ledger_id)
         self._check_up(bookie)
         result = execute()
         await self._clock.sleep(fault.reply_delay_s)
         self._check_up(bookie)
         if fault.error is not None:
-            raise fault.error("as told to", bookie=bookie, ledger_id=ledger_id)
+            raise fault.error("a fault of the test", bookie=bookie, ledger_id=ledger_id)
         return result
 
     def _find(self, bookie: BookieId) -> MemoryBookie:
@@ -430,10 +424,10 @@ class MemoryBookies:
         return self.standings.get(bookie, SourceHealth())
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
-        """One entry after the other."""
+        """Run the transfer, one entry after the other."""
         failures: dict[BookieId, dict[int, Answer]] = {}
         unwritten: set[int] = set()
-        silent: set[BookieId] = set()
+        unresponsive: set[BookieId] = set()
         target_error: BookmenderError | None = None
         entry_count = entry_bytes = 0
         fingerprints = _fingerprints_of(transfer)
@@ -442,7 +436,7 @@ class MemoryBookies:
                 if target_error is not None:
                     unwritten.add(entry_id)
                     continue
-                entry = await self._read_verified(transfer, source, entry_id, silent)
+                entry = await self._read_verified(transfer, source, entry_id, unresponsive)
                 if isinstance(entry, Answer):
                     failures.setdefault(source, {})[entry_id] = entry
                     continue
@@ -456,7 +450,7 @@ class MemoryBookies:
                     fingerprints[source].add(entry, digest_bytes=transfer.digest.size)
         for source, entry_ids in transfer.checks.items():
             for entry_id in entry_ids:
-                entry = await self._read_verified(transfer, source, entry_id, silent)
+                entry = await self._read_verified(transfer, source, entry_id, unresponsive)
                 if isinstance(entry, Answer):
                     failures.setdefault(source, {})[entry_id] = entry
         return TransferResult(
@@ -465,15 +459,14 @@ class MemoryBookies:
             failures=failures,
             unwritten=frozenset(unwritten),
             target_error=target_error,
-            unresponsive=frozenset(silent),
+            unresponsive=frozenset(unresponsive),
             fingerprints=fingerprints,
         )
 
     async def _read_verified(
-        self, transfer: Transfer, source: BookieId, entry_id: int, silent: set[BookieId]
+        self, transfer: Transfer, source: BookieId, entry_id: int, unresponsive: set[BookieId]
     ) -> bytes | Answer:
-        """The entry, or why there is none. A source that does not answer is put among the
-        ``silent``."""
+        """Return the entry, or why there is none. Adds a source that does not answer to ``unresponsive``."""
         ledger_id = transfer.ledger_id
         try:
             entry = await self.read(source, ledger_id, entry_id)
@@ -482,7 +475,7 @@ class MemoryBookies:
         except UnreadableError:
             return Answer.UNREADABLE
         except NoAnswerError:
-            silent.add(source)
+            unresponsive.add(source)
             return Answer.UNKNOWN
         except BookmenderError:
             return Answer.UNKNOWN
@@ -490,7 +483,7 @@ class MemoryBookies:
         return entry if is_good else Answer.MISMATCH
 
     async def _write(self, transfer: Transfer, entry: bytes) -> BookmenderError | None:
-        """Nothing to do without a target."""
+        """Write the entry to the target, if there is one. Returns the error of the target."""
         if transfer.target is None:
             return None
         master_key = transfer.digest.master_key
@@ -502,7 +495,7 @@ class MemoryBookies:
 
 
 def _fingerprints_of(transfer: Transfer) -> dict[BookieId, Fingerprints]:
-    """Of nothing yet, for each source."""
+    """Return fingerprints for each source, without values yet."""
     if not transfer.takes_fingerprints:
         return {}
     return {b: Fingerprints(ids[0], ids[-1]) for b, ids in transfer.reads.items() if ids}

@@ -45,7 +45,7 @@ from ledgers.zookeeper.session import READ_TRIES_MAX, REQUEST_BYTES_MAX, Session
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """A znode. ``names`` of its children, in the order they were made."""
+    """A znode. ``names``: its children, in the order of their creation."""
 
     data: bytes = b""
     version: int = 0
@@ -56,7 +56,7 @@ class Node:
     ephemeral_owner: int = 0
     names: dict[str, None] = field(default_factory=dict)
     made_count: int = 0
-    """Children ever made, sequential or not: the counter of sequential names, as in ZooKeeper."""
+    """Number of children ever created. Sequential names use this counter, as in ZooKeeper."""
 
     @property
     def stat(self) -> Stat:
@@ -82,7 +82,7 @@ class Nodes:
         return self._by_path.get(path)
 
     def __getitem__(self, path: str) -> Node:
-        """Raises NoNodeError."""
+        """Return the znode. Raises NoNodeError."""
         node = self.find(path)
         if node is None:
             raise NoNodeError("there is no such znode", path=path)
@@ -99,7 +99,7 @@ class Nodes:
         del self._by_path[path]
 
     def copy(self) -> "Nodes":
-        """As it is now, whatever happens to this one."""
+        """Return a copy that later changes do not affect."""
         snapshot = Nodes()
         snapshot._by_path = {
             path: replace(node, names=dict(node.names)) for path, node in self._by_path.items()
@@ -114,7 +114,7 @@ class Nodes:
 
 
 class Transaction:
-    """Operations applied as they come, until ``undo`` takes all of them back."""
+    """Applies operations one by one. ``undo`` reverts all of them."""
 
     def __init__(self, nodes: Nodes, *, zxid: int, now_ms: int, session_id: int) -> None:
         self.events: list[Event] = []
@@ -129,7 +129,7 @@ class Transaction:
             step()
 
     def apply(self, operation: Operation) -> OperationResult:
-        """Raises the RejectedError that the single call is documented to raise."""
+        """Apply one operation. Raises the documented error of the single call."""
         match operation:
             case Create():
                 return self._create(operation)
@@ -204,7 +204,7 @@ class Transaction:
 
 
 def _split(path: str) -> tuple[str, str]:
-    """The parent's path, and the name."""
+    """Return the path of the parent, and the name."""
     parent, _, name = path.rpartition("/")
     return parent or "/", name
 
@@ -213,16 +213,16 @@ T = TypeVar("T")
 
 
 class Fault(enum.Enum):
-    """What becomes of a request that does not get there and back."""
+    """Loss of a request, or of its reply."""
 
     LOST_REQUEST = "lost-request"
-    """It never arrives."""
+    """The request never arrives."""
     LOST_REPLY = "lost-reply"
-    """It is carried out, and its sender never hears of it."""
+    """The request is executed, but its sender gets no reply."""
 
 
 FaultHook = Callable[["MemoryStore", Sequence[Operation]], Fault | None]
-"""Asked about every request as it leaves; a read comes without operations.
+"""Called for every request before it is sent. A read has no operations.
 
 It may also suspend or expire the session, which loses the request.
 """
@@ -233,16 +233,16 @@ async def _yield() -> None:
 
 
 class MemoryTree:
-    """The znodes, and the sessions that the server knows."""
+    """The server: its znodes and sessions."""
 
     def __init__(
         self, *, clock: Clock | None = None, latency: Callable[[], Awaitable[None]] = _yield
     ) -> None:
-        """``latency``: awaited by every request on its way there, and again on its way back."""
+        """``latency``: awaited by every request, once on the way there and once on the way back."""
         self.latency = latency
         self.faults: FaultHook | None = None
         self.has_recursive_watches = True
-        """False: as ZooKeeper before 3.6."""
+        """False: like ZooKeeper before 3.6."""
         self.nodes = Nodes()
         self._clock = clock or SystemClock()
         self._zxid = 0
@@ -250,31 +250,31 @@ class MemoryTree:
         self._sessions: dict[int, Session] = {}
 
     def snapshot(self) -> dict[str, bytes]:
-        """Every znode's data, by path."""
+        """Return the data of every znode, by path."""
         return self.nodes.snapshot()
 
     def suspend(self, store: "MemoryStore") -> None:
-        """Cut the connection: what is under way is lost, later calls wait."""
+        """Break the connection. Requests in flight are lost, later calls wait."""
         store.session.suspend()
 
     def resume(self, store: "MemoryStore") -> None:
-        """Connect again; LOST if the session has expired meanwhile."""
+        """Connect again. The session is LOST if it expired meanwhile."""
         if store.session_id in self._sessions:
             store.session.resume()
         else:
             store.session.lose()
 
     def lag(self, store: "MemoryStore") -> None:
-        """Its server falls behind: it reads what stands now, until its next write or ``sync``.
+        """Let the session's server lag: it reads the present state until its next write or ``sync``.
 
         Its watches do not lag.
         """
         store.seen = self.nodes.copy()
 
     def expire(self, store: "MemoryStore") -> None:
-        """The server gives the session up, and its ephemeral znodes go.
+        """Expire the session on the server, and delete its ephemeral znodes.
 
-        A suspended store learns of it when it is resumed, any other at once.
+        A suspended store is informed when it is resumed, any other store at once.
         """
         self.end(store.session_id)
         if store.state is not SessionState.SUSPENDED:
@@ -292,7 +292,7 @@ class MemoryTree:
             self.apply(session_id, [Delete(path=path) for path in owned])
 
     def apply(self, session_id: int, operations: Sequence[Operation]) -> list[OperationResult]:
-        """All or nothing, as one transaction. Raises MultiFailed."""
+        """Apply all operations or none. Raises MultiFailed."""
         transaction = Transaction(
             self.nodes, zxid=self._zxid + 1, now_ms=self._clock.wall_ms(), session_id=session_id
         )
@@ -317,7 +317,7 @@ class MemoryStore:
     def __init__(self, tree: MemoryTree) -> None:
         self.session = Session()
         self.seen: Nodes | None = None
-        """What its server knows, when that is not the latest."""
+        """The state that a lagging server reads; None if it is up to date."""
         self._tree = tree
         self._session_id = tree.begin(self.session)
         self._request_count = 0
@@ -442,7 +442,7 @@ class MemoryStore:
         raise UnavailableError("the connection broke again and again")
 
     async def _exchange(self, serve: Callable[[], T], operations: Sequence[Operation]) -> T:
-        """A request, ``serve`` when it has arrived, and the reply."""
+        """Send a request, call ``serve`` when it has arrived, and return the reply."""
         await self.wait_connected()
         self._request_count += 1
         break_count = self.session.break_count
@@ -451,7 +451,7 @@ class MemoryStore:
         await self._travel(break_count, is_lost=fault is Fault.LOST_REQUEST)
         try:
             return serve()
-        finally:  # a refusal travels like any other reply
+        finally:  # an error travels like any other reply
             await self._travel(break_count, is_lost=fault is Fault.LOST_REPLY)
 
     async def _travel(self, break_count: int, *, is_lost: bool) -> None:
