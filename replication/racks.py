@@ -21,7 +21,6 @@ from typing import Any, Protocol
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.codec.pulsar import PULSAR_RACKS_PATH, parse_pulsar_racks
 from ledgers.errors import (
     BookmenderError,
     NoNodeError,
@@ -30,6 +29,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.model import BookieId
+from ledgers.placement.pulsar import PULSAR_RACKS_PATH, parse_pulsar_racks
 from ledgers.placement.topology import Racks, clean_rack, find_rack, names_of
 from ledgers.store import MetadataStore
 from ledgers.tasks import Changing
