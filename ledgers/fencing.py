@@ -208,7 +208,7 @@ class EndFinder:
         log.warning("recovery.end_unproven", ledger_id=self._ledger_id, cause=cause, entries=saved)
         return UnprovenEndError(
             f"{cause}; {saved}",
-            are_any_silent=not is_every_answer,
+            has_unresponsive=not is_every_answer,
             ledger_id=self._ledger_id,
             **context,
         )

@@ -367,7 +367,7 @@ async def _children(store: MetadataStore, root: str, path: str) -> list[str]:
         return await store.children(path)
     except NoNodeError as error:
         if path == root:
-            raise UnavailableError("the ledgers root is gone", path=root) from error
+            raise UnavailableError("the ledgers root does not exist", path=root) from error
         return []
 
 

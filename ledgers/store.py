@@ -302,4 +302,4 @@ class ReadOnlyStore:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise AssertionError(f"a session that only reads was told to write: {what}")
+    raise AssertionError(f"a read-only session must not write: {what}")

@@ -378,11 +378,11 @@ class OpenLedgers:
 
     async def way_out(self, versioned: VersionedMetadata, error: UnprovenEndError) -> str:
         """What an operator can do where ``recover`` failed so: a hint."""
-        wanted = await self._silent(versioned) if error.are_any_silent else frozenset()
+        wanted = await self._silent(versioned) if error.has_unresponsive else frozenset()
         if _do_cover(set(versioned.metadata.last_segment.ensemble) - wanted, versioned.metadata):
             wanted = frozenset()
         return close_hint(
-            versioned.ledger_id, are_any_silent=error.are_any_silent, wanted=sorted(wanted)
+            versioned.ledger_id, has_unresponsive=error.has_unresponsive, wanted=sorted(wanted)
         )
 
     async def can_write_back(

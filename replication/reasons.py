@@ -138,8 +138,8 @@ def give_up_hint(ledger_id: int) -> str:
     )
 
 
-def close_hint(ledger_id: int, *, are_any_silent: bool, wanted: Sequence[str] = ()) -> str:
-    """What an operator can do about a ledger whose end cannot be proven. ``are_any_silent``: of its
+def close_hint(ledger_id: int, *, has_unresponsive: bool, wanted: Sequence[str] = ()) -> str:
+    """What an operator can do about a ledger whose end cannot be proven. ``has_unresponsive``: of its
     bookies.
 
     ``wanted``: those that are, where they are so many that nothing is proven of any end, and so it
@@ -150,7 +150,7 @@ def close_hint(ledger_id: int, *, are_any_silent: bool, wanted: Sequence[str] = 
             f"first start {'enough of ' if len(wanted) > 1 else ''}{', '.join(wanted)} (empty, if what they had is "
             "gone): nothing closes it before; if its end cannot be proven then either, "
         )
-    elif are_any_silent:
+    elif has_unresponsive:
         first = "start its other bookies, or, if they will never have more to say, "
     else:
         first = ""

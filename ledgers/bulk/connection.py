@@ -70,8 +70,8 @@ class BulkConnection(ABC):
         self._received_bytes = 0
         """Received bytes at the last check."""
         self._checks_without_bytes = 0
-        """Checks in a row without received bytes. Counting checks instead of seconds avoids a false alarm
-        after the loop itself was delayed: it then checks once."""
+        """Checks in a row without received bytes. Checks are counted instead of seconds, because a loop
+        that was delayed itself checks only once."""
 
     @property
     def is_open(self) -> bool:
@@ -167,7 +167,7 @@ class BulkConnection(ABC):
     def closed(self, protocol: BulkProtocol, error: Exception | None) -> None:
         if protocol is self._protocol:  # else it was disconnected before
             if isinstance(error, CorruptionError):
-                log.warning("bookie.lied", bookie=self.bookie, reason=str(error))
+                log.warning("bookie.violated_protocol", bookie=self.bookie, reason=str(error))
             kind = UnavailableError if self._is_proven else NoAnswerError
             failure = kind("connection to bookie broke", bookie=self.bookie)
             failure.__cause__ = error
@@ -256,7 +256,7 @@ class Stopwatch:
 
 
 class FrameConsumer(Protocol):
-    """What a BulkProtocol hands its bytes to."""
+    """Receives the bytes and the events of a BulkProtocol."""
 
     def consume(self, view: memoryview, end: int) -> int:
         """Process the whole frames of ``view[:end]``. Returns where the incomplete frame after them

@@ -64,7 +64,7 @@ ROUND_SAMPLES = 5
 """Reply times per decision. Their median ignores a single slow reply."""
 GROWTH_TOLERATED = 1.25
 DELAY_TOLERATED_S = 0.001
-"""How much later a bookie may reply because of our requests: by a quarter, plus this delay."""
+"""Our requests may delay the replies of a bookie by a quarter, plus this time."""
 TRIAL_INTERVAL_S = 10.0
 TRIAL_SHARE = 4
 TRIAL_ROUNDS = 2
@@ -79,7 +79,7 @@ START_SHARE = 4
 
 
 class Activity(enum.Enum):
-    """What is known of a bookie's clients."""
+    """The activity of a bookie's clients."""
 
     QUIET = "quiet"
     ACTIVE = "active"
@@ -89,7 +89,7 @@ class Activity(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """What one process may ask of one bookie. Rates are per second; 0 means no limit."""
+    """The limits of one process at one bookie. Rates are per second; 0 means no limit."""
 
     reads_per_s: int = 0
     single_reads_per_s: int = 0

@@ -36,7 +36,7 @@ BURST_S = 0.1
 
 
 class SizeEstimate(Protocol):
-    """What limiters need to know of a transfer."""
+    """The properties of a transfer that limiters use."""
 
     expected_bytes: int
     """Expected size of its next entry."""
@@ -45,7 +45,7 @@ class SizeEstimate(Protocol):
 
 
 class Applicant(Protocol):
-    """What limiters need to know of a read part: the entries that one transfer reads from one
+    """The properties of a read part that limiters use. A read part is what one transfer reads from one
     source."""
 
     woken_by: set[Limiter]
@@ -57,7 +57,7 @@ class Applicant(Protocol):
 
     @property
     def quantum(self) -> int:
-        """How many entries the part may request in its next turn."""
+        """The number of entries that the part may request in its next turn."""
         ...
 
     def enqueue(self) -> None:
@@ -432,7 +432,7 @@ class Waiter:
 class ReadBudget(Window):
     """The reads that this process may have in flight at one bookie, and the bytes they request.
 
-    First come, first served: while others wait in line, nobody else gets credit. Used by one event
+    First come, first served: while others wait in line, no newcomer gets credit. Used by one event
     loop only.
     """
 
@@ -478,7 +478,7 @@ class ReadBudget(Window):
             raise
 
     def try_acquire(self, entry_bytes: int) -> bool:
-        """Take the credit of one read if it is free and nobody waits for it."""
+        """Take the credit of one read if it is free and no other caller waits for it."""
         return self.take(1, entry_bytes) == 1
 
     def take(self, count: int, entry_bytes: int) -> int:

@@ -382,7 +382,7 @@ class ReadPart(TransferPart):
             is_written=write_part is not None,
         )
         self.write_part = write_part
-        """Where the entries are written; None if they are only verified."""
+        """The part that writes the entries; None if they are only verified."""
         self.connection = connection
         self.limiters = (
             state.check_limiters
@@ -395,7 +395,7 @@ class ReadPart(TransferPart):
         self.woken_by: set[Limiter] = set()
         """See ``limiters.Applicant``."""
         self.outstanding: dict[int, Any] = {}
-        """What is outstanding, by the key of its reply, oldest first."""
+        """Outstanding requests by the key of their reply, oldest first."""
         self._entry_ids = entry_ids
         self._next = 0
 
@@ -422,7 +422,7 @@ class ReadPart(TransferPart):
     @property
     @abstractmethod
     def quantum(self) -> int:
-        """How many entries may be requested in one turn. 0: wait for the first replies."""
+        """The number of entries that may be requested in one turn. 0: wait for the first replies."""
 
     @abstractmethod
     def requests_for(self, count: int) -> int:
@@ -466,7 +466,7 @@ Failure = tuple[int, int, int]
 
 @dataclass(slots=True, kw_only=True)
 class ReplyRun:
-    """What consecutive replies to one read part brought.
+    """The outcome of consecutive replies to one read part.
 
     ``credit_bytes``: credit of all entries in the replies: good, failed and left out.
     """

@@ -22,7 +22,7 @@ from ledgers.model import BookieId
 
 QUANTUM_COUNT = 16
 QUANTUM_BYTES = 256 * 1024
-"""How much one transfer may request from a source before the next transfer has its turn."""
+"""Limits on what one transfer requests from a source before the next transfer has its turn."""
 
 
 class Totals:
@@ -66,7 +66,7 @@ class TransferState:
         """Expected size of the next entry: the largest one seen. It falls slowly while entries are
         smaller."""
         self.quantum = QUANTUM_COUNT
-        """How many entries may be requested from a source in one turn."""
+        """The number of entries that may be requested from a source in one turn."""
         self.has_measured_size = False
         """True once an entry was received. Before, ``expected_bytes`` is the guess of the caller."""
         self.has_started = False

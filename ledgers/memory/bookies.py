@@ -45,7 +45,7 @@ _GIB = 1 << 30
 
 @dataclass(slots=True, kw_only=True)
 class _Ledger:
-    """What this bookie stores of one ledger."""
+    """The data of one ledger on this bookie."""
 
     master_key: bytes
     is_fenced: bool = False
@@ -411,7 +411,7 @@ class MemoryBookies:
         if self._is_closed:
             raise UnavailableError("closed by us", bookie=bookie)
         if bookie not in self._bookies:
-            raise UnavailableError("nobody knows this bookie's address", bookie=bookie)
+            raise UnavailableError("the address of this bookie is unknown", bookie=bookie)
         return self._bookies[bookie]
 
     def _check_up(self, bookie: BookieId) -> None:

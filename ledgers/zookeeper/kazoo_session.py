@@ -235,12 +235,12 @@ class KazooSession(Session):
             self._handler.forbid_connections()
             self._inbox.post(self._handle_lost, session_lost)
             log.error(
-                "session.loop_stands_still",
+                "session.loop_blocked",
                 session=f"{self.session_id:#x}",
                 for_s=round(now_s - self._loop_asked_s),
-                next_step="does a disk of this host hang? What this session held is free for others",
+                next_step="check whether a disk of this host hangs; other nodes may take over the locks of this session",
             )
-            raise ConnectionDropped("its loop stands still")
+            raise ConnectionDropped("the event loop is blocked")
 
     def _crashed(self, error: BaseException) -> None:
         context = {"message": "the connection to ZooKeeper crashed", "exception": error}
