@@ -438,12 +438,15 @@ class EndFinder:
         self._changed[segment.first_entry_id] = segment
 
     def _lac_for_header(self, confirmed: int) -> int:
-        """Return the LAC for the header of an entry that is written back: the confirmed entry,
-        bounded as follows.
+        """Return the LAC for the header of an entry that is written back: the confirmed entry, but not
+        beyond an ensemble change of this recovery. Otherwise:
 
-        The LAC must not reach beyond an ensemble change of this recovery. The change is unknown to
-        others until CLOSED is written. A concurrent recovery would start from our LAC, and leave
-        earlier entries on fewer than A bookies of the ensemble that it knows.
+        1. This recovery replaces bookie B by D from entry 5 on. Only the CLOSED metadata will say so.
+        2. It confirms entries 5 to 9 on the new ensemble, and writes entry 10 with LAC 9.
+        3. A concurrent recovery reads entry 10, and starts from LAC 9. It does not write entries 5
+           to 9 again.
+        4. It closes the ledger first, with the old ensemble. Entries 5 to 9 are then on fewer than A
+           of the bookies that the metadata names.
         """
         return min([confirmed, *(first_entry_id - 1 for first_entry_id in self._changed)])
 

@@ -34,10 +34,14 @@ METADATA_TRIES_MAX = 10
 
 
 Confirm = Callable[[RecoveredEnd], Awaitable[None]]
-"""Called after the end is found and before CLOSED is written. Raises UnavailableError if an answer
-that the end is based on may be wrong: the bookie may have been wiped since ``reformatted`` was
-determined, or another bookie may have answered at its address since ``registered`` was
-determined."""
+"""Called after the end is found and before CLOSED is written. Raises UnavailableError if an answer that
+the end is based on may be wrong. It defends against this interleaving:
+
+1. The caller determines which bookies are ``reformatted`` and which are ``registered``.
+2. A bookie is wiped, or another bookie registers at its address.
+3. Recovery asks there and gets "no such entry" for acknowledged entries.
+4. Recovery would close the ledger before these entries.
+"""
 
 
 async def nothing_to_confirm(end: RecoveredEnd) -> None:

@@ -227,6 +227,8 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
     # --- Ends ----------------------------------------------------------------------------------
 
     def closed(self, protocol: BulkProtocol, error: Exception | None) -> None:
+        """As in BulkConnection. A connection that is closed before its first batch is answered is a
+        refusal: the parts move to the single reads before all remaining parts are failed."""
         is_refusal = (
             protocol is self._protocol
             and self._asked

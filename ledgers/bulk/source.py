@@ -283,6 +283,15 @@ class SourceConnection(BulkConnection, Generic[R]):
         return bool(self._parts)
 
     def check_progress(self, now_s: float) -> None:
+        """Fail parts that have waited too long. Three cases, by what arrived on the connection:
+
+        1. Nothing arrived since the last check, and all waiting parts timed out: the connection is
+           useless. Disconnect.
+        2. Nothing arrived for ``IMPATIENT_S``: the bookie is unhealthy. Parts whose entries other
+           sources may have fail now, before their timeout.
+        3. Replies arrive, but not for some parts: only these parts fail. Their requests still count
+           as in flight, because the bookie may work on them, until ``LATE_REPLY_TIMEOUTS``.
+        """
         if self._transport is None or self._full_targets:
             return
         self._note_received()
