@@ -14,11 +14,13 @@ Every read that searches for the end also fences. Otherwise this could happen:
 Only an explicit "no such entry" counts as a "no" (rule S5). By the protocol, W - A + 1 of them prove
 that an entry was not acknowledged. But a bookie that lost entries also answers "no", and quickly:
 
-1. Bookies A, B and C store entry 7. A then loses its index.
-2. Fenced, B returns entry 7 as its last one. A answers "no" for entry 7.
-3. C answers "no" by mistake, or because it never received the entry. Two "no" would be the end.
-4. So B, which returned the entry when it was fenced, must answer before any "no" counts. If B times
-   out, recovery continues without it.
+1. Bookies A and B store entry 7, which is acknowledged (W = 3, A = 2). C does not have it yet.
+2. A loses its index.
+3. Fenced, B returns entry 7 as its last one.
+4. A and C answer "no" for entry 7. Two "no" would prove that it was not acknowledged.
+
+So a bookie that returned an entry when it was fenced must answer before any "no" counts. If it times
+out, recovery continues without it.
 
 *Distrusted* bookies are those whose "no" proves nothing: bookies that are known to have lost entries,
 reformatted ones, and unregistered ones (another bookie may answer at their address).

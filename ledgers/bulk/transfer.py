@@ -232,15 +232,14 @@ P = TypeVar("P", bound=TransferPart)
 def has_first_claim(parts: Sequence[P], part: P) -> bool:
     """Return True if no earlier part can wait for the same entries.
 
-    Replies to single reads and adds carry no request id. If several parts wait for an entry, the first
-    of them takes the reply, as the bookie answers in order. A run of replies may be given to one part
-    in one go only if no earlier part waits for any of them:
+    Replies to single reads and adds carry no request id. If several parts wait for an entry, its reply
+    goes to the first of them:
 
     1. Part A requests entries 5 to 9. Its transfer ends, but A still waits for the replies.
     2. Part B of another transfer requests entries 0 to 9.
-    3. A reply to entry 0 arrives, for B. Given to B in one go, a run from here could include replies
-       to A, and B would count a reply that its own request did not get.
+    3. Replies to entries 0 to 9 arrive. Those to 5 to 9 go to A. B gets the second replies to them.
 
+    So a run of replies may be given to B in one go only if no earlier part can wait for any of them.
     Slices of a ledger never overlap, so the common case is fast.
     """
     for other in parts:
