@@ -401,7 +401,7 @@ class Channel:
         if self._failure is not None and self._clock.now_s() < self._retry_at_s:
             # The text is the same for repeated failures, because records and logs report changes.
             raise UnavailableError(
-                f"not tried, because it was not reachable within the last {self._settings.max_s:g} s: "
+                f"not tried: within the last {self._settings.max_s:g} s it was not reachable: "
                 f"{_cause_text(self._failure)}",
                 bookie=self._bookie,
             ) from self._failure

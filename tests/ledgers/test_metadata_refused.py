@@ -65,7 +65,7 @@ def test_segments_that_make_no_sense_are_refused(
         pytest.param({"quorumSize": 3}, "impossible quorums", id="W > E"),
         pytest.param({"quorumSize": -1}, "impossible quorums", id="a negative W"),
         pytest.param({"lastEntryId": -2}, "below -1", id="an end below -1"),
-        pytest.param({"lastEntryId": 1 << 62}, "beyond what", id="an end that nobody reaches"),
+        pytest.param({"lastEntryId": 1 << 62}, "impossibly high", id="an end that nobody reaches"),
         pytest.param(
             {"lastEntryId": None}, "without its last entry id", id="closed without an end"
         ),
