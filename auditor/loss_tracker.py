@@ -17,7 +17,7 @@ from auditor.settings import AuditorSettings
 from auditor.underreplication import Missing, reformatted_bookies
 from ledgers.clock import Clock
 from ledgers.model import BookieId
-from ledgers.registration import UNTOLD_CZXID
+from ledgers.registration import HIDDEN_CZXID
 from ledgers.store import MetadataStore
 from replication.cluster import ClusterView, ViewSource
 from replication.orders import HoldOrder
@@ -93,7 +93,7 @@ class LossTracker:
         updater = self._updater
         self.absences.see(view, named=updater.ledger_map.bookies, are_all_named=updater.is_complete)
         for bookie, cookie in view.cookies.items():
-            if cookie.czxid != UNTOLD_CZXID:
+            if cookie.czxid != HIDDEN_CZXID:
                 self._first_seen.setdefault(bookie, cookie.czxid)
         self._has_looked = True
 

@@ -34,7 +34,7 @@ from auditor.ledger_map import MappedLedger
 from auditor.ledger_map_updater import LedgerMapUpdater
 from ledgers.clock import Clock
 from ledgers.model import BookieId, Fragment, StripedEntries
-from ledgers.registration import UNTOLD_CZXID
+from ledgers.registration import HIDDEN_CZXID
 from ledgers.store import Stat
 from ledgers.tasks import wait_woken
 from replication.entry_runs import NO_ENTRIES, EntryRuns
@@ -128,7 +128,7 @@ def reformatted_bookies(
             was_known=former.get(bookie, stat.czxid) != stat.czxid,
         )
         for bookie, stat in cookies.items()
-        if stat.czxid not in (identities.get(bookie), trusted.get(bookie), UNTOLD_CZXID)
+        if stat.czxid not in (identities.get(bookie), trusted.get(bookie), HIDDEN_CZXID)
     }
 
 

@@ -132,7 +132,7 @@ class Changing:
             seen = self.change_count
             yield
 
-    def _tell_change(self) -> None:
+    def _notify_change(self) -> None:
         """Wake the waiting tasks. Called after the change is visible to them."""
         self.change_count += 1
         self._changed.set()

@@ -314,7 +314,7 @@ class ViewSource(Changing):
                 self._addresses[bookie] = registered.address
         if view != self._current:
             self._current = view
-            self._tell_change()
+            self._notify_change()
         return view
 
     async def _end_windows(self) -> None:

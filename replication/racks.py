@@ -174,7 +174,7 @@ class RackKeeper(Changing):
                 bookie_count=len(found),
                 nowhere_count=len(view.available - found.keys()),
             )
-            self._tell_change()
+            self._notify_change()
 
     async def _names(self, view: ClusterView) -> Mapping[BookieId, tuple[str, ...]]:
         """Of every bookie, those that are away included."""
