@@ -111,9 +111,9 @@ async def yield_to_clients(
                 clock=clock,
                 errors=(UnavailableError, UnauthorizedError),
             )
-            bulk.flow.tell(None, sharer_count=worker_count)
+            bulk.flow.set_activity(None, sharer_count=worker_count)
         else:
-            bulk.flow.tell(said.of, sharer_count=said.copying_node_count)
+            bulk.flow.set_activity(said.of, sharer_count=said.copying_node_count)
         _linger(batcher, bulk)
         _meter(said, bulk)
         await activity.wait_change(seen, timeout_s=SHARES_INTERVAL_S)

@@ -63,13 +63,13 @@ from ledgers.quorum import (
     RecoveredEnd,
     Results,
     ask,
-    counted,
+    fenced_bookies,
     fenced_text,
-    given,
+    first_value,
     has_every_answer,
     is_damaged,
     recovery_verdict,
-    said,
+    replies_text,
 )
 from ledgers.reading import LedgerReader, Tail, replicas_in, tail_verdict
 from ledgers.tasks import read_ahead, task_scope
@@ -159,7 +159,7 @@ class EndFinder:
             linger_s=LATE_REPLY_WAIT_S,
         )
         self._answers = {bookie: result.answer for bookie, result in results.items()}
-        self._counted |= counted(results, self._distrusted)
+        self._counted |= fenced_bookies(results, self._distrusted)
         return tail, results
 
     @property
@@ -219,7 +219,7 @@ class EndFinder:
         """Return the error context about the replies, without replies in the name of unregistered
         bookies."""
         replies = {b: result for b, result in results.items() if b not in self._unregistered}
-        context = {"fenced": fenced_text(replies), "replies": said(replies)}
+        context = {"fenced": fenced_text(replies), "replies": replies_text(replies)}
         if self._unregistered:
             context["not_registered"] = ", ".join(sorted(self._unregistered))
         return context
@@ -383,17 +383,17 @@ class EndFinder:
                 "neither the entry nor its absence could be proven",
                 ledger_id=self._ledger_id,
                 entry_id=entry_id,
-                replies=said(results),
+                replies=replies_text(results),
             )
         if isinstance(verdict, bytes):
             return verdict
-        self._counted |= counted(results, self._distrusted)
+        self._counted |= fenced_bookies(results, self._distrusted)
         is_first = self._given_up is None or entry_id < self._given_up.first_entry_id
         if has_damaged and is_first:
             self._given_up = GivenUp(
                 first_entry_id=entry_id,
                 last_entry_id=max(entry_id, self._last_seen),
-                replies=said(results),
+                replies=replies_text(results),
             )
         return None
 
@@ -547,7 +547,7 @@ class Rescue:
         entry, results = await ask(
             replicas,
             lambda bookie: self._read(bookie, entry_id),
-            given,
+            first_value,
             clock=self._clock,
             linger_s=LATE_REPLY_WAIT_S,
         )

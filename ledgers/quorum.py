@@ -54,14 +54,14 @@ Results = Mapping[BookieId, Result[T]]
 """Results by bookie, in the order of arrival."""
 
 
-def said(results: Results[T]) -> str:
+def replies_text(results: Results[T]) -> str:
     """Return the reply of each bookie as text for an error message."""
     return "; ".join(
         f"{bookie}: {result.error or 'answered'}" for bookie, result in results.items()
     )
 
 
-def given(results: Results[T]) -> T | None:
+def first_value(results: Results[T]) -> T | None:
     """Return the first value; None if there is none."""
     return next((result.value for result in results.values() if result.value is not None), None)
 
@@ -217,7 +217,7 @@ def recovery_verdict(
     after all ``awaited`` bookies have replied or failed. ``gives_up_damaged``: a damaged copy
     counts as missing, by an operator's order.
     """
-    if (entry := given(results)) is not None:
+    if (entry := first_value(results)) is not None:
         return entry
     if any(bookie not in results for bookie in awaited):
         return None
@@ -229,7 +229,7 @@ def recovery_verdict(
     return Answer.ABSENT if absent_count > write_quorum - ack_quorum else None
 
 
-def counted(results: Results[T], distrusted: Collection[BookieId]) -> frozenset[BookieId]:
+def fenced_bookies(results: Results[T], distrusted: Collection[BookieId]) -> frozenset[BookieId]:
     """Return the bookies that returned a good entry or a trusted "no". Only these are known to be
     fenced."""
     return frozenset(

@@ -30,7 +30,7 @@ from ledgers.errors import (
 )
 from ledgers.manager import VersionedMetadata
 from ledgers.model import LAC_NONE, BookieId, LedgerMetadata, Segment, covers, write_set
-from ledgers.quorum import Results, ask, given, is_damaged, said
+from ledgers.quorum import Results, ask, first_value, is_damaged, replies_text
 from ledgers.tasks import read_ahead
 
 SPECULATIVE_S = 2.0
@@ -74,7 +74,7 @@ class LedgerReader:
                 write_quorum=self._metadata.write_quorum,
             ),
             partial(self._read, entry_id=entry_id),
-            given,
+            first_value,
             clock=self._clock,
             hedge_s=SPECULATIVE_S,
         )
@@ -124,7 +124,7 @@ def _unreadable(results: Results[bytes], *, ledger_id: int, entry_id: int) -> Bo
         "no replica returned the entry",
         ledger_id=ledger_id,
         entry_id=entry_id,
-        replies=said(results),
+        replies=replies_text(results),
     )
 
 
@@ -265,7 +265,7 @@ async def _ask_for_lac(
         raise UnavailableError(
             "too few bookies answered to find the last entry",
             ledger_id=ledger_id,
-            replies=said(results),
+            replies=replies_text(results),
         )
     return tail
 

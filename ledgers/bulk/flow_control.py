@@ -250,7 +250,7 @@ class FlowControl:
         self._yields = yields
         self._allow()
 
-    def tell(self, activity_of: ActivityOf | None, *, sharer_count: int) -> None:
+    def set_activity(self, activity_of: ActivityOf | None, *, sharer_count: int) -> None:
         """Apply this client activity from now on. None: the activity of all bookies is unknown."""
         self._activity_of, self._sharer_count = activity_of or _unknown, sharer_count
         self._allow()

@@ -179,7 +179,7 @@ class KazooSession(Session):
         self.request_count += 1
         self._connection.submit(request, reply)
 
-    def tell(self, request: Any) -> None:
+    def send_without_reply(self, request: Any) -> None:
         """Send a request whose reply does not matter."""
         if self.state is SessionState.CONNECTED:
             self.send(request, lambda value, error, latency_s: None)

@@ -221,7 +221,7 @@ class ZooKeeperStore:
                     yield event
             finally:
                 if self._session.subscription_count(path) == 1:
-                    self._session.tell(RemoveWatches(path))
+                    self._session.send_without_reply(RemoveWatches(path))
 
     async def _renew_watch(self, path: str, mode: WatchMode, *, after: EventKind) -> None:
         """Register the watch again if needed, so that changes after the event ``after`` are
@@ -267,7 +267,7 @@ class ZooKeeperStore:
                 return await self._ask(request)
             except ConnectionLoss as error:
                 lost = error
-                await self._session.wait_break_told(break_count)
+                await self._session.wait_break_reported(break_count)
             except SessionMovedError as error:
                 lost = error
             except REPLY_ERRORS as error:

@@ -399,7 +399,7 @@ def test_copies_that_wait_go_on_at_once_when_clients_are_gone() -> None:
         await scene.run(scene.halves(500, target=None))  # as long as the copy would take
         assert not copying.done()
 
-        scene.bulk.flow.tell(lambda bookie: Activity.QUIET, sharer_count=1)
+        scene.bulk.flow.set_activity(lambda bookie: Activity.QUIET, sharer_count=1)
 
         assert (await copying).entry_count == 500
 
