@@ -50,6 +50,7 @@ from replication.racks import (
     remembered_racks,
 )
 from replication.settings import PlacementSettings
+from replication.znodes import ClusterPaths
 
 LOOK_INTERVAL_S = 10.0
 """Interval between two looks at the file."""
@@ -284,7 +285,7 @@ async def begin_placing(
     settings: PlacementSettings,
     *,
     store: MetadataStore,
-    ur: str,
+    paths: ClusterPaths,
     views: ViewSource,
     local: BookieId | None,
     clock: Clock,
@@ -297,7 +298,7 @@ async def begin_placing(
     equals.
     """
     source = rack_source(settings, store, clock)
-    racks = Racks() if source is None else Racks(await remembered_racks(store, ur))
+    racks = Racks() if source is None else Racks(await remembered_racks(store, paths))
     rack_keeper = None
     if source is not None:
         rack_keeper = RackKeeper(source, racks, views, clock=clock, resolve_host=resolve)
@@ -330,7 +331,7 @@ async def placing_of(session: Session, settings: PlacementSettings) -> Placing:
     return await begin_placing(
         settings,
         store=session.store,
-        ur=session.ur,
+        paths=session.paths,
         views=session.views,
         local=session.local,
         clock=session.clock,
@@ -360,9 +361,9 @@ def rule_of(settings: PlacementSettings) -> Rule:
 
 
 def weighting_of(settings: PlacementSettings) -> Weighting | None:
-    if not settings.weighted_by_room:
+    if not settings.weighted_by_free_disk:
         return None
-    return Weighting(multiple_max=settings.room_weight_max)
+    return Weighting(multiple_max=settings.disk_weight_max)
 
 
 def rack_source(

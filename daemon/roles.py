@@ -57,7 +57,6 @@ from replication.targets import TargetSelector
 from replication.transactions import Batcher
 from replication.work_queue import Queue
 from replication.worker import ReplicationWorker
-from replication.znodes import own_path
 
 
 async def run_worker_session(
@@ -80,7 +79,7 @@ class OpenWorker:
 
 def _whole_queue(session: Session, batcher: Batcher) -> Queue:
     holder = socket.gethostname()
-    return Queue(session.store, batcher, session.ur, holder=holder, clock=session.clock)
+    return Queue(session.store, batcher, session.paths, holder=holder, clock=session.clock)
 
 
 @asynccontextmanager
@@ -103,15 +102,15 @@ async def open_worker(
         batcher = Batcher(session.store, [session.membership.guard])
         placing = await placing_of(session, settings.placement)
         quarantine = Quarantine(session.clock, session.views.life)
-        rooms = DiskSpaceSource(
+        disk_spaces = DiskSpaceSource(
             bookies,
             session.views,
-            floor_share=settings.replication.free_room_min,
+            floor_share=settings.replication.free_disk_share_min,
             clock=session.clock,
             rng=session.rng,
             quarantine=quarantine,
         )
-        await rooms.start()
+        await disk_spaces.start()
         parts = _Parts(
             settings=settings,
             session=session,
@@ -119,12 +118,12 @@ async def open_worker(
             queue=make_queue(session, batcher),
             bookies=bookies,
             placing=placing,
-            rooms=rooms,
+            disk_spaces=disk_spaces,
             quarantine=quarantine,
             on_written=on_written,
         )
         worker = parts.worker()
-        activity = ActivitySource(session.store, session.ur, session.clock)
+        activity = ActivitySource(session.store, session.paths, session.clock)
         async with asyncio.TaskGroup() as tasks:
             beside = [
                 tasks.create_task(work)
@@ -141,7 +140,7 @@ async def open_worker(
                     _pause_while_suspended(session.store, bulk),
                     tell_of_returns(session.views, bookies, bulk),
                     placing.run(),
-                    rooms.run(),
+                    disk_spaces.run(),
                 )
             ]
             yield OpenWorker(session=session, batcher=batcher, worker=worker)
@@ -159,7 +158,7 @@ class _Parts:
     queue: Queue
     bookies: BookieClient
     placing: Placing
-    rooms: DiskSpaceSource
+    disk_spaces: DiskSpaceSource
     quarantine: Quarantine
     on_written: OnWritten
 
@@ -168,7 +167,7 @@ class _Parts:
         return CopyRecorder(
             self.session.store,
             self.batcher,
-            self.session.ur,
+            self.session.paths,
             session=self.session.membership.uuid,
             is_enabled=self.settings.replication.copies_reread_after_s > 0,
         )
@@ -183,7 +182,7 @@ class _Parts:
         recheck = CopyRecheck(
             store=session.store,
             batcher=batcher,
-            ur=session.ur,
+            paths=session.paths,
             queue=self.queue,
             views=session.views,
             reader=CopyReader(
@@ -195,8 +194,8 @@ class _Parts:
                 fallback_digest=self.settings.replication.fallback_digest,
             ),
             reports=Reports(
-                BothQueues(session.store, batcher, session.ur, session.clock),
-                Findings(session.store, batcher, session.ur, session.clock),
+                BothQueues(session.store, batcher, session.paths, session.clock),
+                Findings(session.store, batcher, session.paths, session.clock),
             ),
             after_s=after_s,
             clock=session.clock,
@@ -210,11 +209,11 @@ class _Parts:
             queue=self.queue,
             repairer=self._repairer(),
             views=session.views,
-            notes=WaitingNotesWriter(session.store, self.batcher, session.ur),
+            notes=WaitingNotesWriter(session.store, self.batcher, session.paths),
             ends=UnprovenEnds(
                 session.store,
                 self.batcher,
-                session.ur,
+                session.paths,
                 manager=session.manager,
                 clock=session.clock,
             ),
@@ -264,7 +263,7 @@ class _Parts:
             clock=self.session.clock,
             local=self.session.local,
             is_local_only=self.settings.replication.target == "local",
-            rooms=self.rooms,
+            disk_spaces=self.disk_spaces,
             rack=self.placing.racks.rack,
             quarantine=self.quarantine,
             allowed=self.placing.groups.allowed,
@@ -326,7 +325,7 @@ async def run_auditor_session(
         tasks.create_task(placing.run())
         election = Election(
             session.store,
-            session.ur,
+            session.paths,
             session.membership,
             candidate=session.node,
             clock=session.clock,
@@ -348,8 +347,8 @@ async def _lead(
 ) -> None:
     """Run all tasks of the leader until its session or its leadership ends."""
     batcher = Batcher(session.store, leadership.guards)
-    records = Records(session.store, batcher, session.ur)
-    findings = Findings(session.store, batcher, session.ur, session.clock)
+    records = Records(session.store, batcher, session.paths)
+    findings = Findings(session.store, batcher, session.paths, session.clock)
     auditor = _auditor(settings, session, batcher, updater, placing, records, outages)
     checks = LeaderChecks(
         settings=settings,
@@ -372,7 +371,7 @@ async def _lead(
             _remember_racks(session, batcher, placing),
             checks.run(),
             teller.run(),
-            meter_last(session.store, session.ur),
+            meter_last(session.store, session.paths),
             _watch_activity(session, updater, records),
         ):
             tasks.create_task(work)
@@ -391,14 +390,14 @@ def _auditor(
     holds = Holds(
         store=session.store,
         batcher=batcher,
-        ur=session.ur,
+        paths=session.paths,
         settings=settings.hold,
         clock=session.clock,
         rack_of=placing.racks.rack,
     )
     tracker = LossTracker(
         store=session.store,
-        ur=session.ur,
+        paths=session.paths,
         updater=updater,
         views=session.views,
         holds=holds,
@@ -408,11 +407,11 @@ def _auditor(
     )
     return Auditor(
         store=session.store,
-        ur=session.ur,
+        paths=session.paths,
         updater=updater,
         views=session.views,
         tracker=tracker,
-        marker=Marker(session.store, batcher, session.ur, session.clock),
+        marker=Marker(session.store, batcher, session.paths, session.clock),
         records=records,
         settings=settings.auditor,
         clock=session.clock,
@@ -426,7 +425,7 @@ async def _watch_activity(session: Session, updater: LedgerMapUpdater, records: 
     async with open_bookies(session.views.resolve, clock=session.clock, rng=session.rng) as bookies:
         watch = ActivityWatch(
             store=session.store,
-            ur=session.ur,
+            paths=session.paths,
             updater=updater,
             views=session.views,
             bookies=bookies,
@@ -441,11 +440,11 @@ def _drainer(
 ) -> Drainer:
     return Drainer(
         store=session.store,
-        ur=session.ur,
+        paths=session.paths,
         manager=session.manager,
         updater=updater,
         views=session.views,
-        marker=Marker(session.store, batcher, own_path(session.ur), session.clock),
+        marker=Marker(session.store, batcher, session.paths.private, session.clock),
         records=records,
         clock=session.clock,
     )
@@ -456,7 +455,7 @@ async def _remember_racks(session: Session, batcher: Batcher, placing: Placing) 
         memory = RackMemory(
             store=session.store,
             batcher=batcher,
-            ur=session.ur,
+            paths=session.paths,
             racks=placing.racks,
             rack_keeper=placing.rack_keeper,
             views=session.views,

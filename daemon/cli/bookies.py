@@ -30,7 +30,7 @@ from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView
-from replication.orders import DrainOrder, MaintenanceWindow, OrderBook, Orders
+from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore
 
 COMPLETION_TIMEOUT_S = 2.0
 """A shell that waits longer for its completions is a nuisance."""
@@ -73,8 +73,8 @@ def _completions(config: Path | None) -> Collection[BookieId]:
 async def known_bookies(cluster: AdminSession) -> frozenset[BookieId]:
     """Registered now, ever set up, named by an order, or by a ledger, as a leader of ours has
     told."""
-    orders = await OrderBook(cluster.store, cluster.ur).read()
-    naming = (await read_absences(cluster.store, cluster.ur)).naming
+    orders = await OrderStore(cluster.store, cluster.paths).read()
+    naming = (await read_absences(cluster.store, cluster.paths)).naming
     return frozenset(
         (
             *(bookie for bookie, count in naming.items() if count),
@@ -236,13 +236,13 @@ async def bookie_rows(
     cookies = await cluster.registration.cookies()
     orders = orders.at(clock.wall_ms())
     progress = await drain_progress(cluster, orders)
-    rooms = await _rooms(view) if with_room else {}
+    disk_spaces = await _disk_spaces(view) if with_room else {}
     reformatted = reformatted_bookies(
         cookies,
-        await read_identities(cluster.store, cluster.ur),
+        await read_identities(cluster.store, cluster.paths),
         trusted=orders.trusted_cookies,
     )
-    absences = await read_absences(cluster.store, cluster.ur)
+    absences = await read_absences(cluster.store, cluster.paths)
     named = absences.named(now_ms=clock.wall_ms()) - view.available.keys()
     known = {*view.available, *cookies, *orders.draining, *orders.maintenance, *named}
     return [
@@ -255,7 +255,7 @@ async def bookie_rows(
             drain=orders.draining.get(bookie),
             progress=progress.get(bookie),
             maintenance=orders.maintenance.get(bookie),
-            room=rooms.get(bookie),
+            room=disk_spaces.get(bookie),
         )
         for bookie in sorted(known)
     ]
@@ -297,7 +297,7 @@ def with_losses(
 
 async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId, DrainProgress]:
     """What the leader last told of each drain that stands, and of no earlier one."""
-    record = await last_drains(cluster.store, cluster.ur)
+    record = await last_drains(cluster.store, cluster.paths)
     if record is None:
         return {}
     return {
@@ -307,21 +307,21 @@ async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId
     }
 
 
-async def _rooms(view: BookieView) -> Mapping[BookieId, DiskSpace]:
+async def _disk_spaces(view: BookieView) -> Mapping[BookieId, DiskSpace]:
     """Of those that answer."""
     async with open_bookies(view.locate, clock=SystemClock(), rng=random.Random()) as client:
         return await _ask_all(client, view.available)
 
 
 async def _ask_all(bookies: Bookies, asked: Iterable[BookieId]) -> dict[BookieId, DiskSpace]:
-    slots, rooms = asyncio.Semaphore(BOOKIES_AT_ONCE), {}
+    slots, disk_spaces = asyncio.Semaphore(BOOKIES_AT_ONCE), {}
 
     async def ask(bookie: BookieId) -> None:
         try:
             async with slots, asyncio.timeout(ANSWER_TIMEOUT_S):
-                rooms[bookie] = await bookies.room(bookie)
+                disk_spaces[bookie] = await bookies.room(bookie)
         except (BookmenderError, TimeoutError):
             pass  # one that does not say is shown without
 
     await asyncio.gather(*map(ask, asked))
-    return rooms
+    return disk_spaces

@@ -25,8 +25,6 @@ from auditor.checks.records import (
     OVERDUE,
     CheckKind,
     CheckRun,
-    check_path,
-    checks_path,
     last_run_ms,
     read_check,
 )
@@ -48,7 +46,7 @@ from ledgers.errors import NodeExistsError, NoNodeError, SettingsError
 from ledgers.store import ANY_VERSION
 from replication import znodes
 from replication.nodes import live_nodes
-from replication.orders import ChecksOrder, OrderBook, Orders, checks_place
+from replication.orders import ChecksOrder, Orders, OrderStore, checks_znode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +179,7 @@ ABOUT_OVERDUE = "looks for ledgers that have been marked for too long"
 
 
 async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    orders = await OrderStore(cluster.store, cluster.paths).read()
     now_ms = clock.wall_ms()
     rows = [
         await _bookies_row(cluster, now_ms),
@@ -198,8 +196,8 @@ async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
 
 
 async def _row(cluster: AdminSession, kind: CheckKind, now_ms: int) -> CheckRow:
-    last_ms = await last_run_ms(cluster.store, cluster.ur, kind.name, kind.audit)
-    record = await read_check(cluster.store, cluster.ur, kind.name)
+    last_ms = await last_run_ms(cluster.store, cluster.paths, kind.name, kind.audit)
+    record = await read_check(cluster.store, cluster.paths, kind.name)
     interval_s = kind.interval_of(cluster.settings.checks)
     is_forced = last_ms == FORCED_MS
     due_s = due_in_s(last_ms, interval_s=interval_s, now_ms=now_ms)
@@ -217,7 +215,7 @@ async def _row(cluster: AdminSession, kind: CheckKind, now_ms: int) -> CheckRow:
 
 
 async def _bookies_row(cluster: AdminSession, now_ms: int) -> CheckRow:
-    audit = await last_audit(cluster.store, cluster.ur)
+    audit = await last_audit(cluster.store, cluster.paths)
     interval_s = cluster.settings.auditor.bookie_check_interval_s
     last = None
     if audit is not None:
@@ -239,7 +237,7 @@ async def _bookies_row(cluster: AdminSession, now_ms: int) -> CheckRow:
 
 
 async def _overdue_row(cluster: AdminSession) -> CheckRow:
-    last = (await read_check(cluster.store, cluster.ur, OVERDUE)).last
+    last = (await read_check(cluster.store, cluster.paths, OVERDUE)).last
     after_s = cluster.settings.checks.overdue_after_s
     last_ms = last.finished_ms if last else None
     interval_s = look_interval_s(after_s) if after_s else 0.0
@@ -255,11 +253,11 @@ async def _overdue_row(cluster: AdminSession) -> CheckRow:
 
 async def _leader(cluster: AdminSession) -> tuple[str | None, list[str]]:
     """Who leads, and what is to be said of that."""
-    leader = await current_leader(cluster.store, cluster.ur)
+    leader = await current_leader(cluster.store, cluster.paths)
     if leader is None:
         return None, ["nobody leads, so no check runs: bookmender daemon"]
     name = leader.candidate or "unknown (its vote cannot be read)"
-    nodes = await live_nodes(cluster.store, cluster.ur)
+    nodes = await live_nodes(cluster.store, cluster.paths)
     if leader.session_id in {node.session_id for node in nodes}:
         return name, []
     return name, [
@@ -272,7 +270,7 @@ async def _waits(cluster: AdminSession, orders: Orders) -> list[str]:
     found = []
     if orders.paused_checks is not None:
         found.append("the checks are paused: bookmender check resume")
-    if await cluster.store.exists(znodes.disable_path(cluster.ur)) is not None:
+    if await cluster.store.exists(cluster.paths.disable) is not None:
         found.append("auto-recovery is disabled, so no check runs: bookmender enable")
     if orders.is_held:
         found.append("a safety hold stands, so no check runs: bookmender hold")
@@ -295,7 +293,7 @@ async def force_check(cluster: AdminSession, name: str) -> None:
         await _force_own(cluster, name)
         return
     path, data = (
-        znodes.audit_time_path(cluster.ur, kind.audit),
+        cluster.paths.audit_time(kind.audit),
         znodes.audit_time_to_bytes(FORCED_MS),
     )
     try:
@@ -307,22 +305,22 @@ async def force_check(cluster: AdminSession, name: str) -> None:
 async def _force_own(cluster: AdminSession, name: str) -> None:
     """Of a check that Java does not know: the time stands in its record, which the leader writes
     too."""
-    path = check_path(cluster.ur, name)
+    path = cluster.paths.check(name)
     # The version before the record, so that a record that the leader writes in between is never
     # overwritten with its older self: the progress of its run would be lost with it.
     stat = await cluster.store.exists(path)
-    record = await read_check(cluster.store, cluster.ur, name)
+    record = await read_check(cluster.store, cluster.paths, name)
     data = replace(record, last_ms=FORCED_MS).to_json()
     if stat is not None:
         await cluster.store.set(path, data, version=stat.version)
         return
     with suppress(NodeExistsError):
-        await cluster.store.create(checks_path(cluster.ur), with_parents=True)
+        await cluster.store.create(cluster.paths.checks, with_parents=True)
     await cluster.store.create(path, data)
 
 
 async def _trigger_audit(cluster: AdminSession) -> None:
-    path = znodes.recovery_delay_path(cluster.ur)
+    path = cluster.paths.recovery_delay
     try:
         data, stat = await cluster.store.get(path)
     except NoNodeError as error:
@@ -334,21 +332,21 @@ async def _trigger_audit(cluster: AdminSession) -> None:
 
 async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
     """Whether they were not paused before. Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.ur), checks_place(cluster.ur)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
+    standing = await order_store.stored(znode)
     if standing is not None and standing.order is not None:
         return False
-    await book.give(place, ChecksOrder(since_ms=clock.wall_ms()), over=standing)
+    await order_store.give(znode, ChecksOrder(since_ms=clock.wall_ms()), over=standing)
     return True
 
 
 async def resume_checks(cluster: AdminSession) -> bool:
     """Whether they were paused. Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.ur), checks_place(cluster.ur)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
+    standing = await order_store.stored(znode)
     if standing is None:
         return False
-    await book.withdraw(place, over=standing)
+    await order_store.withdraw(znode, over=standing)
     return True
 
 

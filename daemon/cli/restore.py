@@ -137,7 +137,7 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
             UnavailableError, SessionLostError, LockLostError, RejectedError
         ):  # it is done, and tried again one day
             cluster = ours.cluster
-            await order_tries([record.ledger_id], cluster.store, cluster.ur, SystemClock())
+            await order_tries([record.ledger_id], cluster.store, cluster.paths, SystemClock())
         return done
 
 
@@ -151,7 +151,7 @@ async def _open_restorer(
             manager=manager,
             inspector=looking.inspector,
             view=looking.view,
-            ur=cluster.ur,
+            paths=cluster.paths,
             cluster=cluster_id,
             clock=looking.clock,
             tell=lambda text: tell([printable(text)]),
