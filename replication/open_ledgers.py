@@ -317,7 +317,7 @@ class OpenLedgers:
             clock=self._clock,
             fallback=self._fallback_digest,
             reformatted=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
-            distrusted=distrusted,
+            distrusted=suspects,
             registered=view.answering,
             gives_up_damaged=accepts_loss,
             confirm=confirm,

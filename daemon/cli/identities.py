@@ -15,7 +15,7 @@ from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.progress import counted
 from ledgers.model import BookieId
 from ledgers.registration import HIDDEN_CZXID
-from replication.orders import IdentitiesOrder, OrderBook, identities_place
+from replication.orders import IdentitiesOrder, OrderStore, identities_znode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
