@@ -381,7 +381,7 @@ class LedgerMapUpdater(Changing):
                 return await read()
             except UnauthorizedError as error:
                 self.refusal = error
-                self._tell_change()
+                self._notify_change()
                 raise
 
         return await until_answered(
@@ -403,7 +403,7 @@ class LedgerMapUpdater(Changing):
             self.completed_count += 1
         LEDGERS.set(len(self.ledger_map))
         UNREADABLE.set(self.ledger_map.unreadable_count)
-        self._tell_change()
+        self._notify_change()
 
 
 class TreeScan:

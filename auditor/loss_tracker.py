@@ -17,7 +17,7 @@ from auditor.settings import AuditorSettings
 from auditor.underreplication import BookieLosses, reformatted_bookies
 from ledgers.clock import Clock
 from ledgers.model import BookieId
-from ledgers.registration import UNTOLD_CZXID
+from ledgers.registration import HIDDEN_CZXID
 from ledgers.store import MetadataStore
 from replication.cluster import ClusterView, ViewSource
 from replication.orders import HoldOrder
@@ -99,7 +99,7 @@ class LossTracker:
             view, named=updater.ledger_map.bookies, are_counts_complete=updater.is_complete
         )
         for bookie, cookie in view.cookies.items():
-            if cookie.czxid != UNTOLD_CZXID:
+            if cookie.czxid != HIDDEN_CZXID:
                 self._first_seen.setdefault(bookie, cookie.czxid)
         self._was_updated = True
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from auditor.ledger_map import MappedLedger
 from ledgers.model import BookieId, write_set
-from ledgers.registration import UNTOLD_CZXID
+from ledgers.registration import HIDDEN_CZXID
 from ledgers.store import Stat
 from replication.marks import URGENT_MAX
 
@@ -153,7 +153,7 @@ def reformatted_bookies(
             was_known=former.get(bookie, stat.czxid) != stat.czxid,
         )
         for bookie, stat in cookies.items()
-        if stat.czxid not in (identities.get(bookie), trusted.get(bookie), UNTOLD_CZXID)
+        if stat.czxid not in (identities.get(bookie), trusted.get(bookie), HIDDEN_CZXID)
     }
 
 

@@ -74,10 +74,10 @@ class LeaderChecks:
             budgets,
             resolve=self.session.views.resolve,
             memory_bytes_max=MEMORY_BYTES_MAX,
-            paces_reads=True,
+            limits_check_rate=True,
         )
         ours = self.settings.checks
-        bulk.pace.set(bytes_per_s=ours.bytes_per_s, entries_per_s=ours.reads_per_s)
+        bulk.rate_limit.set(bytes_per_s=ours.bytes_per_s, entries_per_s=ours.reads_per_s)
         return bulk
 
     async def _keep_to_our_share(self, budgets: Budgets) -> None:

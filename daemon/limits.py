@@ -87,7 +87,7 @@ async def keep_to_pace(
 ) -> None:
     """Apply the limits on copied bytes and entries, and whether copies yield to clients."""
     async for limits in _each_in_force(settings, views):
-        bulk.pace.set(bytes_per_s=limits.bytes_per_s, entries_per_s=limits.entries_per_s)
+        bulk.rate_limit.set(bytes_per_s=limits.bytes_per_s, entries_per_s=limits.entries_per_s)
         bulk.flow.yields = limits.yields_to_writers
         _linger(batcher, bulk)
 
@@ -111,9 +111,9 @@ async def yield_to_clients(
                 clock=clock,
                 errors=(UnavailableError, UnauthorizedError),
             )
-            bulk.flow.tell(None, sharer_count=worker_count)
+            bulk.flow.set_activity(None, sharer_count=worker_count)
         else:
-            bulk.flow.tell(said.of, sharer_count=said.copying_node_count)
+            bulk.flow.set_activity(said.of, sharer_count=said.copying_node_count)
         _linger(batcher, bulk)
         _meter(said, bulk)
         await activity.wait_change(seen, timeout_s=SHARES_INTERVAL_S)

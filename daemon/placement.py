@@ -25,7 +25,6 @@ import structlog
 from daemon.session import Session
 from daemon.threads import in_daemon_thread
 from ledgers.clock import Clock
-from ledgers.codec.pulsar import PULSAR_RACKS_PATH
 from ledgers.errors import CorruptionError, SettingsError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.placement import (
@@ -38,6 +37,7 @@ from ledgers.placement import (
     Weighting,
     ZoneRule,
 )
+from ledgers.placement.pulsar import PULSAR_RACKS_PATH
 from ledgers.placement.topology import Racks, clean_rack
 from ledgers.store import MetadataStore
 from replication.cluster import IsolationGroups, ViewSource

@@ -1,13 +1,19 @@
 """A small asyncio client library for Apache BookKeeper. It knows nothing of queues, leaders or audits.
 
-In reading order: ``model`` has ledgers, segments, fragments and striping as values, ``digest`` the
-bytes of an entry, ``errors`` all errors, ``clock`` the time, ``sizes`` byte counts as text,
-``mixing`` a hash that all processes share and ``tasks`` helpers for concurrent calls. ``store`` is the interface of the metadata store, and
-``bookies`` that of bookies: ``zookeeper``, ``client`` and ``connection`` implement them, ``memory``
-does so for tests. ``codec`` converts metadata, ``wire`` the bookies' protocols. ``manager`` reads
-and writes ledgers' metadata, ``registration`` lists the bookies, ``placement`` chooses among them,
-``health`` spares those that do not answer, and ``host_names`` looks up their addresses. ``bulk``
-reads and copies entries by the thousand. ``quorum`` asks the bookies of an ensemble and judges
-their answers; with it, ``reading`` opens and reads a ledger, ``writing`` and ``appending`` write
-one, and ``fencing`` and ``recovery`` close one whose writer is gone.
+In reading order, which is also the order of the import layers (``pyproject.toml``):
+
+- Values: ``model`` has ledgers, segments, fragments and striping, ``digest`` the bytes of an entry,
+  ``errors`` all errors. ``clock`` is the time, ``sizes`` writes byte counts as text, ``mixing`` is a
+  hash that all processes share, ``tasks`` helps with concurrent calls.
+- Interfaces: ``store`` is the metadata store, ``bookies`` are the bookies.
+- Bytes: ``codec`` converts what BookKeeper stores in ZooKeeper, ``wire`` the bookies' protocols.
+- Bookies: ``host_names`` looks up their addresses, ``placement`` chooses among them. ``bulk`` reads and
+  copies entries by the thousand. ``connection`` carries single requests, and ``client`` is the ``Bookies``
+  for real bookies. ``health`` spares bookies that do not answer.
+- Metadata: ``manager`` reads and writes the metadata of ledgers, ``registration`` lists the bookies,
+  ``zookeeper`` is the store on ZooKeeper.
+- Ledgers: ``quorum`` asks the bookies of an ensemble and judges their answers. With it, ``reading`` opens
+  and reads a ledger, ``appending`` and ``writing`` write one, and ``fencing`` and ``recovery`` close one
+  whose writer is gone.
+- Tests: ``memory`` implements both interfaces in memory.
 """

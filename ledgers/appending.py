@@ -1,18 +1,22 @@
-"""Adding entries to their write sets, with replacements for the bookies that fail.
+"""Adds entries to their write sets, and replaces bookies that fail. Used by writers and recovery.
 
-What a writer and a recovery have in common. They differ in how a change of the ensemble is put on
-record (``OnChange``: at once in the metadata, or in memory until the ledger is closed) and in what
-EFENCED means: to a writer that somebody recovers the ledger, to a recovery only that this bookie
-once deleted its copy and takes no more of it.
+``QuorumAppender`` sends entries and confirms them in order. Its user decides how an ensemble change is
+recorded (``OnChange``): a writer writes it to the metadata at once, recovery keeps it in memory until
+the ledger is closed. EFENCED means to a writer that another client recovers the ledger. To recovery it
+means only that this bookie deleted its copy once and accepts no more entries of the ledger.
 
-The bookies that a ledger is being written to, and who takes over from those that fail.
+``CurrentEnsemble`` knows which bookies failed and chooses replacements from a ``BookiePool``.
 
-Which unconfirmed entries were acknowledged by whom. Arithmetic only: no bookie, no clock.
+``AckWindow`` counts acknowledgements: an entry is confirmed when A bookie indexes of its write set have
+acknowledged it, and all lower entries are confirmed. It counts indexes, not bookies, for this reason:
 
-An entry is confirmed when A different bookie indexes of its write set acknowledged it and all lower
-entries are confirmed. Indexes, not bookies: when a bookie is replaced, what it acknowledged of
-unconfirmed entries counts no more, since the metadata will name another for them.
+1. Bookie X at index 1 acknowledges entry 7, which is not confirmed yet.
+2. X fails. Bookie Y replaces it at index 1, from entry 7 on.
+3. The metadata names Y for entry 7. The copy on X is not found by readers, so its acknowledgement is
+   withdrawn, and entry 7 is sent to Y.
 """
+
+from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -33,197 +37,28 @@ from ledgers.placement import Candidate, PlacementPolicy
 from ledgers.tasks import TaskScope, task_scope
 
 FAILED_BOOKIE_REST_S = 60.0
-"""For so long a bookie that failed takes over nothing more of the ledger."""
+"""A bookie that failed is not chosen again for the ledger for this long."""
 
 WritableBookies = Callable[[], Awaitable[Collection[Candidate]]]
-"""The bookies that may be chosen now: writable, and neither drained nor under maintenance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BookiePool:
-    """What ensembles and their replacements are chosen from: who is there, and who of them is
-    best."""
-
-    writable: WritableBookies
-    placement: PlacementPolicy
-
-
-def with_ensemble(metadata: LedgerMetadata, segment: Segment) -> LedgerMetadata:
-    """The metadata with ``segment``'s ensemble as the current one, from its first entry on."""
-    last = metadata.last_segment
-    if segment.first_entry_id == last.first_entry_id:
-        segment = replace(last, ensemble=segment.ensemble)  # whatever else it says is kept
-    return metadata.with_segment(segment)
-
-
-async def can_go_on_without(
-    metadata: LedgerMetadata, failed: Collection[BookieId], *, pool: BookiePool, clock: Clock
-) -> bool:
-    """Whether entries could be added to the last segment though these bookies fail: others would
-    take over, or an ack quorum of every write set is left."""
-    ensemble = CurrentEnsemble(metadata, pool=pool, clock=clock)
-    for index, bookie in enumerate(ensemble.bookies):
-        if bookie in failed:
-            ensemble.note_failure(index, bookie, UnavailableError("no answer"))
-    ensemble.install(await ensemble.choose())
-    return not ensemble.is_broken
-
-
-class CurrentEnsemble:
-    """The ensemble that a ledger is being written to, and its failures.
-
-    A bookie for which no replacement is to be had keeps its place, as one of the ``dead``: nothing
-    more is sent to it, and each further failure tries anew to replace it too.
-    """
-
-    def __init__(self, metadata: LedgerMetadata, *, pool: BookiePool, clock: Clock) -> None:
-        self.bookies = metadata.last_segment.ensemble
-        self.dead: frozenset[int] = frozenset()
-        self._metadata = metadata
-        self._pool, self._clock = pool, clock
-        self._failed: set[int] = set()
-        self._failures: dict[BookieId, tuple[float, BookmenderError]] = {}
-
-    @property
-    def has_failures(self) -> bool:
-        """Whether a bookie failed that was neither replaced nor given up."""
-        return bool(self._failed)
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether some write set has fewer than A bookies left that are not dead."""
-        size, write_quorum = self._metadata.ensemble_size, self._metadata.write_quorum
-        return not covers(
-            frozenset(range(size)) - self.dead,
-            ensemble_size=size,
-            write_quorum=write_quorum,
-            # At most W - A of a write set may be dead.
-            ack_quorum=write_quorum - self._metadata.ack_quorum + 1,
-        )
-
-    @property
-    def failures(self) -> str:
-        """Which bookie failed of what, for an error's message."""
-        return "; ".join(f"{bookie}: {error}" for bookie, (_, error) in self._failures.items())
-
-    def note_failure(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
-        """``bookie`` failed at ``index``. Of no consequence once it was replaced or given up
-        there."""
-        if self.bookies[index] == bookie and index not in self.dead:
-            self._failed.add(index)
-            self._failures[bookie] = (self._clock.now_s(), error)
-
-    async def choose(self) -> "EnsembleChange":
-        """Choose who is to take over from the failed and the dead, as far as there is anybody."""
-        candidates = await self._pool.writable()
-        wanted = self.dead | self._failed
-        excluded = self._resting().union(self.bookies)
-        chosen = list(self.bookies)
-        for index in sorted(wanted):
-            try:
-                chosen[index] = self._pool.placement.choose_replacement(
-                    candidates,
-                    ensemble=chosen,
-                    index=index,
-                    write_quorum=self._metadata.write_quorum,
-                    ack_quorum=self._metadata.ack_quorum,
-                    excluded=excluded,
-                )
-            except NotEnoughBookiesError:
-                continue
-        replaced = frozenset(i for i in wanted if chosen[i] != self.bookies[i])
-        return EnsembleChange(bookies=tuple(chosen), replaced=replaced, given_up=wanted - replaced)
-
-    def install(self, change: "EnsembleChange") -> None:
-        """Go on with these bookies. Who failed since ``choose`` stays noted."""
-        self.bookies = change.bookies
-        self.dead = change.given_up
-        self._failed -= change.replaced | change.given_up
-
-    def _resting(self) -> frozenset[BookieId]:
-        since_s = self._clock.now_s() - FAILED_BOOKIE_REST_S
-        return frozenset(
-            bookie for bookie, (failed_at_s, _) in self._failures.items() if failed_at_s >= since_s
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnsembleChange:
-    """A new ensemble: the bookie indexes that got another bookie, and those that keep a failed
-    one."""
-
-    bookies: tuple[BookieId, ...]
-    replaced: frozenset[int]
-    given_up: frozenset[int]
-
-
-class AckWindow:
-    """The entries added and not yet confirmed. ``confirmed``: the last entry id that is, -1 if
-    none."""
-
-    def __init__(
-        self, *, confirmed: int, ensemble_size: int, write_quorum: int, ack_quorum: int
-    ) -> None:
-        self.confirmed = confirmed
-        self._ensemble_size, self._write_quorum = ensemble_size, write_quorum
-        self._ack_quorum = ack_quorum
-        self._acks: dict[int, set[int]] = {}
-
-    def begin(self, entry_id: int) -> tuple[int, ...]:
-        """Expect acknowledgements of the next entry; the indexes that it has to be sent to."""
-        assert entry_id == self.confirmed + len(self._acks) + 1, (entry_id, self.confirmed)
-        self._acks[entry_id] = set()
-        return self._write_set(entry_id)
-
-    def acknowledge(self, entry_id: int, index: int) -> None:
-        """Late acknowledgements, of entries that are confirmed, are of no consequence."""
-        if entry_id in self._acks:
-            self._acks[entry_id].add(index)
-
-    def confirm(self) -> list[int]:
-        """Confirm what can be, in order; the entry ids."""
-        confirmed = []
-        while len(self._acks.get(self.confirmed + 1, ())) >= self._ack_quorum:
-            self.confirmed += 1
-            del self._acks[self.confirmed]
-            confirmed.append(self.confirmed)
-        return confirmed
-
-    def withdraw(self, index: int) -> list[int]:
-        """Forget what this index acknowledged; the unconfirmed entries of its stripe."""
-        striped = [entry_id for entry_id in self._acks if index in self._write_set(entry_id)]
-        for entry_id in striped:
-            self._acks[entry_id].discard(index)
-        return striped
-
-    def _write_set(self, entry_id: int) -> tuple[int, ...]:
-        return write_set(
-            entry_id, ensemble_size=self._ensemble_size, write_quorum=self._write_quorum
-        )
-
-
+"""Returns the bookies that may be chosen now: writable, not draining, not in maintenance."""
 ENTRIES_MAX = 512
 BYTES_MAX = 8 * 1024 * 1024
-"""At most so many unconfirmed entries, and bytes of them; but always one entry, however large."""
+"""Limits on unconfirmed entries and their bytes. A single entry always passes, however large it is."""
 
 OnChange = Callable[[Segment], Awaitable[None]]
-"""Puts on record that from this segment's first entry on its ensemble is the current one."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Pending:
-    entry: bytes
-    confirmed: asyncio.Future[int] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+"""Records the new ensemble, which applies from the first entry of this segment on."""
 
 
 class QuorumAppender:
     """Adds packed entries, in order, to the last segment of a ledger. Its tasks live in ``scope``.
 
-    While bookies are being replaced nothing is confirmed, so that the first entry of the new
-    segment, the one after the last confirmed, stands still. Where there is no replacement, copies
-    beyond the A that an acknowledgement needs may be lacking; without A it fails.
+    Nothing is confirmed while a bookie is being replaced. Otherwise:
+
+    1. The new segment is written to the metadata, from entry 8 on, because 7 is confirmed.
+    2. Meanwhile the old ensemble acknowledges entry 8, and the user is told so.
+    3. The metadata then names the new ensemble for entry 8, in which too few bookies store it.
+
+    If there is no replacement, entries may have only A copies. With fewer, appending fails.
     """
 
     def __init__(
@@ -240,8 +75,8 @@ class QuorumAppender:
         on_change: OnChange,
         unregistered: Collection[BookieId] = (),
     ) -> None:
-        """``unregistered``: bookies that nothing is sent to, because another bookie may acknowledge
-        it in their place."""
+        """``unregistered``: bookies that receive nothing, because another bookie may answer at their
+        address."""
         self._bookies, self._clock, self._scope = bookies, clock, scope
         self._master_key, self._is_recovery = master_key, is_recovery
         self._on_change = on_change
@@ -262,18 +97,18 @@ class QuorumAppender:
 
     @property
     def confirmed(self) -> int:
-        """The last entry that is on A bookies together with all before it; -1 if none."""
+        """The last entry that is stored on A bookies, as are all entries before it; -1 if there is
+        none."""
         return self._acks.confirmed
 
     async def wait_for_room(self, entry_bytes: int) -> None:
-        """Return when one more entry of this size may be added. Raises what ended the appending."""
+        """Wait until another entry of this size may be added. Raises the error that ended appending."""
         while self._pending and not self._has_room(entry_bytes):
             await self._progress.wait()
         self._raise_if_ended()
 
     async def do_without(self, failed: Mapping[BookieId, BookmenderError]) -> None:
-        """Have others take over from these before anything is added. Raises
-        NotEnoughBookiesError."""
+        """Replace these bookies before anything is added. Raises NotEnoughBookiesError."""
         for index, bookie in enumerate(self._ensemble.bookies):
             if bookie in failed:
                 self._ensemble.note_failure(index, bookie, failed[bookie])
@@ -281,7 +116,7 @@ class QuorumAppender:
             await self._replace_failed()
 
     def add(self, entry_id: int, entry: bytes) -> asyncio.Future[int]:
-        """Send the entry, which has to be the next one; done when it is confirmed."""
+        """Send the next entry. The future is done when the entry is confirmed."""
         self._raise_if_ended()
         pending = self._pending[entry_id] = _Pending(entry=entry)
         self._pending_bytes += len(entry)
@@ -291,20 +126,21 @@ class QuorumAppender:
         return pending.confirmed
 
     async def settle(self, within_s: float) -> None:
-        """Wait a while for the acknowledgements beyond the A that confirmed the entries."""
+        """Wait, ``within_s`` at most, for the acknowledgements beyond the A that confirmed the
+        entries."""
         async with task_scope() as scope:
             waits = (scope.start(self._clock.sleep(within_s)), scope.start(self._wait_idle()))
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
     def fail(self, error: BookmenderError) -> None:
-        """End it: every unconfirmed add fails with this error, and so does what comes later."""
+        """Stop: all unconfirmed adds, and all later calls, fail with this error."""
         if self._error is not None:
             return
         self._error = error
         for pending in self._pending.values():
             if not pending.confirmed.done():
                 pending.confirmed.set_exception(error)
-                # Taken as seen: who awaits no more than the last of many adds learns it there.
+                # Marked as retrieved, because a caller may await only the last of many adds.
                 pending.confirmed.exception()
         self._pending.clear()
         self._notify()
@@ -333,12 +169,12 @@ class QuorumAppender:
         else:
             if self._ensemble.bookies[index] == bookie:
                 self._acks.acknowledge(entry_id, index)
-        # Not in a finally: a cancelled flight must not set anything going any more.
+        # Not in a ``finally``: a cancelled task must not start further work.
         self._flying_count -= 1
         self._look_after()
 
     def _refused(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
-        """A failed bookie is replaced; what every bookie would refuse alike ends the appending."""
+        """Record a failed bookie. An error that every bookie would return ends appending instead."""
         is_this_bookies = isinstance(error, ReadOnlyError) or (
             isinstance(error, FencedError) and self._is_recovery
         )
@@ -350,7 +186,7 @@ class QuorumAppender:
     # --- After each event -------------------------------------------------------------------------
 
     def _look_after(self) -> None:
-        """Confirm what can be, unless bookies have to be replaced first."""
+        """Confirm entries, unless bookies must be replaced first. Called after each event."""
         if self._error is None and not self._is_changing:
             if self._ensemble.has_failures and self._pending:
                 self._is_changing = True
@@ -363,7 +199,7 @@ class QuorumAppender:
     def _confirmed(self, entry_id: int) -> None:
         pending = self._pending.pop(entry_id)
         self._pending_bytes -= len(pending.entry)
-        if not pending.confirmed.done():  # its caller may have gone away
+        if not pending.confirmed.done():  # else its caller was cancelled
             pending.confirmed.set_result(entry_id)
 
     async def _change_ensemble(self) -> None:
@@ -408,3 +244,176 @@ class QuorumAppender:
     def _notify(self) -> None:
         self._progress.set()
         self._progress = asyncio.Event()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    entry: bytes
+    confirmed: asyncio.Future[int] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class AckWindow:
+    """The acknowledgements of entries that are not confirmed yet. ``confirmed``: the last confirmed
+    entry; -1 if there is none."""
+
+    def __init__(
+        self, *, confirmed: int, ensemble_size: int, write_quorum: int, ack_quorum: int
+    ) -> None:
+        self.confirmed = confirmed
+        self._ensemble_size, self._write_quorum = ensemble_size, write_quorum
+        self._ack_quorum = ack_quorum
+        self._acks: dict[int, set[int]] = {}
+
+    def begin(self, entry_id: int) -> tuple[int, ...]:
+        """Start to count acknowledgements of the next entry. Returns the indexes to send it to."""
+        assert entry_id == self.confirmed + len(self._acks) + 1, (entry_id, self.confirmed)
+        self._acks[entry_id] = set()
+        return self._write_set(entry_id)
+
+    def acknowledge(self, entry_id: int, index: int) -> None:
+        """Count an acknowledgement. Ignored if the entry is confirmed already."""
+        if entry_id in self._acks:
+            self._acks[entry_id].add(index)
+
+    def confirm(self) -> list[int]:
+        """Confirm all entries that can be confirmed, in order. Returns their ids."""
+        confirmed = []
+        while len(self._acks.get(self.confirmed + 1, ())) >= self._ack_quorum:
+            self.confirmed += 1
+            del self._acks[self.confirmed]
+            confirmed.append(self.confirmed)
+        return confirmed
+
+    def withdraw(self, index: int) -> list[int]:
+        """Discard all acknowledgements of this index. Returns the unconfirmed entries that it should
+        store."""
+        striped = [entry_id for entry_id in self._acks if index in self._write_set(entry_id)]
+        for entry_id in striped:
+            self._acks[entry_id].discard(index)
+        return striped
+
+    def _write_set(self, entry_id: int) -> tuple[int, ...]:
+        return write_set(
+            entry_id, ensemble_size=self._ensemble_size, write_quorum=self._write_quorum
+        )
+
+
+class CurrentEnsemble:
+    """The ensemble that a ledger is being written to, and its failures.
+
+    A bookie without a replacement keeps its place and is ``dead``: it receives nothing more. At each
+    further failure a replacement for it is looked for again.
+    """
+
+    def __init__(self, metadata: LedgerMetadata, *, pool: BookiePool, clock: Clock) -> None:
+        self.bookies = metadata.last_segment.ensemble
+        self.dead: frozenset[int] = frozenset()
+        self._metadata = metadata
+        self._pool, self._clock = pool, clock
+        self._failed: set[int] = set()
+        self._failures: dict[BookieId, tuple[float, BookmenderError]] = {}
+
+    @property
+    def has_failures(self) -> bool:
+        """True if a bookie failed and was neither replaced nor given up yet."""
+        return bool(self._failed)
+
+    @property
+    def is_broken(self) -> bool:
+        """True if a write set has fewer than A bookies that are not dead."""
+        size, write_quorum = self._metadata.ensemble_size, self._metadata.write_quorum
+        return not covers(
+            frozenset(range(size)) - self.dead,
+            ensemble_size=size,
+            write_quorum=write_quorum,
+            # At most W - A of a write set may be dead.
+            ack_quorum=write_quorum - self._metadata.ack_quorum + 1,
+        )
+
+    @property
+    def failures(self) -> str:
+        """The failed bookies and their errors, as text for an error message."""
+        return "; ".join(f"{bookie}: {error}" for bookie, (_, error) in self._failures.items())
+
+    def note_failure(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
+        """Record that ``bookie`` failed at ``index``. Ignored after it was replaced or given up there."""
+        if self.bookies[index] == bookie and index not in self.dead:
+            self._failed.add(index)
+            self._failures[bookie] = (self._clock.now_s(), error)
+
+    async def choose(self) -> EnsembleChange:
+        """Choose replacements for failed and dead bookies, as far as there are any."""
+        candidates = await self._pool.writable()
+        wanted = self.dead | self._failed
+        excluded = self._resting().union(self.bookies)
+        chosen = list(self.bookies)
+        for index in sorted(wanted):
+            try:
+                chosen[index] = self._pool.placement.choose_replacement(
+                    candidates,
+                    ensemble=chosen,
+                    index=index,
+                    write_quorum=self._metadata.write_quorum,
+                    ack_quorum=self._metadata.ack_quorum,
+                    excluded=excluded,
+                )
+            except NotEnoughBookiesError:
+                continue
+        replaced = frozenset(i for i in wanted if chosen[i] != self.bookies[i])
+        return EnsembleChange(bookies=tuple(chosen), replaced=replaced, given_up=wanted - replaced)
+
+    def install(self, change: EnsembleChange) -> None:
+        """Make the change current. Bookies that failed since ``choose`` still count as failed."""
+        self.bookies = change.bookies
+        self.dead = change.given_up
+        self._failed -= change.replaced | change.given_up
+
+    def _resting(self) -> frozenset[BookieId]:
+        since_s = self._clock.now_s() - FAILED_BOOKIE_REST_S
+        return frozenset(
+            bookie for bookie, (failed_at_s, _) in self._failures.items() if failed_at_s >= since_s
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleChange:
+    """A new ensemble. ``replaced``: indexes with a new bookie. ``given_up``: indexes that keep a failed
+    one."""
+
+    bookies: tuple[BookieId, ...]
+    replaced: frozenset[int]
+    given_up: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookiePool:
+    """The bookies from which ensembles and replacements are chosen, and the policy of the choice."""
+
+    writable: WritableBookies
+    placement: PlacementPolicy
+
+
+def with_ensemble(metadata: LedgerMetadata, segment: Segment) -> LedgerMetadata:
+    """Return the metadata with the ensemble of ``segment`` as the current one, from its first entry
+    on."""
+    last = metadata.last_segment
+    if segment.first_entry_id == last.first_entry_id:
+        segment = replace(last, ensemble=segment.ensemble)  # keep its other fields
+    return metadata.with_segment(segment)
+
+
+async def can_go_on_without(
+    metadata: LedgerMetadata, failed: Collection[BookieId], *, pool: BookiePool, clock: Clock
+) -> bool:
+    """Return True if entries can be added to the last segment without these bookies.
+
+    Either replacements exist, or every write set keeps an ack quorum.
+    """
+    ensemble = CurrentEnsemble(metadata, pool=pool, clock=clock)
+    for index, bookie in enumerate(ensemble.bookies):
+        if bookie in failed:
+            ensemble.note_failure(index, bookie, UnavailableError("no answer"))
+    ensemble.install(await ensemble.choose())
+    return not ensemble.is_broken

@@ -1,8 +1,8 @@
 """The interface of bookies: the requests, and the possible answers.
 
-``bookie.client`` implements it for real bookies, ``memory.bookies`` for tests and simulation. Both
-pass ``tests/contract/test_bookies.py``. Answers are three-valued (rule S5): present, an explicit
-"no", or unknown. Only ``NoSuchEntryError`` is a "no".
+``client`` implements ``Bookies`` for real bookies, ``memory.bookies`` for tests and simulation. Both pass
+``tests/contract/test_bookies.py``. Answers are three-valued (rule S5): present, an explicit "no", or
+unknown. Only ``NoSuchEntryError`` is a "no".
 """
 
 import enum
@@ -101,7 +101,7 @@ class TransferResult(Struct, frozen=True, kw_only=True):
     failures: Mapping[BookieId, Mapping[int, Answer]] = field(default_factory=dict)
     unwritten: frozenset[int] = frozenset()
     target_error: BookmenderError | None = None
-    silent: frozenset[BookieId] = frozenset()
+    unresponsive: frozenset[BookieId] = frozenset()
     """Sources that could not be connected or did not reply in time."""
     fingerprints: Mapping[BookieId, Fingerprints] = field(default_factory=dict)
     """By source, the fingerprints of its entries; empty unless ``takes_fingerprints``."""
@@ -122,7 +122,7 @@ class DiskSpace:
 class SourceHealth(Struct, frozen=True, kw_only=True):
     """How well a bookie works as a source of transfers, as observed by this process."""
 
-    is_ailing: bool = False
+    is_unhealthy: bool = False
     """The bookie failed recently or does not reply now. Other sources are preferred."""
     waiting_bytes: int = 0
     """Estimated size of the entries that are requested from it or will be next."""
@@ -156,8 +156,8 @@ class Bookies(Protocol):
         ...
 
     async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
-        """Read the LAC without fencing. Raises NoSuchEntryError, even if the bookie only could not
-        tell."""
+        """Read the LAC without fencing. Raises NoSuchEntryError, also if the bookie could only not find
+        out."""
         ...
 
     async def read_batch(

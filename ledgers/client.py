@@ -1,13 +1,14 @@
-"""Requests to real bookies: the control path of the ``Bookies`` interface.
+"""The client for real bookies: it implements the ``Bookies`` interface.
 
-Each bookie is spoken to over up to three connections, made when needed: V3 for whatever has to be
-told apart (fencing, last entries, LACs; rule S5) and by default for all single reads and adds; V2
-for these where the settings say so, and to add the largest entries; and V2 for batch reads alone,
-since a bookie before 4.17 answers the first of them by closing the connection. Bulk copying is
-``bulk``'s; both share the read budgets.
+``BookieClient`` uses up to three connections to each bookie, made on demand:
 
-A client of the bookies as most of those need it who speak to them: with a bulk path that nobody
-steers.
+- V3, for requests whose replies must be told apart (fencing, last entries, LACs; rule S5), and by
+  default for single reads and adds;
+- V2, for single reads and adds if so configured, and for the largest entries;
+- V2 for batch reads only, because a bookie before 4.17 closes the connection on the first one.
+
+Transfers go to the bulk path (``bulk``), which has its own connections. Both share the read budgets.
+``open_bookies`` returns a client with a bulk path of its own, without the daemon's flow control.
 """
 
 import asyncio
@@ -50,24 +51,24 @@ from ledgers.wire.messages import (
 )
 
 V3_ENTRY_BYTES_MAX = 4 * 1024 * 1024
-"""Larger ones are added over V2: in a V3 frame one that just fitted its writer's may be too long
-for any bookie."""
+"""Larger entries are added over V2. A V3 frame is longer, so an entry that just fitted into the frame of
+its writer could exceed the limit of every bookie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieClientSettings:
-    """How bookies are spoken to."""
+    """Settings of the client."""
 
     protocol: Literal["v2", "v3"] = "v3"
-    """For single reads and adds; what must be told apart goes over V3 in any case."""
+    """For single reads and adds. Requests whose replies must be told apart always use V3."""
     batch_bytes_max: int = 256 * 1024
-    """At most so much is asked for in one batch read, whatever the caller allows (rule S10)."""
+    """Upper limit of the bytes requested by one batch read (rule S10)."""
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
     back_off: BackOffSettings = field(default_factory=BackOffSettings)
 
 
 class BulkPath(Protocol):
-    """Whoever carries out transfers. It is closed with the client."""
+    """Runs transfers. Closed together with the client."""
 
     async def transfer(self, transfer: Transfer) -> TransferResult: ...
 
@@ -77,7 +78,7 @@ class BulkPath(Protocol):
 
 
 class BookieClient:
-    """The real ``Bookies``. Belongs to one loop; ``close`` it there."""
+    """The ``Bookies`` for real bookies. Belongs to one event loop, which must also ``close`` it."""
 
     def __init__(
         self,
@@ -91,16 +92,18 @@ class BookieClient:
     ) -> None:
         self._resolve, self._budgets, self._bulk = resolve, budgets, bulk
         self._clock, self._rng, self._settings = clock, rng, settings
-        self._lines: dict[BookieId, _Lines] = {}
+        self._connections: dict[BookieId, _Connections] = {}
         self._is_closed = False
 
     # --- Reads ---------------------------------------------------------------------------------
 
     async def read(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
-        lines = self._to(bookie)
-        line = lines.v3 if entry_id == LAST_ENTRY else lines.data
-        reply = await self._ask(line, Read(ledger_id=ledger_id, entry_id=entry_id))
-        return _keyless(reply, bookie=bookie, ledger_id=ledger_id, entry_id=entry_id).entries[0]
+        connections = self._to(bookie)
+        channel = connections.v3 if entry_id == LAST_ENTRY else connections.data
+        reply = await self._ask(channel, Read(ledger_id=ledger_id, entry_id=entry_id))
+        return _check_keyless(reply, bookie=bookie, ledger_id=ledger_id, entry_id=entry_id).entries[
+            0
+        ]
 
     async def read_fencing(
         self,
@@ -123,8 +126,10 @@ class BookieClient:
     async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
         reply = await self._ask(self._to(bookie).v3, ReadLac(ledger_id=ledger_id))
         if reply.lac == LacAnswer():
-            _keyless(reply, bookie=bookie, ledger_id=ledger_id)
-        return reply.lac  # one of the two counts, although the status may tell of the other
+            _check_keyless(reply, bookie=bookie, ledger_id=ledger_id)
+        return (
+            reply.lac
+        )  # valid even if the status reports an error, which may concern the other field
 
     async def read_batch(
         self,
@@ -141,37 +146,38 @@ class BookieClient:
             count_max=count_max,
             bytes_max=min(bytes_max, self._settings.batch_bytes_max),
         )
-        lines = self._to(bookie)
-        async with lines.probe:
-            knows_batches = lines.knows_batches
-            if knows_batches is None:
+        connections = self._to(bookie)
+        async with connections.probe:
+            supports_batches = connections.supports_batches
+            if supports_batches is None:
                 return await self._probe_batch(bookie, request)
-        if knows_batches:
-            return _batch(bookie, request, await self._ask(lines.batch, request))
+        if supports_batches:
+            return _batch(bookie, request, await self._ask(connections.batch, request))
         return [await self.read(bookie, ledger_id, first_entry_id)]
 
     async def _probe_batch(self, bookie: BookieId, request: ReadBatch) -> list[bytes]:
-        """The first one, on a connection that carries nothing else: what becomes of that tells."""
-        lines = self._to(bookie)
-        connection = await lines.batch.connection()
+        """Send the first batch read, on a connection of its own. If the bookie closes the connection,
+        it may not support batch reads, and a single read replaces it."""
+        connections = self._to(bookie)
+        connection = await connections.batch.connection()
         try:
             return _batch(bookie, request, await connection.request(request))
         except BrokenConnectionError:
             try:
                 return [await self.read(bookie, request.ledger_id, request.first_entry_id)]
             finally:
-                lines.note_batch_refusal()
+                connections.note_batch_refusal()
 
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
         reply = await self._ask(self._to(bookie).v3, ListEntries(ledger_id=ledger_id))
-        _keyless(reply, bookie=bookie, ledger_id=ledger_id)
+        _check_keyless(reply, bookie=bookie, ledger_id=ledger_id)
         return decode_availability(reply.availability)
 
     async def room(self, bookie: BookieId) -> DiskSpace:
         reply = await self._ask(self._to(bookie).v3, ReadDiskSpace())
-        room = _keyless(reply, bookie=bookie).room
+        room = _check_keyless(reply, bookie=bookie).room
         if room is None:
-            raise UnavailableError("bookie tells of impossible disks", bookie=bookie)
+            raise UnavailableError("the bookie reports impossible disk sizes", bookie=bookie)
         return room
 
     # --- Writes --------------------------------------------------------------------------------
@@ -191,9 +197,9 @@ class BookieClient:
             is_recovery=is_recovery,
             is_high_priority=is_high_priority,
         )
-        lines = self._to(bookie)
-        line = lines.data if len(entry) <= V3_ENTRY_BYTES_MAX else lines.v2
-        reply = await self._ask(line, request)
+        connections = self._to(bookie)
+        channel = connections.data if len(entry) <= V3_ENTRY_BYTES_MAX else connections.v2
+        reply = await self._ask(channel, request)
         header = request.header
         reply.check(bookie=bookie, ledger_id=header.ledger_id, entry_id=header.entry_id)
 
@@ -213,35 +219,35 @@ class BookieClient:
     # --- Connections ---------------------------------------------------------------------------
 
     def bookie_returned(self, bookie: BookieId) -> None:
-        """It registered anew: connect at once, and find out again what it can do."""
-        if bookie in self._lines:
-            self._lines[bookie].start_afresh()
+        """Allow connections to a bookie that registered again, and find out again what it supports."""
+        if bookie in self._connections:
+            self._connections[bookie].forget_refusal()
 
     async def close(self) -> None:
-        """Break all connections; requests in flight, and all later ones, fail."""
+        """Break all connections. Requests in flight and all later requests fail."""
         self._is_closed = True
-        for lines in self._lines.values():
-            await lines.close()
+        for connections in self._connections.values():
+            await connections.close()
         await self._bulk.close()
 
-    async def _ask(self, line: Channel, request: Request) -> Reply:
-        connection = await line.connection()
+    async def _ask(self, channel: Channel, request: Request) -> Reply:
+        connection = await channel.connection()
         return await connection.request(request)
 
-    def _to(self, bookie: BookieId) -> "_Lines":
+    def _to(self, bookie: BookieId) -> "_Connections":
         if self._is_closed:
             raise UnavailableError("closed by us", bookie=bookie)
-        lines = self._lines.get(bookie)
-        if lines is None:
-            lines = self._lines[bookie] = self._new_lines(bookie)
-        return lines
+        connections = self._connections.get(bookie)
+        if connections is None:
+            connections = self._connections[bookie] = self._new_connections(bookie)
+        return connections
 
-    def _new_lines(self, bookie: BookieId) -> "_Lines":
-        line_v3, line_v2 = self._channel(bookie, v3), self._channel(bookie, v2)
-        return _Lines(
-            v3=line_v3,
-            v2=line_v2,
-            data=line_v3 if self._settings.protocol == "v3" else line_v2,
+    def _new_connections(self, bookie: BookieId) -> "_Connections":
+        channel_v3, channel_v2 = self._channel(bookie, v3), self._channel(bookie, v2)
+        return _Connections(
+            v3=channel_v3,
+            v2=channel_v2,
+            data=channel_v3 if self._settings.protocol == "v3" else channel_v2,
             batch=self._channel(bookie, v2),
         )
 
@@ -266,42 +272,47 @@ class BookieClient:
         )
 
 
-def _keyless(reply: Reply, **context: object) -> Reply:
-    """``Reply.check`` for a request without a master key: it cannot be that which the bookie
-    refuses."""
+def _check_keyless(reply: Reply, **context: object) -> Reply:
+    """Check the reply to a request without a master key.
+
+    EUA then cannot mean a wrong key, so the bookie requires authentication.
+    """
     if reply.status is Status.EUA:
         raise AuthenticationRequiredError(
-            "it requires authentication (SASL), which bookmender has not", **context
+            "the bookie requires authentication (SASL), which bookmender does not support",
+            **context,
         )
     return reply.check(**context)
 
 
 def _batch(bookie: BookieId, request: ReadBatch, reply: Reply) -> list[bytes]:
-    _keyless(reply, bookie=bookie, ledger_id=request.ledger_id, entry_id=request.first_entry_id)
+    _check_keyless(
+        reply, bookie=bookie, ledger_id=request.ledger_id, entry_id=request.first_entry_id
+    )
     if not reply.entries:
         raise UnavailableError("batch read without an entry", bookie=bookie)
     return list(reply.entries)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Lines:
-    """The connections to one bookie, made when they are needed. ``data`` is one of the first
-    two."""
+class _Connections:
+    """The connections to one bookie, made on demand. ``data``, for single reads and adds, is ``v3`` or
+    ``v2``."""
 
     v3: Channel
     v2: Channel
     data: Channel
     batch: Channel
     probe: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it is being found out whether the bookie knows batch reads."""
-    refused_beside: Connection | None = None
-    """Where single reads went when batch reads were refused: while it lives, it is the same
-    bookie."""
+    """Locked while a batch read finds out whether the bookie supports batch reads."""
+    single_reads_at_refusal: Connection | None = None
+    """The connection for single reads at the time when batch reads were refused. While it is not
+    broken, the bookie has not restarted, so it still does not support them."""
 
     @property
-    def knows_batches(self) -> bool | None:
-        """Whether the bookie at the other end knows batch reads; None while that is not known."""
-        if self.refused_beside is not None and not self.refused_beside.is_broken:
+    def supports_batches(self) -> bool | None:
+        """True if the bookie supports batch reads; None if that is not known."""
+        if self.single_reads_at_refusal is not None and not self.single_reads_at_refusal.is_broken:
             return False
         connection = self.batch.current
         if connection is not None and connection.has_answered and not connection.is_broken:
@@ -309,13 +320,16 @@ class _Lines:
         return None
 
     def note_batch_refusal(self) -> None:
-        """If single reads got no answer either, the bookie went down, and nothing is known."""
-        self.refused_beside = self.data.current
-        if self.knows_batches is False:
-            self.batch.retry_now()  # that it closed this connection was no failure
+        """Record that the bookie closed the connection on a batch read.
 
-    def start_afresh(self) -> None:
-        self.refused_beside = None
+        If the single read failed as well, the bookie is down, and nothing is known.
+        """
+        self.single_reads_at_refusal = self.data.current
+        if self.supports_batches is False:
+            self.batch.retry_now()  # the refusal was not a failure
+
+    def forget_refusal(self) -> None:
+        self.single_reads_at_refusal = None
         for channel in (self.v3, self.v2, self.batch):
             channel.retry_now()
 
@@ -332,9 +346,10 @@ async def open_bookies(
     rng: random.Random,
     reads_in_flight_max: int = READS_IN_FLIGHT_DEFAULT,
 ) -> AsyncIterator[BookieClient]:
-    """Closed at the end. ``resolve``: by default ids are read as ``host:port``.
+    """Yield a client, and close it at the end.
 
-    ``reads_in_flight_max``: at one bookie, single reads and bulk together (rule S10).
+    ``resolve``: by default ids are read as ``host:port``. ``reads_in_flight_max``: at one bookie,
+    including the reads of transfers (rule S10).
     """
     budgets = Budgets(reads_in_flight_max=reads_in_flight_max)
     bookies = BookieClient(

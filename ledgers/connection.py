@@ -1,17 +1,16 @@
-"""One pipelined connection to a bookie, for either protocol.
+"""One pipelined connection to a bookie, for either protocol, and its replacement after failures.
 
-Requests go out at once, as far as there is room, and replies come back in any order. What is in
-flight is bounded in number and in bytes; a deadline bounds every reply; a connection that breaks
-fails all its requests at that moment. Reconnecting is ``channel``'s business.
+``Connection`` sends requests at once as far as its limits allow; replies may arrive in any order. The
+requests in flight are limited in number and in bytes. Every reply has a deadline. When the connection
+breaks, all its requests fail at that moment. A request counts as in flight until its reply is received
+or can no longer arrive, even if its caller was cancelled, because the bookie still works on it.
 
-A request counts as in flight until its reply is in or can no longer come, whether or not anybody
-still waits for it: a caller that is cancelled does not make the bookie forget the request.
-
-A connection that is made when it is first needed, and made again after it broke.
-
-A bookie that could not be reached is left alone for a while that doubles from failure to failure.
-Requests in that while fail at once: a reader goes to the next bookie, whoever retries waits anyway.
+``Channel`` makes a connection when it is first needed, and again after it broke. After a failure it does
+not try again for a while, which doubles with each failure. Requests fail at once meanwhile: a reader
+goes on to the next bookie, and other callers repeat their request later anyway.
 """
+
+from __future__ import annotations
 
 import asyncio
 import os
@@ -43,46 +42,26 @@ class BrokenConnectionError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
-    """Limits of one connection. Every time-out ends in UnavailableError."""
+    """Limits of one connection. Every timeout raises UnavailableError."""
 
     connect_timeout_s: float = 3.0
     request_timeout_s: float = 5.0
     """From sending to the reply; BookKeeper's own default for reads and adds."""
     late_reply_timeout_s: float = 30.0
-    """How much longer a request counts as in flight that was not answered in time: the bookie may
-    still be at work on it (rule S10)."""
+    """A request that was not answered in time counts as in flight for this much longer, because the
+    bookie may still work on it (rule S10)."""
     queue_timeout_s: float = 30.0
-    """How long a request waits for room of ours, while the bookie answers earlier ones."""
+    """How long a request may wait until the limits allow it to be sent."""
     adds_in_flight_max: int = 256
     added_bytes_in_flight_max: int = 8 * 1024 * 1024
-    """One larger entry is let through alone."""
+    """A single larger entry passes when no other add is in flight."""
     read_bytes_guess: int = 64 * 1024
-    """What a read of an entry of unknown size counts for in the read budget."""
+    """Assumed size of an entry to be read, for the read budget."""
     frame_bytes_max: int = FRAME_BYTES_MAX
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class _Pending:
-    """A request in flight, and the room it takes."""
-
-    key: Hashable
-    is_key_unique: bool
-    reply: asyncio.Future[Reply]
-    room: ReadBudget
-    room_bytes: int
-    sent_at_s: float
-    may_be_ignored: bool
-    """Whether a healthy bookie may leave this one without a reply."""
-    deadline: asyncio.TimerHandle | None = None
-
-    def fail(self, error: UnavailableError) -> None:
-        if not self.reply.done():
-            self.reply.set_exception(error)
-            self.reply.exception()  # so that asyncio does not complain if the caller has just gone
-
-
 class Connection(asyncio.Protocol):
-    """See the module. Made by ``open``; belongs to the loop that made it."""
+    """One connection. Create it with ``open``. Belongs to the event loop that created it."""
 
     def __init__(
         self,
@@ -91,7 +70,7 @@ class Connection(asyncio.Protocol):
         codec: Codec,
         reads: ReadBudget,
         settings: ConnectionSettings,
-        on_broken: Callable[["Connection", Exception], None],
+        on_broken: Callable[[Connection, Exception], None],
     ) -> None:
         self._bookie, self._codec, self._settings = bookie, codec, settings
         self._reads = reads
@@ -99,7 +78,7 @@ class Connection(asyncio.Protocol):
             count_max=settings.adds_in_flight_max, bytes_max=settings.added_bytes_in_flight_max
         )
         self.address: Address | None = None
-        """Where it was opened to."""
+        """The address that it is connected to."""
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader(frame_bytes_max=settings.frame_bytes_max)
@@ -119,8 +98,8 @@ class Connection(asyncio.Protocol):
         codec: Codec,
         reads: ReadBudget,
         settings: ConnectionSettings,
-        on_broken: Callable[["Connection", Exception], None],
-    ) -> "Connection":
+        on_broken: Callable[[Connection, Exception], None],
+    ) -> Connection:
         """Connect. ``reads`` is the bookie's budget; ``on_broken`` is called once, with the cause.
 
         Raises UnavailableError.
@@ -134,7 +113,7 @@ class Connection(asyncio.Protocol):
             raise NameNotResolvedError(
                 "host name does not resolve", bookie=bookie, address=address
             ) from error
-        except (OSError, UnicodeError) as error:  # time-outs and unknown hosts are OSErrors too
+        except (OSError, UnicodeError) as error:  # OSError includes timeouts
             raise NoAnswerError("cannot connect", bookie=bookie, address=address) from error
         return connection
 
@@ -144,15 +123,15 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_answered(self) -> bool:
-        """Whether anything at all was received. A starting bookie accepts connections and resets
+        """True if anything was received. A bookie that is starting accepts connections and resets
         them."""
         return self._received_at_s >= 0
 
     async def request(self, request: Request) -> Reply:
-        """Send it when there is room, and wait for its reply, whatever its status.
+        """Send the request when the limits allow it, and return its reply, with any status.
 
-        Raises UnavailableError (BrokenConnectionError where the connection broke), RejectedError
-        when no frame is large enough, ValueError for what this protocol cannot ask.
+        Raises UnavailableError (BrokenConnectionError if the connection broke), RejectedError if the
+        request is too large for a frame, ValueError if this protocol has no such request.
         """
         room, room_bytes = self._room(request)
         await self._wait_for_room(room, room_bytes)
@@ -164,15 +143,15 @@ class Connection(asyncio.Protocol):
         return await pending.reply
 
     async def close(self) -> None:
-        """Break the connection. Whoever still waits for a reply gets UnavailableError."""
+        """Break the connection. Callers that wait for a reply get UnavailableError."""
         self._break(ConnectionAbortedError("closed by us"))
         if self._transport is not None:
             await self._lost
 
-    # --- DiskSpace ----------------------------------------------------------------------------------
+    # --- Limits --------------------------------------------------------------------------------
 
     def _room(self, request: Request) -> tuple[ReadBudget, int]:
-        """Where the request has to fit in, and with how many bytes."""
+        """Return the budget that the request needs credit of, and how many bytes."""
         match request:
             case Add(entry=entry):
                 return self._adds, len(entry)
@@ -188,7 +167,7 @@ class Connection(asyncio.Protocol):
             async with asyncio.timeout(self._settings.queue_timeout_s):
                 await room.acquire(room_bytes)
         except TimeoutError as error:
-            raise UnavailableError("too much in flight already", bookie=self._bookie) from error
+            raise UnavailableError("too many requests in flight", bookie=self._bookie) from error
 
     # --- Out -----------------------------------------------------------------------------------
 
@@ -215,10 +194,16 @@ class Connection(asyncio.Protocol):
         return pending
 
     def _expire(self, pending: _Pending) -> None:
-        """The reply did not come in time.
+        """Fail a request whose reply did not arrive in time.
 
-        Replies that could be taken for one another make the connection useless from here on, since
-        the late one may still come (rule S5). So does silence: the host may be gone without a word.
+        The connection is broken in two cases. First, if replies cannot be told apart (rule S5):
+
+        1. A request for entry 7 times out.
+        2. Another request for entry 7 is sent.
+        3. The late reply to the first request arrives, and is taken for the reply to the second.
+
+        Second, if nothing was received since the request was sent: the host may have failed without
+        closing the connection.
         """
         is_silent = self._received_at_s < pending.sent_at_s and not pending.may_be_ignored
         kind = NoAnswerError if is_silent else UnavailableError
@@ -251,8 +236,7 @@ class Connection(asyncio.Protocol):
         self._lost.set_result(None)
 
     def _settle(self, reply: Reply) -> None:
-        """Give the reply to the oldest request with its key. One that nobody asked for is
-        ignored."""
+        """Give the reply to the oldest request with its key. Ignores a reply without a request."""
         if waiting := self._pending.get(reply.key):
             pending = waiting[0]
             self._forget(pending)
@@ -262,8 +246,7 @@ class Connection(asyncio.Protocol):
     # --- The end -------------------------------------------------------------------------------
 
     def _forget(self, pending: _Pending) -> None:
-        """It is in flight no more. DiskSpace goes to the next in line, which may send at its next
-        step."""
+        """Remove a request that is no longer in flight, and release its credit to the next in line."""
         waiting = self._pending[pending.key]
         waiting.remove(pending)
         if not waiting:
@@ -289,12 +272,33 @@ class Connection(asyncio.Protocol):
         return BrokenConnectionError("the connection broke", bookie=self._bookie)
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Pending:
+    """A request in flight, and the credit that it occupies. ``room``: the budget of the credit."""
+
+    key: Hashable
+    is_key_unique: bool
+    reply: asyncio.Future[Reply]
+    room: ReadBudget
+    room_bytes: int
+    sent_at_s: float
+    may_be_ignored: bool
+    """True if even a healthy bookie may not reply to this request."""
+    deadline: asyncio.TimerHandle | None = None
+
+    def fail(self, error: UnavailableError) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(error)
+            self.reply.exception()  # marks it as retrieved, in case the caller was cancelled
+
+
 OnBroken = Callable[[Connection, Exception], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackOffSettings:
-    """The pause after a failed connection: first, at most. Role of it to all of it, at random."""
+    """The pause after a failed connection: the first, and the longest. Jitter shortens a pause by up to
+    half."""
 
     first_s: float = 0.1
     max_s: float = 5.0
@@ -304,7 +308,7 @@ class BackOffSettings:
 
 
 def back_off_s(failure_count: int, settings: BackOffSettings, *, jitter: float) -> float:
-    """How long to leave the bookie alone after so many failures in a row. 0 <= jitter < 1."""
+    """Return the pause after this many failures in a row. 0 <= jitter < 1."""
     assert failure_count >= 1, failure_count
     doublings = min(failure_count - 1, 32)  # 2.0**1024 would overflow
     pause_s = min(settings.first_s * 2.0**doublings, settings.max_s)
@@ -312,7 +316,7 @@ def back_off_s(failure_count: int, settings: BackOffSettings, *, jitter: float) 
 
 
 class Channel:
-    """At most one connection, shared by all callers, and what is known of its failures."""
+    """At most one connection to a bookie, shared by all callers, and a record of its failures."""
 
     def __init__(
         self,
@@ -324,11 +328,11 @@ class Channel:
         rng: random.Random,
         settings: BackOffSettings,
     ) -> None:
-        """``locate``: where the bookie is now, as ``Resolve`` says."""
+        """``locate``: returns the present address of the bookie (see ``Resolve``)."""
         self._bookie, self._connect, self._locate = bookie, connect, locate
         self._clock, self._rng, self._settings = clock, rng, settings
-        # One attempt at a time; who waits for it shares its outcome. A caller that is cancelled in
-        # its attempt takes it along, and the next in line makes another.
+        # One attempt at a time. Callers that wait for it share its outcome. If the caller that makes
+        # the attempt is cancelled, the attempt ends, and the next caller makes another.
         self._attempt = asyncio.Lock()
         self._connection: Connection | None = None
         self._failure: Exception | None = None
@@ -338,12 +342,14 @@ class Channel:
 
     @property
     def current(self) -> Connection | None:
-        """The last connection, broken or not, without making one."""
+        """The last connection, which may be broken; None if there was none. Makes no connection."""
         return self._connection
 
     async def connection(self) -> Connection:
-        """Raises UnavailableError; at once while the bookie is left alone, or no address is known
-        to be its own."""
+        """Return the connection, made if needed.
+
+        Raises UnavailableError: at once during a pause, or if the bookie's address is unknown.
+        """
         async with self._attempt:
             await self._leave_if_elsewhere()
             if self._connection is None or self._connection.is_broken:
@@ -356,12 +362,14 @@ class Channel:
             return self._connection
 
     async def _leave_if_elsewhere(self) -> None:
-        """Close a connection to an address that is not the bookie's any more, and fail what is in
-        flight there.
+        """Close the connection if the bookie has another address by now. Requests in flight fail.
 
-        A connection may have been made to a bookie that took over the address before it was seen to
-        register. Its answers would be taken for answers of this bookie for as long as the
-        connection lives. Raises UnavailableError.
+        1. Bookie B is formatted at the address of bookie A.
+        2. We connect to this address for A, before we see that B registered there.
+        3. We see the registration. Without this check, replies of B would count as replies of A for
+           as long as the connection lives.
+
+        Raises UnavailableError.
         """
         try:
             address = self._locate()
@@ -377,11 +385,11 @@ class Channel:
             await connection.close()
 
     def retry_now(self) -> None:
-        """Forget past failures: the bookie is known to be back."""
+        """Forget past failures, because the bookie has registered again."""
         self._failure, self._failure_count, self._retry_at_s = None, 0, 0.0
 
     async def close(self) -> None:
-        """For good."""
+        """Close the connection. No other is made."""
         self._is_closed = True
         async with self._attempt:
             if self._connection is not None:
@@ -391,18 +399,18 @@ class Channel:
         if self._is_closed:
             raise UnavailableError("closed by us", bookie=self._bookie)
         if self._failure is not None and self._clock.now_s() < self._retry_at_s:
-            # Alike from one such failure to the next, as notes and logs tell of it where it
-            # changes.
+            # The text is the same for repeated failures, because records and logs report changes.
             raise UnavailableError(
-                f"left alone, as within the last {self._settings.max_s:g} s it was not reachable: "
+                f"not tried: within the last {self._settings.max_s:g} s it was not reachable: "
                 f"{_cause_text(self._failure)}",
                 bookie=self._bookie,
             ) from self._failure
 
     def _broke(self, connection: Connection, cause: Exception) -> None:
-        """A bookie that starts accepts connections and resets them: as good as not connected.
+        """Record a broken connection. Two kinds count as a failure to connect:
 
-        So is one that fell silent: it may well accept the next one, and be silent there.
+        - It never delivered a reply. A bookie that is starting accepts connections and resets them.
+        - The bookie stopped replying. It may accept the next connection and not reply there either.
         """
         if connection.has_answered:
             self.retry_now()
@@ -417,7 +425,7 @@ class Channel:
 
 
 def _cause_text(failure: BaseException) -> str:
-    """What failed, and why, without the ids that whoever tells of it adds."""
+    """Return the failure and its causes as text, without ids, which the caller adds."""
     if isinstance(failure, OSError) and failure.errno:
         told = os.strerror(failure.errno).lower()
     else:

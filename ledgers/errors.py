@@ -33,12 +33,12 @@ class UnprovenEndError(UnavailableError):
     """The end of a ledger cannot be proven, because bookies may have lost entries. Absent bookies
     may still have them.
 
-    ``are_any_silent``: True if a bookie of the ledger did not answer.
+    ``has_unresponsive``: True if a bookie of the ledger did not answer.
     """
 
-    def __init__(self, message: str, *, are_any_silent: bool, **context: object) -> None:
+    def __init__(self, message: str, *, has_unresponsive: bool, **context: object) -> None:
         super().__init__(message, **context)
-        self.are_any_silent = are_any_silent
+        self.has_unresponsive = has_unresponsive
 
 
 class DamagedEndError(UnavailableError):

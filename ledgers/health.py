@@ -1,17 +1,19 @@
-"""``Bookies`` that leave alone whoever is in quarantine: what is asked of it fails at once,
-unasked.
+"""Quarantine: registered bookies that do not answer get no requests for a while.
 
-To the caller that is a bookie that does not answer: its copies are unknown, never missing (rule
-S5).
+Every request to such a bookie costs its caller a timeout. So the first timeout starts a quarantine:
 
-Bookies that are registered and do not answer: left alone for a while that grows, then tried
-again.
+1. Requests to the bookie fail at once, for ``WAIT_MIN_S`` at first.
+2. Then one request is sent as a probe; the others still fail at once.
+3. An answer to the probe, of any kind, ends the quarantine. No answer doubles the wait, up to
+   ``WAIT_MAX_S``.
 
-Each request to such a bookie costs whoever needs it a time-out. So the first one in vain speaks for
-the rest: until the wait is over nobody asks; then one request goes out as the probe, and what
-becomes of it decides. BookKeeper's client knows quarantine for bookies that fail reads, Java's
-repair does not.
+``QuarantiningBookies`` applies this to all requests of other ``Bookies``. ``Quarantine`` has the state and
+sends nothing. To the caller, a bookie in quarantine does not answer: its copies are unknown, never
+missing (rule S5). BookKeeper's client has a quarantine for bookies that fail reads; Java's repair has
+none.
 """
+
+from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,127 +41,22 @@ from ledgers.errors import (
 )
 from ledgers.model import BookieId
 
-Life = Callable[[BookieId], int]
-"""Tells one registration of a bookie from the next, as its czxid does; 0: it is not registered."""
-
-WAIT_MIN_S = 10.0
-"""The first wait. Each probe in vain doubles it."""
-WAIT_MAX_S = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shut:
-    """Of a bookie that is not to be asked now. ``until_ms``: by the wall clock, in milliseconds;
-    ``reason``: why it does not answer, as far as that was told, or ""."""
-
-    until_ms: int
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class _Stay:
-    """One bookie's. Times are the clock's seconds."""
-
-    life: int
-    since_s: float
-    until_s: float
-    reason: str = ""
-    wait_s: float = WAIT_MIN_S
-    is_probed: bool = False
-    """Whether the probe is under way."""
-
-
-class Quarantine:
-    """One for a worker, in which all its requests are counted. Asks nobody itself.
-
-    It begins with the silence of a registered bookie, never with a refusal, and ends with an
-    answer, whatever that says, or when the bookie is another one: gone, or registered anew.
-    """
-
-    def __init__(self, clock: Clock, life: Life) -> None:
-        self._clock, self._life = clock, life
-        self._stays: dict[BookieId, _Stay] = {}
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it certainly holds nobody."""
-        return not self._stays
-
-    def holds(self, bookie: BookieId) -> bool:
-        """Whether it was silent when last asked, be its wait over or not."""
-        return self._stay(bookie) is not None
-
-    def is_shut(self, bookie: BookieId) -> bool:
-        """Whether it is not to be asked anything now."""
-        stay = self._stay(bookie)
-        return stay is not None and (stay.is_probed or self._clock.now_s() < stay.until_s)
-
-    def shut(self) -> Mapping[BookieId, Shut]:
-        """All that are not to be asked now."""
-        if not self._stays:
-            return {}
-        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
-        return {
-            bookie: Shut(now_ms + int(max(0.0, stay.until_s - now_s) * 1000), stay.reason)
-            for bookie, stay in list(self._stays.items())
-            if self.is_shut(bookie)
-        }
-
-    def admits(self, bookie: BookieId) -> bool:
-        """Whether to ask it now. Where its wait is over, the caller's request is the probe.
-
-        Then ``note_answer``, ``note_silence`` or ``note_nothing`` has to follow.
-        """
-        if self.is_shut(bookie):
-            return False
-        if (stay := self._stay(bookie)) is not None:
-            stay.is_probed = True
-        return True
-
-    def note_answer(self, bookie: BookieId) -> float | None:
-        """It answered. For how long it had not, in seconds; None: it was in no quarantine."""
-        stay = self._stays.pop(bookie, None)
-        return None if stay is None else self._clock.now_s() - stay.since_s
-
-    def note_silence(self, bookie: BookieId, reason: str = "") -> bool:
-        """It did not answer, for that reason. Whether a quarantine begins.
-
-        Requests that were on their way when it began end in vain too; only the probe makes it
-        longer.
-        """
-        now_s, stay, life = self._clock.now_s(), self._stay(bookie), self._life(bookie)
-        if stay is None and life:
-            self._stays[bookie] = _Stay(life, now_s, until_s=now_s + WAIT_MIN_S, reason=reason)
-            return True
-        if stay is not None and reason:
-            stay.reason = reason
-        if stay is not None and stay.is_probed:
-            stay.is_probed = False
-            stay.wait_s = min(2 * stay.wait_s, WAIT_MAX_S)
-            stay.until_s = now_s + stay.wait_s
-        return False
-
-    def note_nothing(self, bookie: BookieId) -> None:
-        """The request was called off: the next one is the probe."""
-        if (stay := self._stays.get(bookie)) is not None:
-            stay.is_probed = False
-
-    def _stay(self, bookie: BookieId) -> _Stay | None:
-        """None once the bookie is another one: nothing is held against that."""
-        stay = self._stays.get(bookie)
-        if stay is not None and stay.life != self._life(bookie):
-            del self._stays[bookie]
-            return None
-        return stay
-
-
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
+Life = Callable[[BookieId], int]
+"""Returns a number that differs for each registration of a bookie, such as its czxid; 0: the bookie is
+not registered."""
+
+WAIT_MIN_S = 10.0
+"""The first wait. Each unanswered probe doubles it."""
+WAIT_MAX_S = 300.0
+
 
 class QuarantiningBookies:
-    """Other ``Bookies``, and what their silence teaches."""
+    """Sends requests to other ``Bookies``, except to bookies in quarantine, and learns from the
+    outcome."""
 
     def __init__(self, bookies: Bookies, quarantine: Quarantine) -> None:
         self._inner, self._quarantine = bookies, quarantine
@@ -252,10 +149,10 @@ class QuarantiningBookies:
         except NoAnswerError as error:
             self._note_silence(bookie, error)
             raise
-        except (RejectedError, BusyError, UnreadableError):  # it said something
+        except (RejectedError, BusyError, UnreadableError):  # also an answer
             self._note_answer(bookie)
             raise
-        except BaseException:  # cancelled, or nothing that tells of the bookie
+        except BaseException:  # cancelled, or an error that says nothing about the bookie
             self._quarantine.note_nothing(bookie)
             raise
         self._note_answer(bookie)
@@ -264,7 +161,7 @@ class QuarantiningBookies:
     # --- Transfers -----------------------------------------------------------------------------
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
-        if self._quarantine.is_empty:  # nearly always: nobody is to be spared
+        if self._quarantine.is_empty:  # the common case
             return await self._carry_out(transfer)
         target = transfer.target
         if target is not None and self._quarantine.is_shut(target):
@@ -288,7 +185,7 @@ class QuarantiningBookies:
         return replace(result, failures={**result.failures, **_unanswered(transfer, shut)})
 
     async def _carry_out(self, transfer: Transfer) -> TransferResult:
-        """Learn from what becomes of a transfer whose bookies were all admitted."""
+        """Run a transfer whose bookies were all admitted, and learn from the outcome."""
         probed = [] if self._quarantine.is_empty else self._members_held(transfer)
         try:
             result = await self._inner.transfer(transfer)
@@ -296,7 +193,7 @@ class QuarantiningBookies:
             for bookie in probed:
                 self._quarantine.note_nothing(bookie)
             raise
-        silent = set(result.silent)
+        silent = set(result.unresponsive)
         if isinstance(result.target_error, NoAnswerError) and transfer.target is not None:
             silent.add(transfer.target)
         for bookie in silent:
@@ -311,7 +208,8 @@ class QuarantiningBookies:
         return [b for b in members if b is not None and self._quarantine.holds(b)]
 
     def _judge_probe(self, bookie: BookieId, transfer: Transfer, result: TransferResult) -> None:
-        """A short silence is no reason to begin a quarantine, but none to end one either."""
+        """Judge a probe by the outcome of the transfer. A short silence neither begins nor ends a
+        quarantine."""
         if bookie == transfer.target:
             has_answered = result.entry_count > 0 or isinstance(
                 result.target_error, RejectedError | BusyError
@@ -326,13 +224,13 @@ class QuarantiningBookies:
             self._note_answer(bookie)
         elif is_asked:
             self._note_silence(bookie)
-        else:  # another bookie's failure kept it from being asked
+        else:  # not asked, because another bookie failed before
             self._quarantine.note_nothing(bookie)
 
     def source_health(self, bookie: BookieId) -> SourceHealth:
         source_health = self._inner.source_health(bookie)
         return (
-            replace(source_health, is_ailing=True)
+            replace(source_health, is_unhealthy=True)
             if self._quarantine.holds(bookie)
             else source_health
         )
@@ -355,8 +253,118 @@ class QuarantiningBookies:
             )
 
 
+class Quarantine:
+    """The bookies that are in quarantine. A worker has one, for all of its requests. Sends nothing.
+
+    A quarantine begins when a registered bookie does not answer, never when it refuses. It ends
+    with any answer, and when the bookie is unregistered or registers again.
+    """
+
+    def __init__(self, clock: Clock, life: Life) -> None:
+        self._clock, self._life = clock, life
+        self._stays: dict[BookieId, _Stay] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no bookie is in quarantine."""
+        return not self._stays
+
+    def holds(self, bookie: BookieId) -> bool:
+        """Return True if the bookie did not answer its last request, even if its wait is over."""
+        return self._stay(bookie) is not None
+
+    def is_shut(self, bookie: BookieId) -> bool:
+        """Return True if the bookie gets no requests now."""
+        stay = self._stay(bookie)
+        return stay is not None and (stay.is_probed or self._clock.now_s() < stay.until_s)
+
+    def shut(self) -> Mapping[BookieId, Shut]:
+        """Return all bookies that get no requests now."""
+        if not self._stays:
+            return {}
+        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
+        return {
+            bookie: Shut(now_ms + int(max(0.0, stay.until_s - now_s) * 1000), stay.reason)
+            for bookie, stay in list(self._stays.items())
+            if self.is_shut(bookie)
+        }
+
+    def admits(self, bookie: BookieId) -> bool:
+        """Return True if the caller may send a request. If the wait is over, this is the probe.
+
+        The caller must then call ``note_answer``, ``note_silence`` or ``note_nothing``.
+        """
+        if self.is_shut(bookie):
+            return False
+        if (stay := self._stay(bookie)) is not None:
+            stay.is_probed = True
+        return True
+
+    def note_answer(self, bookie: BookieId) -> float | None:
+        """Record an answer. Returns for how many seconds the bookie was in quarantine; None if it was
+        not."""
+        stay = self._stays.pop(bookie, None)
+        return None if stay is None else self._clock.now_s() - stay.since_s
+
+    def note_silence(self, bookie: BookieId, reason: str = "") -> bool:
+        """Record that the bookie did not answer. Returns True if a quarantine begins.
+
+        Requests that were in flight when the quarantine began also stay unanswered. Only an
+        unanswered probe makes the quarantine longer.
+        """
+        now_s, stay, life = self._clock.now_s(), self._stay(bookie), self._life(bookie)
+        if stay is None and life:
+            self._stays[bookie] = _Stay(life, now_s, until_s=now_s + WAIT_MIN_S, reason=reason)
+            return True
+        if stay is not None and reason:
+            stay.reason = reason
+        if stay is not None and stay.is_probed:
+            stay.is_probed = False
+            stay.wait_s = min(2 * stay.wait_s, WAIT_MAX_S)
+            stay.until_s = now_s + stay.wait_s
+        return False
+
+    def note_nothing(self, bookie: BookieId) -> None:
+        """Record that a request was cancelled. The next request is the probe."""
+        if (stay := self._stays.get(bookie)) is not None:
+            stay.is_probed = False
+
+    def _stay(self, bookie: BookieId) -> _Stay | None:
+        """Return the quarantine of this registration of the bookie. A later registration starts
+        without one."""
+        stay = self._stays.get(bookie)
+        if stay is not None and stay.life != self._life(bookie):
+            del self._stays[bookie]
+            return None
+        return stay
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Why and until when a bookie gets no requests.
+
+    ``until_ms``: wall-clock time in milliseconds. ``reason``: why the bookie did not answer, or "".
+    """
+
+    until_ms: int
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class _Stay:
+    """The quarantine of one bookie. Times are the clock's seconds."""
+
+    life: int
+    since_s: float
+    until_s: float
+    reason: str = ""
+    wait_s: float = WAIT_MIN_S
+    is_probed: bool = False
+    """True while the probe is in flight."""
+
+
 def _without(transfer: Transfer, shut: Collection[BookieId]) -> Transfer:
-    """The transfer, but for what is read of these bookies."""
+    """Return the transfer without the entries read from these bookies."""
     return replace(
         transfer,
         reads={b: ids for b, ids in transfer.reads.items() if b not in shut},

@@ -1,21 +1,22 @@
 """The ledger manager: reads, creates, changes, deletes and lists the metadata of ledgers.
 
-Metadata changes by compare-and-set only. Every write names the version that its decision was based
-on (rule S2). Before the write, the bytes before and after are given to the journal.
+``LedgerManager`` is the entry point. Metadata changes by compare-and-set only: every write names the
+version that its decision was based on (rule S2). Before the write, the bytes before and after are given
+to the journal.
 
-Creation of a znode with its parents, while other clients may delete these parents.
+Below it:
 
-Generation of ledger ids, as in BookKeeper's ledger managers.
-
-A short id is the number of a sequential child (ZkLedgerIdGenerator). When short ids run out, long
-ids come from ``idgen-long`` (LongZkLedgerIdGenerator): x * 2^32 + y, where x is the number of a
-``HOB-`` directory and y the number of a sequential child in it.
-
-The walk over the tree of ledgers. It returns every ledger id or raises an error (rule S8).
-
-At most ``LISTINGS_AT_ONCE`` directories are listed at a time. A directory that vanishes during the
-walk was empty: a client that deletes the last ledger of a directory deletes the directory too.
+- ``walk_ledger_ids`` lists the ledgers. It returns every ledger id or raises an error (rule S8). A
+  directory that vanishes during the walk was empty: the client that deletes the last ledger of a
+  directory deletes the directory too.
+- ``new_ledger_id`` generates ids as BookKeeper does. A short id is the number of a sequential child
+  (ZkLedgerIdGenerator). When short ids run out, long ids come from ``idgen-long``
+  (LongZkLedgerIdGenerator): x * 2^32 + y, where x is the number of a ``HOB-`` directory and y the number
+  of a sequential child in it.
+- ``create_with_parents`` creates a znode with its parents, while other clients may delete these parents.
 """
+
+from __future__ import annotations
 
 import asyncio
 from collections import deque
@@ -45,88 +46,8 @@ from ledgers.store import Check, Create, MetadataStore, MultiFailed, Operation, 
 TRIES_MAX = 10
 """A client that deletes a ledger also deletes the parents that this leaves empty. So a parent that
 is created here may be deleted before its child is created."""
-
-
-async def create_with_parents(store: MetadataStore, create: Create) -> str:
-    """Do ``MetadataStore.create``, and create missing parents, persistent and empty.
-
-    1. If creating the znode fails for lack of its parent, create the parent (and its parents).
-    2. Try again. Another client may have deleted the parent in between, so repeat from 1.
-
-    Raises UnavailableError after ``TRIES_MAX`` tries, and what ``create`` raises.
-    """
-    for _ in range(TRIES_MAX):
-        try:
-            return await store.create(
-                create.path,
-                create.data,
-                is_ephemeral=create.is_ephemeral,
-                is_sequential=create.is_sequential,
-            )
-        except NoNodeError:
-            await _ensure(store, create.path.rpartition("/")[0])
-    raise UnavailableError("its parents vanish as fast as they are made", path=create.path)
-
-
-async def _ensure(store: MetadataStore, path: str) -> None:
-    with suppress(NodeExistsError):
-        await create_with_parents(store, Create(path=path))
-
-
 HIGH_ORDER_KEPT = 3
 """Number of newest ``HOB-`` directories to keep; older ones are deleted."""
-
-
-async def new_ledger_id(store: MetadataStore, root: str, layout: Layout) -> int:
-    """Return a new ledger id. Raises UnavailableError if the layout has no ids left."""
-    if layout is Layout.FLAT:
-        return await _short(store, f"{root}/ID-", layout)
-    if layout is Layout.LEGACY_HIERARCHICAL:
-        return await _short(store, f"{root}/idgen/ID-", layout)
-    if await store.exists(f"{root}/idgen-long") is None:
-        number = await _sequence(store, f"{root}/idgen/ID-")
-        if 0 <= number < SHORT_ID_STOP:
-            return number
-        with suppress(NodeExistsError):
-            await store.create(f"{root}/idgen-long")
-    return await _long(store, f"{root}/idgen-long")
-
-
-async def _short(store: MetadataStore, prefix: str, layout: Layout) -> int:
-    number = await _sequence(store, prefix)
-    if not 0 <= number < SHORT_ID_STOP:
-        raise UnavailableError("no ledger id is left in this layout", layout=layout.name)
-    return number
-
-
-async def _long(store: MetadataStore, parent: str) -> int:
-    for _ in range(TRIES_MAX):
-        names = await store.children(parent)
-        high_orders = sorted(
-            int(n[4:]) for n in names if n.startswith("HOB-") and n[4:].isdecimal()
-        )
-        high = high_orders[-1] if high_orders else 1
-        low = await _sequence(store, f"{parent}/HOB-{high:010d}/ID-")
-        if 0 <= low < SHORT_ID_STOP:
-            return (high << 32) + low
-        with suppress(NodeExistsError):
-            await store.create(f"{parent}/HOB-{high + 1:010d}")
-        for old in high_orders[: -(HIGH_ORDER_KEPT - 1)]:
-            with suppress(NoNodeError, NotEmptyError):
-                await store.delete(f"{parent}/HOB-{old:010d}")
-    raise UnavailableError("no ledger id could be generated", path=parent)
-
-
-async def _sequence(store: MetadataStore, prefix: str) -> int:
-    """Create a sequential child, delete it again, and return its number."""
-    path = await create_with_parents(
-        store, Create(path=prefix, is_ephemeral=True, is_sequential=True)
-    )
-    with suppress(NoNodeError):
-        await store.delete(path)
-    return int(path[len(prefix) :])
-
-
 LISTINGS_AT_ONCE = 32
 
 
@@ -139,78 +60,6 @@ COUNTER_PREFIX = "ID-"
 
 OnStray = Callable[[str], None]
 """Called with the path of a znode that is neither a ledger nor a directory of ledgers."""
-
-
-async def walk_ledger_ids(
-    store: MetadataStore,
-    root: str,
-    layout: Layout,
-    *,
-    tree: str | None = None,
-    on_stray: OnStray = lambda path: None,
-) -> AsyncIterator[Sequence[int]]:
-    """Yield the ledger ids of one directory at a time, ascending from one directory to the next.
-
-    ``tree``: walk only this directory below the root (``ledger_trees``). Raises UnavailableError.
-    If an ACL denied access to a directory, raises UnauthorizedError after all other directories.
-    """
-    await store.sync(tree or root)
-    directories = deque([tree or root])
-    refusal: UnauthorizedError | None = None
-    while directories:
-        count = min(LISTINGS_AT_ONCE, len(directories))
-        batch = [directories.popleft() for _ in range(count)]
-        listings = await asyncio.gather(*(_if_allowed(store, root, path) for path in batch))
-        for path, names in zip(batch, listings, strict=True):
-            if isinstance(names, UnauthorizedError):
-                refusal = refusal or names
-                continue
-            ledger_ids, others = layout.ledgers_among(root, path, names)
-            for child in sorted(f"{path}/{name}" for name in others):
-                if layout.is_parent(root, child):
-                    directories.append(child)
-                elif path != root or not _is_reserved(child[len(root) + 1 :]):
-                    on_stray(child)
-            if ledger_ids:
-                yield sorted(ledger_ids)
-    if refusal is not None:
-        raise refusal
-
-
-async def ledger_trees(store: MetadataStore, root: str, layout: Layout) -> list[str]:
-    """Return the directories directly below the root that hold all ledgers.
-
-    For a flat layout, return the root. The other directories hold no ledgers, but marks, locks and
-    lists of bookies, which change all the time. Raises UnavailableError.
-    """
-    if layout is Layout.FLAT:
-        return [root]
-    await store.sync(root)
-    children = [f"{root}/{name}" for name in await _children(store, root, root)]
-    return sorted(child for child in children if layout.is_parent(root, child))
-
-
-def _is_reserved(name: str) -> bool:
-    return name in RESERVED or name.startswith(COUNTER_PREFIX)
-
-
-async def _if_allowed(
-    store: MetadataStore, root: str, path: str
-) -> Sequence[str] | UnauthorizedError:
-    try:
-        return await _children(store, root, path)
-    except UnauthorizedError as error:
-        return error
-
-
-async def _children(store: MetadataStore, root: str, path: str) -> list[str]:
-    try:
-        return await store.children(path)
-    except NoNodeError as error:
-        if path == root:
-            raise UnavailableError("the ledgers root is gone", path=root) from error
-        return []
-
 
 Journal = Callable[[int, bytes, bytes], Awaitable[None]]
 """Receives ledger id, bytes before and bytes after, and stores them. If it raises, nothing is
@@ -246,7 +95,7 @@ class LedgerManager:
     @classmethod
     async def open(
         cls, store: MetadataStore, uri: MetadataUri, *, journal: Journal | None = None
-    ) -> "LedgerManager":
+    ) -> LedgerManager:
         """Return the manager of the cluster that ``uri`` names.
 
         Raises UnavailableError if there is no LAYOUT: the path is wrong, or ZooKeeper has lost its
@@ -449,3 +298,150 @@ async def _refuse_pulsar_root(store: MetadataStore, uri: MetadataUri) -> None:
             f"the metadata service URI may mean {uri.root} or {uri.pulsar_root}, where Pulsar's metadata driver keeps "
             f"a cluster; write zk://{uri.hosts}{uri.pulsar_root} for that cluster, or zk://{uri.hosts}{uri.root}"
         )
+
+
+async def walk_ledger_ids(
+    store: MetadataStore,
+    root: str,
+    layout: Layout,
+    *,
+    tree: str | None = None,
+    on_stray: OnStray = lambda path: None,
+) -> AsyncIterator[Sequence[int]]:
+    """Yield the ledger ids of one directory at a time, ascending from one directory to the next.
+
+    ``tree``: walk only this directory below the root (``ledger_trees``). Raises UnavailableError.
+    If an ACL denied access to a directory, raises UnauthorizedError after all other directories.
+    """
+    await store.sync(tree or root)
+    directories = deque([tree or root])
+    refusal: UnauthorizedError | None = None
+    while directories:
+        count = min(LISTINGS_AT_ONCE, len(directories))
+        batch = [directories.popleft() for _ in range(count)]
+        listings = await asyncio.gather(*(_if_allowed(store, root, path) for path in batch))
+        for path, names in zip(batch, listings, strict=True):
+            if isinstance(names, UnauthorizedError):
+                refusal = refusal or names
+                continue
+            ledger_ids, others = layout.ledgers_among(root, path, names)
+            for child in sorted(f"{path}/{name}" for name in others):
+                if layout.is_parent(root, child):
+                    directories.append(child)
+                elif path != root or not _is_reserved(child[len(root) + 1 :]):
+                    on_stray(child)
+            if ledger_ids:
+                yield sorted(ledger_ids)
+    if refusal is not None:
+        raise refusal
+
+
+async def ledger_trees(store: MetadataStore, root: str, layout: Layout) -> list[str]:
+    """Return the directories directly below the root that hold all ledgers.
+
+    For a flat layout, return the root. The other directories hold no ledgers, but marks, locks and
+    lists of bookies, which change all the time. Raises UnavailableError.
+    """
+    if layout is Layout.FLAT:
+        return [root]
+    await store.sync(root)
+    children = [f"{root}/{name}" for name in await _children(store, root, root)]
+    return sorted(child for child in children if layout.is_parent(root, child))
+
+
+def _is_reserved(name: str) -> bool:
+    return name in RESERVED or name.startswith(COUNTER_PREFIX)
+
+
+async def _if_allowed(
+    store: MetadataStore, root: str, path: str
+) -> Sequence[str] | UnauthorizedError:
+    try:
+        return await _children(store, root, path)
+    except UnauthorizedError as error:
+        return error
+
+
+async def _children(store: MetadataStore, root: str, path: str) -> list[str]:
+    try:
+        return await store.children(path)
+    except NoNodeError as error:
+        if path == root:
+            raise UnavailableError("the ledgers root does not exist", path=root) from error
+        return []
+
+
+async def new_ledger_id(store: MetadataStore, root: str, layout: Layout) -> int:
+    """Return a new ledger id. Raises UnavailableError if the layout has no ids left."""
+    if layout is Layout.FLAT:
+        return await _short(store, f"{root}/ID-", layout)
+    if layout is Layout.LEGACY_HIERARCHICAL:
+        return await _short(store, f"{root}/idgen/ID-", layout)
+    if await store.exists(f"{root}/idgen-long") is None:
+        number = await _sequence(store, f"{root}/idgen/ID-")
+        if 0 <= number < SHORT_ID_STOP:
+            return number
+        with suppress(NodeExistsError):
+            await store.create(f"{root}/idgen-long")
+    return await _long(store, f"{root}/idgen-long")
+
+
+async def _short(store: MetadataStore, prefix: str, layout: Layout) -> int:
+    number = await _sequence(store, prefix)
+    if not 0 <= number < SHORT_ID_STOP:
+        raise UnavailableError("no ledger id is left in this layout", layout=layout.name)
+    return number
+
+
+async def _long(store: MetadataStore, parent: str) -> int:
+    for _ in range(TRIES_MAX):
+        names = await store.children(parent)
+        high_orders = sorted(
+            int(n[4:]) for n in names if n.startswith("HOB-") and n[4:].isdecimal()
+        )
+        high = high_orders[-1] if high_orders else 1
+        low = await _sequence(store, f"{parent}/HOB-{high:010d}/ID-")
+        if 0 <= low < SHORT_ID_STOP:
+            return (high << 32) + low
+        with suppress(NodeExistsError):
+            await store.create(f"{parent}/HOB-{high + 1:010d}")
+        for old in high_orders[: -(HIGH_ORDER_KEPT - 1)]:
+            with suppress(NoNodeError, NotEmptyError):
+                await store.delete(f"{parent}/HOB-{old:010d}")
+    raise UnavailableError("no ledger id could be generated", path=parent)
+
+
+async def _sequence(store: MetadataStore, prefix: str) -> int:
+    """Create a sequential child, delete it again, and return its number."""
+    path = await create_with_parents(
+        store, Create(path=prefix, is_ephemeral=True, is_sequential=True)
+    )
+    with suppress(NoNodeError):
+        await store.delete(path)
+    return int(path[len(prefix) :])
+
+
+async def create_with_parents(store: MetadataStore, create: Create) -> str:
+    """Do ``MetadataStore.create``, and create missing parents, persistent and empty.
+
+    1. If creating the znode fails for lack of its parent, create the parent (and its parents).
+    2. Try again. Another client may have deleted the parent in between, so repeat from 1.
+
+    Raises UnavailableError after ``TRIES_MAX`` tries, and what ``create`` raises.
+    """
+    for _ in range(TRIES_MAX):
+        try:
+            return await store.create(
+                create.path,
+                create.data,
+                is_ephemeral=create.is_ephemeral,
+                is_sequential=create.is_sequential,
+            )
+        except NoNodeError:
+            await _ensure(store, create.path.rpartition("/")[0])
+    raise UnavailableError("its parents vanish as fast as they are made", path=create.path)
+
+
+async def _ensure(store: MetadataStore, path: str) -> None:
+    with suppress(NodeExistsError):
+        await create_with_parents(store, Create(path=path))

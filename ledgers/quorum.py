@@ -1,10 +1,9 @@
 """Sends one request to several bookies until their replies decide the outcome.
 
-Opening, recovery and reading share this module. Each passes its own request and its own decision, a
-pure function of the results so far.
-
-What the answers of fenced bookies prove about an entry, and which answers count (rule S5). Pure
-functions.
+``ask`` sends the requests. Opening, reading and recovery pass their own request and their own decision,
+a pure function of the results so far. The other functions judge results for recovery: what the answers
+of fenced bookies prove about an entry, and which answers count (rule S5). No retries and no deadline:
+each request has its own.
 """
 
 import asyncio
@@ -55,14 +54,14 @@ Results = Mapping[BookieId, Result[T]]
 """Results by bookie, in the order of arrival."""
 
 
-def said(results: Results[T]) -> str:
+def replies_text(results: Results[T]) -> str:
     """Return the reply of each bookie as text for an error message."""
     return "; ".join(
         f"{bookie}: {result.error or 'answered'}" for bookie, result in results.items()
     )
 
 
-def given(results: Results[T]) -> T | None:
+def first_value(results: Results[T]) -> T | None:
     """Return the first value; None if there is none."""
     return next((result.value for result in results.values() if result.value is not None), None)
 
@@ -164,14 +163,14 @@ class RecoveredEnd:
     """The end of a ledger, as found by recovery. ``segments``: segments whose ensembles recovery
     changed.
 
-    ``members``: the last ensemble as it was fenced. ``believed``: members whose answers the end is
+    ``members``: the last ensemble as it was fenced. ``trusted``: members whose answers the end is
     based on, because they counted as fenced or their "no" counted.
     """
 
     last_entry_id: int
     length: int
     members: tuple[BookieId, ...]
-    believed: frozenset[BookieId]
+    trusted: frozenset[BookieId]
     segments: tuple[Segment, ...] = ()
     given_up: "GivenUp | None" = None
 
@@ -218,7 +217,7 @@ def recovery_verdict(
     after all ``awaited`` bookies have replied or failed. ``gives_up_damaged``: a damaged copy
     counts as missing, by an operator's order.
     """
-    if (entry := given(results)) is not None:
+    if (entry := first_value(results)) is not None:
         return entry
     if any(bookie not in results for bookie in awaited):
         return None
@@ -230,13 +229,13 @@ def recovery_verdict(
     return Answer.ABSENT if absent_count > write_quorum - ack_quorum else None
 
 
-def counted(results: Results[T], unbelieved: Collection[BookieId]) -> frozenset[BookieId]:
+def fenced_bookies(results: Results[T], distrusted: Collection[BookieId]) -> frozenset[BookieId]:
     """Return the bookies that returned a good entry or a trusted "no". Only these are known to be
     fenced."""
     return frozenset(
         bookie
         for bookie, result in results.items()
-        if result.answer in (Answer.PRESENT, Answer.ABSENT) and bookie not in unbelieved
+        if result.answer in (Answer.PRESENT, Answer.ABSENT) and bookie not in distrusted
     )
 
 

@@ -1,17 +1,15 @@
-"""Reading a ledger's entries: digest verified, from whichever replica has them.
+"""Opens a ledger without recovery and reads its entries.
 
-Promises bytes that are the entry's, or an error that says what each replica said. Knows nothing of
-fencing and of the end: what may be read is the caller's to know (``OpenedLedger.lac``).
+- ``LedgerReader`` reads entries from any replica that has them. It promises the bytes of the entry, with
+  a verified digest, or an error that contains the reply of each replica. The caller must know which
+  entries may be read (``OpenedLedger.lac``).
+- ``find_end`` opens a ledger: its key, and its end as far as it is known. If the ledger is not closed,
+  the end is a lower bound, reported by the bookies of the last ensemble (``tail_verdict``, which
+  recovery uses too).
+- ``last_entry_of`` and ``highest_entry_id`` report which entries bookies store of a ledger. This shows
+  whether a writer is active, but proves no end.
 
-Opens a ledger without recovery: finds its key and the known end.
-
-Does not fence and does not write. The end of a ledger that is not closed is a lower bound, which
-the bookies of its last ensemble report (``tail_verdict``, shared with recovery).
-
-How far a ledger reaches by what its bookies say, without fencing it: a guess, of one that is
-written.
-
-It proves no end (``recovery`` finds that), but whether somebody still writes.
+Nothing here fences or writes; ``fencing`` does.
 """
 
 import asyncio
@@ -32,16 +30,16 @@ from ledgers.errors import (
 )
 from ledgers.manager import VersionedMetadata
 from ledgers.model import LAC_NONE, BookieId, LedgerMetadata, Segment, covers, write_set
-from ledgers.quorum import Results, ask, given, is_damaged, said
+from ledgers.quorum import Results, ask, first_value, is_damaged, replies_text
 from ledgers.tasks import read_ahead
 
 SPECULATIVE_S = 2.0
-"""A read that is not answered for so long is sent to the next replica as well, as in Java."""
+"""A read without a reply for this long is also sent to the next replica, as in Java."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """``length``: payload bytes of the ledger up to and with this entry."""
+    """An entry of a ledger. ``length``: payload bytes of the ledger up to and including this entry."""
 
     entry_id: int
     length: int
@@ -49,7 +47,7 @@ class LedgerEntry:
 
 
 class LedgerReader:
-    """Reads entries of one ledger, by the ensembles of one version of its metadata."""
+    """Reads entries of one ledger from the ensembles of one version of its metadata."""
 
     def __init__(
         self,
@@ -64,10 +62,10 @@ class LedgerReader:
         self._bookies, self._clock = bookies, clock
 
     async def read(self, entry_id: int) -> bytes:
-        """The stored entry, header and digest included; from the next replica after any error.
+        """Return the stored entry, with header and digest. After an error the next replica is asked.
 
-        Raises NoSuchEntryError when every replica said no, DigestMismatchError when every one that
-        has it has it wrong, else UnavailableError.
+        Raises NoSuchEntryError if every replica answered "no", DigestMismatchError if some have a bad
+        copy and the others answered "no", else UnavailableError.
         """
         entry, results = await ask(
             replicas_in(
@@ -76,7 +74,7 @@ class LedgerReader:
                 write_quorum=self._metadata.write_quorum,
             ),
             partial(self._read, entry_id=entry_id),
-            given,
+            first_value,
             clock=self._clock,
             hedge_s=SPECULATIVE_S,
         )
@@ -87,9 +85,9 @@ class LedgerReader:
     async def entries(
         self, first_entry_id: int, last_entry_id: int
     ) -> AsyncGenerator[LedgerEntry, None]:
-        """The entries of a range, inclusive at both ends, read ahead within bounds.
+        """Yield the entries of a range, inclusive at both ends. Reads a limited number ahead.
 
-        Use it within ``contextlib.aclosing`` where the loop over it may be left early.
+        Use it within ``contextlib.aclosing`` if the loop over it may end early.
         """
         entry_ids = range(first_entry_id, last_entry_id + 1)
         async with aclosing(read_ahead(entry_ids, self.read)) as entries:
@@ -108,14 +106,14 @@ class LedgerReader:
 
 
 def replicas_in(segment: Segment, entry_id: int, *, write_quorum: int) -> list[BookieId]:
-    """The bookies of the entry's write set in this segment, in the order in which readers ask
+    """Return the bookies of the entry's write set in this segment, in the order in which readers ask
     them."""
     indexes = write_set(entry_id, ensemble_size=len(segment.ensemble), write_quorum=write_quorum)
     return [segment.ensemble[index] for index in indexes]
 
 
 def _unreadable(results: Results[bytes], *, ledger_id: int, entry_id: int) -> BookmenderError:
-    """The error that all replicas together amount to."""
+    """Return the error that follows from the answers of all replicas."""
     answers = {result.answer for result in results.values()}
     error = {
         frozenset({Answer.ABSENT}): NoSuchEntryError,
@@ -123,7 +121,10 @@ def _unreadable(results: Results[bytes], *, ledger_id: int, entry_id: int) -> Bo
         frozenset({Answer.ABSENT, Answer.MISMATCH}): DigestMismatchError,
     }.get(frozenset(answers), UnavailableError)
     return error(
-        "no replica gave the entry", ledger_id=ledger_id, entry_id=entry_id, replies=said(results)
+        "no replica returned the entry",
+        ledger_id=ledger_id,
+        entry_id=entry_id,
+        replies=replies_text(results),
     )
 
 
@@ -191,7 +192,9 @@ def ledger_digest(metadata: LedgerMetadata, fallback: EntryDigest | None = None)
     if metadata.password is not None and metadata.digest_type is not None:
         return _shared_digest(metadata.digest_type, metadata.password)
     if fallback is None:
-        raise UnauthorizedError("the metadata holds no password and none is configured for such")
+        raise UnauthorizedError(
+            "the metadata contains no password, and none is configured for such ledgers"
+        )
     return fallback
 
 
@@ -236,8 +239,8 @@ def tail_verdict(
         ack_quorum=metadata.ack_quorum,
     ):
         return None
-    told = [result.value for result in results.values() if result.value is not None]
-    latest = max(told, key=lambda tail: tail.lac, default=Tail())
+    tails = [result.value for result in results.values() if result.value is not None]
+    latest = max(tails, key=lambda tail: tail.lac, default=Tail())
     return replace(latest, lac=max(latest.lac, segment.first_entry_id - 1))
 
 
@@ -260,9 +263,9 @@ async def _ask_for_lac(
     )
     if tail is None:
         raise UnavailableError(
-            "too few bookies answered to tell the last entry",
+            "too few bookies answered to find the last entry",
             ledger_id=ledger_id,
-            replies=said(results),
+            replies=replies_text(results),
         )
     return tail
 
@@ -285,8 +288,8 @@ NO_ENTRY = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastEntry:
-    """The last entry that a bookie stores of a ledger, and the LAC in its header; ``NO_ENTRY`` each
-    where it has none."""
+    """The last entry that a bookie stores of a ledger, and the LAC in its header. Both are
+    ``NO_ENTRY`` if it stores none."""
 
     last_entry_id: int
     lac: int
@@ -296,8 +299,10 @@ class LastEntry:
 async def last_entry_of(
     bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
 ) -> LastEntry | None:
-    """By what the bookie says; None when it does not say. Given a ``digest``, only an entry that it
-    fits is believed."""
+    """Return the last entry that the bookie reports; None without an answer.
+
+    With a ``digest``, an entry with a bad digest counts as no answer.
+    """
     try:
         entry = await bookies.read(bookie, ledger_id, LAST_ENTRY)
         if digest is not None:
@@ -313,7 +318,7 @@ async def last_entry_of(
 async def last_entry_id(
     bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
 ) -> int | None:
-    """The last entry that one bookie stores, ``NO_ENTRY`` for none; else as ``last_entry_of``."""
+    """Return the id of the last entry that one bookie stores. See ``last_entry_of``."""
     last = await last_entry_of(bookies, bookie, ledger_id, digest=digest)
     return None if last is None else last.last_entry_id
 
@@ -325,19 +330,19 @@ async def highest_entry_id(
     *,
     digest: EntryDigest | None = None,
 ) -> tuple[int, frozenset[BookieId]]:
-    """The last that any of them stores, ``NO_ENTRY`` for none; and who does not say anything, and
-    may have later ones."""
+    """Return the highest entry id that any member stores (``NO_ENTRY``: none), and the members that
+    did not answer and may store later entries."""
     ids = await asyncio.gather(
         *(last_entry_id(bookies, each, ledger_id, digest=digest) for each in members)
     )
-    told = dict(zip(members, ids, strict=True))
-    # One whose last entry is damaged says something.
-    silent = frozenset(
+    found = dict(zip(members, ids, strict=True))
+    # A bookie whose last entry is damaged did answer.
+    unanswered = frozenset(
         [
             bookie
-            for bookie, last in told.items()
+            for bookie, last in found.items()
             if last is None
             and (digest is None or await last_entry_id(bookies, bookie, ledger_id) is None)
         ]
     )
-    return max((each for each in ids if each is not None), default=NO_ENTRY), silent
+    return max((each for each in ids if each is not None), default=NO_ENTRY), unanswered

@@ -34,10 +34,14 @@ METADATA_TRIES_MAX = 10
 
 
 Confirm = Callable[[RecoveredEnd], Awaitable[None]]
-"""Called after the end is found and before CLOSED is written. Raises UnavailableError if an answer
-that the end is based on may be wrong: the bookie may have been wiped since ``young`` was
-determined, or another bookie may have answered at its address since ``registered`` was
-determined."""
+"""Called after the end is found and before CLOSED is written. Raises UnavailableError if an answer that
+the end is based on may be wrong. It defends against this interleaving:
+
+1. The caller determines which bookies are ``reformatted`` and which are ``registered``.
+2. A bookie is wiped, or another bookie registers at its address.
+3. Recovery asks there and gets "no such entry" for acknowledged entries.
+4. Recovery would close the ledger before these entries.
+"""
 
 
 async def nothing_to_confirm(end: RecoveredEnd) -> None:
@@ -61,7 +65,7 @@ async def recover_ledger(
     pool: BookiePool,
     clock: Clock,
     fallback: EntryDigest | None = None,
-    young: Collection[BookieId] = (),
+    reformatted: Collection[BookieId] = (),
     distrusted: Collection[BookieId] = (),
     registered: Collection[BookieId] | None = None,
     gives_up_damaged: bool = False,
@@ -76,7 +80,7 @@ async def recover_ledger(
     ``found``: the metadata from which the caller decided to recover. If the ledger is OPEN, the
     compare-and-set that locks the writer out applies to this version (rule S2). ``fallback``: see
     ``ledger_digest``. ``distrusted``: bookies that are known to have lost entries. Their "no"
-    proves nothing. ``young``: bookies that were reformatted after the ledger was created. Their
+    proves nothing. ``reformatted``: bookies that were reformatted after the ledger was created. Their
     "no" proves nothing either, unless they prove that they lost nothing. ``registered``: registered
     bookies, each the latest one at its address (None: all). At the address of any other bookie
     another one may answer. So its "no" proves nothing, it does not count as fenced, and it receives
@@ -100,7 +104,7 @@ async def recover_ledger(
         bookies=bookies,
         pool=pool,
         clock=clock,
-        young=young,
+        reformatted=reformatted,
         distrusted=distrusted,
         registered=registered,
         gives_up_damaged=gives_up_damaged,

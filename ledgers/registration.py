@@ -1,10 +1,9 @@
-"""The bookies of a cluster: their registrations below ``<root>/available``, and their cookies.
+"""The bookies of a cluster: their registrations below ``<root>/available``, their cookies, the instance id.
 
-A bookie that changes between writable and read-only during a read is still in the result. An empty
-or missing list is an error, never a mass loss (rule S8).
-
-The instance id of a cluster: a UUID that BookKeeper creates when it formats the cluster. Cookies
-contain it.
+``Registration`` reads them, and ``BookieView`` is the result. A bookie that changes between writable and
+read-only during a read is still in the result. An empty or missing list is an error, never a mass loss
+(rule S8). The instance id is a UUID that BookKeeper creates when it formats a cluster; cookies contain
+it. How long a bookie is absent, and what follows from that, is decided elsewhere (``auditor.absence``).
 """
 
 import asyncio
@@ -33,7 +32,7 @@ READ_ONLY = "readonly"
 NO_BOOKIE = (
     "its name cannot be a bookie's, so it counts as none: delete it, if nothing else needs it"
 )
-UNTOLD_CZXID = 2**63 - 1
+HIDDEN_CZXID = 2**63 - 1
 """Assumed czxid of a cookie that an ACL hides. The cookie may be new, so a "no" from its bookie
 proves nothing about any ledger (rule S5)."""
 
@@ -129,7 +128,7 @@ class Registration:
         self._known: dict[str, RegisteredBookie] = {}
         """The bookies of the last read by znode path, so that they are not parsed again. The data
         of a registration never changes. A new registration at the same path has another czxid."""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         """Paths already reported: an ACL denies access, or the name cannot be a bookie id."""
 
     async def read(self) -> BookieView:
@@ -228,7 +227,7 @@ class Registration:
     async def cookies(self) -> Mapping[BookieId, Stat]:
         """Return the cookie znodes of all bookies that were formatted and not decommissioned.
 
-        The czxid is ``UNTOLD_CZXID`` if an ACL hides the cookie.
+        The czxid is ``HIDDEN_CZXID`` if an ACL hides the cookie.
         """
         # ``cookies`` does not exist before the first bookie.
         names = await children_if_any(self._store, self._cookies)
@@ -250,8 +249,8 @@ class Registration:
         try:
             znode = await self._get(path)
         except UnauthorizedError as error:
-            self._tell_once("cookie.access_denied", path, bookie=bookie, error=str(error))
-            return Stat(version=0, czxid=UNTOLD_CZXID)
+            self._log_once("cookie.access_denied", path, bookie=bookie, error=str(error))
+            return Stat(version=0, czxid=HIDDEN_CZXID)
         return None if znode is None else znode[1]
 
     async def changes(self) -> AsyncGenerator[None, None]:
@@ -288,7 +287,7 @@ class Registration:
             try:
                 bookies.add(parse_bookie_id(name))
             except CorruptionError:
-                self._tell_once("registration.no_bookie", f"{parent}/{name}", next_step=NO_BOOKIE)
+                self._log_once("registration.no_bookie", f"{parent}/{name}", next_step=NO_BOOKIE)
         return bookies
 
     async def _find(self, bookie: BookieId, *, is_read_only: bool) -> RegisteredBookie | None:
@@ -310,7 +309,7 @@ class Registration:
         try:
             znode = await self._get(path)
         except UnauthorizedError as error:
-            return self._shut_away(bookie, path, error)
+            return self._access_denied(bookie, path, error)
         if znode is None:
             return None
         data, stat = znode
@@ -324,21 +323,23 @@ class Registration:
             is_writable=is_writable,
         )
 
-    def _shut_away(self, bookie: BookieId, path: str, error: UnauthorizedError) -> RegisteredBookie:
+    def _access_denied(
+        self, bookie: BookieId, path: str, error: UnauthorizedError
+    ) -> RegisteredBookie:
         """Return a bookie whose registration an ACL hides, as read-only with czxid 0.
 
         It is listed, so it is present. But a restart of the bookie cannot be detected, so it must
         not become a target (rule S3).
         """
-        self._tell_once("registration.access_denied", path, bookie=bookie, error=str(error))
+        self._log_once("registration.access_denied", path, bookie=bookie, error=str(error))
         known = self._known.get(path)
         address = parse_address(bookie) if known is None else known.address
         return RegisteredBookie(bookie_id=bookie, address=address, czxid=0, is_writable=False)
 
-    def _tell_once(self, event: str, path: str, **fields: str) -> None:
+    def _log_once(self, event: str, path: str, **fields: str) -> None:
         """Log the event as an error, once per path."""
-        if path not in self._told:
-            self._told.add(path)
+        if path not in self._logged:
+            self._logged.add(path)
             log.error(event, path=path, **fields)
 
     async def _get(self, path: str) -> tuple[bytes, Stat] | None:

@@ -1,11 +1,10 @@
 """The interface of the metadata store: a tree of versioned znodes.
 
-``zookeeper`` implements it for ZooKeeper, ``memory.store`` for tests and simulation. Both pass
-``tests/contract/test_metadata_store*.py``. A store lives as long as one session. After the session
-is lost, every call raises ``SessionLostError``, and the owner of the store opens a new one.
+``zookeeper`` implements ``MetadataStore`` for ZooKeeper, ``memory.store`` for tests and simulation. Both pass
+``tests/contract/test_metadata_store*.py``. A store lives as long as one session. After the session is
+lost, every call raises ``SessionLostError``, and the owner of the store opens a new one.
 
-A metadata store that only reads. With it, a bug in an observing program cannot change
-anything.
+``ReadOnlyStore`` only reads. With it, a bug in an observing program cannot change anything.
 """
 
 import enum
@@ -153,7 +152,7 @@ class MetadataStore(Protocol):
         ...
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
-        """Raises NoNodeError."""
+        """Return data and state of a znode. Raises NoNodeError."""
         ...
 
     async def exists(self, path: str) -> Stat | None: ...
@@ -303,4 +302,4 @@ class ReadOnlyStore:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise AssertionError(f"a session that only reads was told to write: {what}")
+    raise AssertionError(f"a read-only session must not write: {what}")

@@ -1,20 +1,12 @@
-"""Many calls, so many at a time; tasks that end with the block that started them; a task that
-others wake.
+"""Helpers for concurrent calls.
 
-Notification of tasks that wait for a change.
-
-Reads shared by many callers, where each caller needs a value that is newer than its call.
-
-Calls that are repeated until they succeed, because a missing answer proves nothing (rule S8).
-
-For loops that live as long as their session. An overloaded ZooKeeper, or a connection that broke
-several times, must not end such a loop and all that depends on it.
-
-Entries read in order, several in flight.
-
-How many is found out on the way, as in TCP's slow start: two at first, one more with each entry
-that arrived, never more than a bound in entries and one in bytes. So the short tail of an abandoned
-ledger costs no reads beyond its end, and entries of 5 MB do not fill the memory.
+- ``gather_in_parts`` runs many calls, a limited number at a time.
+- ``task_scope`` starts tasks that end with the block that started them.
+- ``read_ahead`` reads entries in order, several at a time.
+- ``until_answered`` repeats a call until it succeeds, because a missing answer proves nothing (rule S8).
+  It is for loops that live as long as their session: an overloaded ZooKeeper must not end them.
+- ``SharedReads`` joins the calls of many callers into few reads, each newer than the call.
+- ``Changing``, ``wake_on`` and ``wait_woken`` notify tasks that wait for a change.
 """
 
 import asyncio
@@ -46,24 +38,23 @@ V = TypeVar("V")
 async def gather_in_parts(
     work: Callable[[V], Awaitable[T]], values: Sequence[V], *, at_once: int
 ) -> list[T]:
-    """What ``work`` gives for each of the values, in their order; never for more than so many at a
-    time."""
+    """Return the results of ``work`` for the values, in order. Runs at most ``at_once`` at a time."""
     given: list[T] = []
     for start in range(0, len(values), at_once):
         given += await asyncio.gather(*map(work, values[start : start + at_once]))
     return given
 
 
-async def wake_on(happenings: AsyncGenerator[object, None], wake: asyncio.Event) -> None:
-    """Set ``wake`` at each of them, until they end."""
-    async with aclosing(happenings):
-        async for _ in happenings:
+async def wake_on(events: AsyncGenerator[object, None], wake: asyncio.Event) -> None:
+    """Set ``wake`` at each event, until the events end."""
+    async with aclosing(events):
+        async for _ in events:
             wake.set()
 
 
 async def wait_woken(wake: asyncio.Event, *, timeout_s: float | None) -> bool:
-    """Whether ``wake`` is set within that time; None, or infinity: there is no end. It stays
-    set."""
+    """Wait until ``wake`` is set. Returns False after ``timeout_s`` (None or infinity: no limit). Does
+    not clear ``wake``."""
     try:
         async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
             await wake.wait()
@@ -77,7 +68,7 @@ class TaskScope:
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
-        # In order of their start (a dict, not a set), so that a simulation ends them in that order.
+        # A dict, not a set: tasks are cancelled in the order of their start, so simulations repeat.
         self._running: dict[asyncio.Task[Any], None] = {}
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -96,10 +87,10 @@ class TaskScope:
 
 @asynccontextmanager
 async def task_scope() -> AsyncIterator[TaskScope]:
-    """A TaskGroup that cancels what still runs at the block's end, and raises errors unwrapped.
+    """A TaskGroup that cancels its remaining tasks at the end of the block, and raises errors unwrapped.
 
-    Asking several bookies for one answer ends with tasks to spare, and its callers sort errors by
-    class; with a bare TaskGroup every one of them would have to undo the ExceptionGroup.
+    A question to several bookies often ends before all tasks have ended. Callers sort errors by
+    class, so with a plain TaskGroup each would have to unwrap the ExceptionGroup.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -141,7 +132,7 @@ class Changing:
             seen = self.change_count
             yield
 
-    def _tell_change(self) -> None:
+    def _notify_change(self) -> None:
         """Wake the waiting tasks. Called after the change is visible to them."""
         self.change_count += 1
         self._changed.set()
@@ -236,14 +227,17 @@ async def read_ahead(
     entries_max: int = ENTRIES_MAX,
     bytes_max: int = BYTES_MAX,
 ) -> AsyncGenerator[bytes, None]:
-    """What ``read`` gives for these ids, in their order, until it gives None or raises.
+    """Yield the results of ``read`` for these ids, in order, until ``read`` returns None or raises.
 
-    A failure counts only when its turn has come: what lies behind the end decides nothing. Use it
-    within ``contextlib.aclosing``, so that the reads in flight end with the loop over it.
+    A failed read counts only in its turn, because reads run beyond the end. The number in flight
+    grows as in TCP's slow start: two at first, one more with each entry that arrived, up to a limit
+    in entries and in bytes. So the short tail of an abandoned ledger costs few reads beyond its end,
+    and entries of 5 MB do not fill the memory. Use it within ``contextlib.aclosing``, so that reads in
+    flight end with the loop over it.
     """
     remaining = iter(entry_ids)
-    # Not a TaskGroup: it would have to be left open across the yield, where another task might
-    # close it. The finally below is its equal here.
+    # Not a TaskGroup, which must not stay open across a yield, because another task may close the
+    # generator. The ``finally`` below does its work.
     flying: deque[asyncio.Future[bytes | None]] = deque()
     window, largest_bytes = 2, 1
     try:

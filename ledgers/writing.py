@@ -1,10 +1,12 @@
-"""Writing a ledger: add entries, replace the bookies that fail, close it.
+"""Writes a ledger: creates it, adds entries, replaces bookies that fail, closes it.
 
-Promises that an entry whose ``add`` returned will be read by everybody: it is, with all before it,
-on A bookies that the metadata names. Stops for good once somebody else recovers the ledger.
-
-Creating a ledger: its bookies, its id, its znode.
+``LedgerWriter`` promises that every entry whose ``add`` returned stays readable: the entry, and all
+entries before it, are on A bookies that the metadata names. The writer stops for good when another
+client recovers or closes the ledger. ``appending`` sends the entries; ``recovery`` ends a ledger whose
+writer is gone.
 """
+
+from __future__ import annotations
 
 import asyncio
 from collections import deque
@@ -31,13 +33,19 @@ from ledgers.reading import ledger_digest
 from ledgers.tasks import TaskScope, task_scope
 
 TRIES_MAX = 10
+PAYLOAD_BYTES_MAX = 5 * 1024 * 1024 - 1024
+"""The largest payload that fits, with its headers, into a frame of bookies' default size limit."""
+METADATA_TRIES_MAX = 10
+"""Attempts at one compare-and-set before the writer gives up."""
+STRAGGLERS_S = 5.0
+"""How long a writer waits at its end for copies beyond the ack quorum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerOptions:
-    """What a new ledger is to be like.
+    """The properties of a new ledger.
 
-    ``metadata_version``: 2 or 3. ``has_ctime``: whether the metadata tells when it was created
+    ``metadata_version``: 2 or 3. ``has_ctime``: True if the metadata contains the creation time
     (BookKeeper's ``storeSystemTimeAsLedgerCreationTime``).
     """
 
@@ -54,83 +62,12 @@ class LedgerOptions:
         assert self.metadata_version in (2, 3), self
 
 
-async def create_ledger(
-    options: LedgerOptions,
-    *,
-    manager: LedgerManager,
-    pool: BookiePool,
-    clock: Clock,
-    random: Random,
-    ledger_id: int | None = None,
-) -> VersionedMetadata:
-    """Make an open ledger without entries. ``ledger_id`` None: the cluster's next free one.
-
-    Raises NotEnoughBookiesError; NodeExistsError when the id that was asked for is taken.
-    """
-    metadata = await _metadata(options, pool=pool, clock=clock, random=random)
-    for _ in range(TRIES_MAX):
-        candidate_id = await manager.new_ledger_id() if ledger_id is None else ledger_id
-        try:
-            return await manager.create(candidate_id, metadata)
-        except (NodeExistsError, UnknownOutcomeError) as error:
-            ours = await _ours(candidate_id, metadata, manager)
-            if ours is not None:
-                return ours
-            if ledger_id is not None and isinstance(error, NodeExistsError):
-                raise
-    raise UnavailableError("no free ledger id was found", attempts=TRIES_MAX)
-
-
-async def _metadata(
-    options: LedgerOptions, *, pool: BookiePool, clock: Clock, random: Random
-) -> LedgerMetadata:
-    ensemble = pool.placement.choose_ensemble(
-        await pool.writable(),
-        options.ensemble_size,
-        write_quorum=options.write_quorum,
-        ack_quorum=options.ack_quorum,
-    )
-    return LedgerMetadata(
-        metadata_version=options.metadata_version,
-        ensemble_size=options.ensemble_size,
-        write_quorum=options.write_quorum,
-        ack_quorum=options.ack_quorum,
-        digest_type=options.digest_type,
-        password=options.password,
-        ctime_ms=clock.wall_ms() if options.has_ctime else None,
-        c_token=random.getrandbits(63) if options.metadata_version == 3 else None,
-        custom=options.custom,
-        segments=(Segment(first_entry_id=0, ensemble=ensemble),),
-    )
-
-
-async def _ours(
-    ledger_id: int, metadata: LedgerMetadata, manager: LedgerManager
-) -> VersionedMetadata | None:
-    """The ledger, if it is the one that we made with a create whose reply was lost."""
-    if metadata.c_token is None:
-        return None
-    try:
-        found = await manager.read(ledger_id)
-    except NoSuchLedgerError:
-        return None
-    return found if found.metadata.c_token == metadata.c_token else None
-
-
-PAYLOAD_BYTES_MAX = 5 * 1024 * 1024 - 1024
-"""What fits with its headers into a frame that bookies take by default, over either protocol."""
-METADATA_TRIES_MAX = 10
-"""Compare-and-sets of one step, before the writer gives up."""
-STRAGGLERS_S = 5.0
-"""How long a writer that has ended waits for adds beyond the A that its acknowledgements needed."""
-
-
 class LedgerWriter:
-    """The one writer of a ledger that it created. For the tasks of one loop.
+    """The only writer of a ledger, which it created. Used by the tasks of one event loop.
 
-    Leaving the ``create`` block waits a while for the copies that no acknowledgement needed, so
-    that an entry is on W bookies where it can be. Without ``close`` it abandons the ledger: it
-    stays open, and its end is for a recovery to find.
+    Leaving the ``create`` block waits up to ``STRAGGLERS_S`` for copies beyond the ack quorum, so that
+    entries are on W bookies if possible. Without ``close`` the ledger stays open, and a recovery must
+    find its end.
     """
 
     @classmethod
@@ -145,8 +82,8 @@ class LedgerWriter:
         clock: Clock,
         random: Random,
         ledger_id: int | None = None,
-    ) -> AsyncIterator["LedgerWriter"]:
-        """A new ledger and its writer, as an asynchronous context. Raises as ``create_ledger``."""
+    ) -> AsyncIterator[LedgerWriter]:
+        """Create a ledger and yield its writer. Raises the errors of ``create_ledger``."""
         versioned = await create_ledger(
             options,
             manager=manager,
@@ -194,9 +131,9 @@ class LedgerWriter:
         self._lengths = deque([(LAC_NONE, 0)])
         """Entry id and ledger length, from the last confirmed entry on."""
         self._turn = asyncio.Lock()
-        """Entries get their ids in the order in which they were let in."""
+        """Gives entries their ids in the order of the calls."""
         self._metadata_turn = asyncio.Lock()
-        """Guards ``_versioned``: one compare-and-set of ours at a time."""
+        """Guards ``_versioned``: one compare-and-set at a time."""
 
     @property
     def ledger_id(self) -> int:
@@ -204,25 +141,25 @@ class LedgerWriter:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As this writer last read or wrote it."""
+        """The metadata that this writer read or wrote last."""
         return self._versioned.metadata
 
     @property
     def lac(self) -> int:
-        """The last entry that is acknowledged, -1 if none."""
+        """The last acknowledged entry; -1 if there is none."""
         return self._appender.confirmed
 
     async def add(self, payload: bytes) -> int:
-        """Add an entry and wait until it is acknowledged; its id."""
+        """Add an entry, wait until it is acknowledged, and return its id."""
         return await (await self.send(payload))
 
     async def send(self, payload: bytes) -> asyncio.Future[int]:
-        """Add an entry; its id to come. Waits only while too much is unacknowledged.
+        """Add an entry and return the future of its id. Waits while too much is unacknowledged.
 
-        Here or in the future: FencedError or LedgerClosedError once somebody else recovers or
-        closes the ledger, UnavailableError when the bookies to write to run out; then no further
-        entry is taken, and whether this one is stored is for ``close`` or a recovery to decide.
-        RejectedError when it is larger than ``PAYLOAD_BYTES_MAX``; that ends nothing.
+        The call or the future raises FencedError or LedgerClosedError if another client recovers or
+        closes the ledger, and UnavailableError if too few bookies are left. Then the writer accepts
+        no more entries, and ``close`` or a recovery decides whether this entry is stored. Raises
+        RejectedError if the payload exceeds ``PAYLOAD_BYTES_MAX``; the writer can go on.
         """
         if len(payload) > PAYLOAD_BYTES_MAX:
             raise RejectedError("the payload is too large", payload_bytes=len(payload))
@@ -245,10 +182,10 @@ class LedgerWriter:
             return acknowledged
 
     async def close(self) -> VersionedMetadata:
-        """End the ledger after its last acknowledged entry; what is not acknowledged yet fails.
+        """Close the ledger after its last acknowledged entry. Unacknowledged entries fail.
 
-        Also while somebody recovers it, who then adopts this end. Raises LedgerClosedError when it
-        was closed at another end already.
+        If another client recovers the ledger at the same time, it adopts this end. Raises
+        LedgerClosedError if the ledger was closed with another end.
         """
         self._appender.fail(LedgerClosedError("the writer closed the ledger"))
         async with self._metadata_turn:
@@ -261,13 +198,14 @@ class LedgerWriter:
         raise UnavailableError("the metadata kept changing", ledger_id=self.ledger_id)
 
     async def delete(self) -> None:
-        """Delete the ledger's metadata; bookies collect the entries in their own time."""
+        """Delete the metadata of the ledger. The bookies delete the entries later (garbage
+        collection)."""
         self._appender.fail(LedgerClosedError("the writer deleted the ledger"))
         async with self._metadata_turn:
             await self._manager.delete(self.ledger_id, version=self._versioned.version)
 
     async def _record_change(self, segment: Segment) -> None:
-        """Write a change of the ensemble to the metadata, before anything rests on it."""
+        """Write an ensemble change to the metadata. No entry is confirmed before this."""
         async with self._metadata_turn:
             before = self.metadata.last_segment
             for _ in range(METADATA_TRIES_MAX):
@@ -277,7 +215,7 @@ class LedgerWriter:
         raise UnavailableError("the metadata kept changing", ledger_id=self.ledger_id)
 
     async def _try_to_write(self, metadata: LedgerMetadata) -> bool:
-        """Whether it was written; if not, the metadata has been read again."""
+        """Return True if the metadata was written. Otherwise it was read again."""
         try:
             self._versioned = await self._manager.write(
                 self.ledger_id, metadata, read_as=self._versioned
@@ -288,42 +226,106 @@ class LedgerWriter:
         return True
 
     def _confirmed_length(self) -> int:
-        """The ledger's length up to the LAC. Forgets those before."""
+        """Return the ledger's length up to the LAC, and forget the lengths before it."""
         while len(self._lengths) > 1 and self._lengths[1][0] <= self.lac:
             self._lengths.popleft()
         return self._lengths[0][1]
 
 
+async def create_ledger(
+    options: LedgerOptions,
+    *,
+    manager: LedgerManager,
+    pool: BookiePool,
+    clock: Clock,
+    random: Random,
+    ledger_id: int | None = None,
+) -> VersionedMetadata:
+    """Create an open ledger without entries. ``ledger_id`` None: the next free id of the cluster.
+
+    Raises NotEnoughBookiesError. Raises NodeExistsError if the given id is in use.
+    """
+    metadata = await _metadata(options, pool=pool, clock=clock, random=random)
+    for _ in range(TRIES_MAX):
+        candidate_id = await manager.new_ledger_id() if ledger_id is None else ledger_id
+        try:
+            return await manager.create(candidate_id, metadata)
+        except (NodeExistsError, UnknownOutcomeError) as error:
+            ours = await _ours(candidate_id, metadata, manager)
+            if ours is not None:
+                return ours
+            if ledger_id is not None and isinstance(error, NodeExistsError):
+                raise
+    raise UnavailableError("no free ledger id was found", attempts=TRIES_MAX)
+
+
+async def _metadata(
+    options: LedgerOptions, *, pool: BookiePool, clock: Clock, random: Random
+) -> LedgerMetadata:
+    ensemble = pool.placement.choose_ensemble(
+        await pool.writable(),
+        options.ensemble_size,
+        write_quorum=options.write_quorum,
+        ack_quorum=options.ack_quorum,
+    )
+    return LedgerMetadata(
+        metadata_version=options.metadata_version,
+        ensemble_size=options.ensemble_size,
+        write_quorum=options.write_quorum,
+        ack_quorum=options.ack_quorum,
+        digest_type=options.digest_type,
+        password=options.password,
+        ctime_ms=clock.wall_ms() if options.has_ctime else None,
+        c_token=random.getrandbits(63) if options.metadata_version == 3 else None,
+        custom=options.custom,
+        segments=(Segment(first_entry_id=0, ensemble=ensemble),),
+    )
+
+
+async def _ours(
+    ledger_id: int, metadata: LedgerMetadata, manager: LedgerManager
+) -> VersionedMetadata | None:
+    """Return the ledger if our own create made it and only the reply was lost; else None."""
+    if metadata.c_token is None:
+        return None
+    try:
+        found = await manager.read(ledger_id)
+    except NoSuchLedgerError:
+        return None
+    return found if found.metadata.c_token == metadata.c_token else None
+
+
 def changed_by_writer(
     metadata: LedgerMetadata, segment: Segment, *, before: Segment
 ) -> LedgerMetadata:
-    """The metadata with the writer's new ensemble; the same, if a lost write had got through.
+    """Return the metadata with the writer's new ensemble.
 
-    ``before``: the last segment that the writer wrote to. Raises LedgerClosedError when the ledger
-    is no longer open, ConflictError when somebody else changed the ensemble: then entries may be
-    acknowledged by bookies that the metadata does not name.
+    Returns it unchanged if it has the new ensemble already, because a write with a lost reply
+    succeeded. ``before``: the last segment that the writer wrote to. Raises LedgerClosedError if the
+    ledger is no longer open. Raises ConflictError if another client changed the ensemble: then
+    bookies that the metadata does not name may have acknowledged entries.
     """
     if metadata.state is not LedgerState.OPEN:
-        raise LedgerClosedError("the ledger is being recovered or was closed by somebody else")
+        raise LedgerClosedError("another client is recovering the ledger, or has closed it")
     last = metadata.last_segment
     changed = with_ensemble(metadata, segment) if last == before else metadata
     if changed.last_segment.ensemble != segment.ensemble:
-        raise ConflictError("somebody else changed the ensemble of an open ledger")
+        raise ConflictError("another client changed the ensemble of an open ledger")
     return changed
 
 
 def closed_by_writer(
     metadata: LedgerMetadata, *, last_entry_id: int, length: int
 ) -> LedgerMetadata:
-    """The metadata closed at the writer's end; the same, if it says so already.
+    """Return the metadata closed at the writer's end; unchanged if it is closed there already.
 
-    Raises LedgerClosedError when somebody else closed it elsewhere.
+    Raises LedgerClosedError if another client closed the ledger with another end.
     """
     if not metadata.is_closed:
         return metadata.closed(last_entry_id=last_entry_id, length=length)
     if (metadata.last_entry_id, metadata.length) != (last_entry_id, length):
         raise LedgerClosedError(
-            "somebody else closed the ledger at another end",
+            "another client closed the ledger with another end",
             last_entry_id=metadata.last_entry_id,
             length=metadata.length,
         )

@@ -130,4 +130,4 @@ class ActivitySource(Changing):
     def _show(self, found: ClientActivity | None) -> None:
         if found != self.current:
             self.current = found
-            self._tell_change()
+            self._notify_change()

@@ -20,7 +20,6 @@ import structlog
 from prometheus_client import Gauge
 
 from ledgers.clock import Clock
-from ledgers.codec.pulsar import PULSAR_RACKS_PATH, Isolation, isolation_of, parse_pulsar_groups
 from ledgers.codec.registration import Address
 from ledgers.errors import (
     BookmenderError,
@@ -31,6 +30,7 @@ from ledgers.errors import (
     UnsupportedError,
 )
 from ledgers.model import BookieId, LedgerMetadata
+from ledgers.placement.pulsar import PULSAR_RACKS_PATH, Isolation, isolation_of, parse_pulsar_groups
 from ledgers.registration import BookieView, Registration
 from ledgers.store import Check, MetadataStore, Stat
 from ledgers.tasks import Changing, SharedReads
@@ -305,7 +305,7 @@ class ViewSource(Changing):
                 self._addresses[bookie] = registered.address
         if view != self._current:
             self._current = view
-            self._tell_change()
+            self._notify_change()
         return view
 
     async def _end_windows(self) -> None:

@@ -258,7 +258,7 @@ class _Loads:
             self._known[bookie] = self._source_health(bookie)
         source_health = self._known[bookie]
         waiting_bytes = source_health.waiting_bytes + self._assigned_to(bookie) + IDLE_BYTES
-        return source_health.is_ailing, waiting_bytes * max(source_health.reply_s, REPLY_MIN_S)
+        return source_health.is_unhealthy, waiting_bytes * max(source_health.reply_s, REPLY_MIN_S)
 
     def _assigned_to(self, bookie: BookieId) -> int:
         return self._assigned_bytes.get(bookie, 0)

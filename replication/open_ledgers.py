@@ -329,7 +329,7 @@ class OpenLedgers:
             pool=self._pool(versioned.metadata),
             clock=self._clock,
             fallback=self._fallback_digest,
-            young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
+            reformatted=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
             distrusted=suspects,
             registered=view.answering,
             gives_up_damaged=accepts_loss,
@@ -354,7 +354,7 @@ class OpenLedgers:
         2. A member disappears, and another bookie answers at its address: the member's registration is gone or
            another, or the other bookie's registration is new.
         """
-        doubts = await self._views.doubts_about(view, members=end.members, believed=end.believed)
+        doubts = await self._views.doubts_about(view, members=end.members, believed=end.trusted)
         if doubts:
             listed = "; ".join(f"{bookie}: {why}" for bookie, why in sorted(doubts.items()))
             raise UnavailableError(
@@ -395,7 +395,7 @@ class OpenLedgers:
         self, versioned: VersionedMetadata, view: ClusterView, error: UnprovenEndError
     ) -> Blocked:
         """Return the facts for an operator after ``recover`` could not prove the end."""
-        silent = await self._silent(versioned) if error.are_any_silent else frozenset()
+        silent = await self._silent(versioned) if error.has_unresponsive else frozenset()
         return Blocked(
             reason=Reason.END_UNPROVEN,
             facts=structs.replace(

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.codec.pulsar import PULSAR_RACKS_PATH, parse_pulsar_racks
 from ledgers.errors import (
     BookmenderError,
     NoNodeError,
@@ -28,6 +27,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.model import BookieId
+from ledgers.placement.pulsar import PULSAR_RACKS_PATH, parse_pulsar_racks
 from ledgers.placement.topology import Racks, clean_rack, find_rack, names_of
 from ledgers.store import MetadataStore
 from ledgers.tasks import Changing
@@ -174,7 +174,7 @@ class RackKeeper(Changing):
                 bookie_count=len(found),
                 nowhere_count=len(view.available - found.keys()),
             )
-            self._tell_change()
+            self._notify_change()
 
     async def _names(self, view: ClusterView) -> Mapping[BookieId, tuple[str, ...]]:
         """Return the names of every bookie, including absent ones."""

@@ -50,7 +50,7 @@ def errors_logged() -> set[str]:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                     is_log = ast.unparse(node.func) in ("log.error", "log.exception")
-                    if is_log or node.func.attr == "_tell_once":
+                    if is_log or node.func.attr == "_log_once":
                         told = [
                             n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant)
                         ]

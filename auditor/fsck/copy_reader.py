@@ -148,7 +148,7 @@ class CopyReader:
         )
         self.entry_count += result.entry_count
         self.byte_count += result.entry_bytes
-        self.unresponsive |= result.silent
+        self.unresponsive |= result.unresponsive
         return result
 
 

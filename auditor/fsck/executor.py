@@ -254,7 +254,7 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         views = ViewSource(Registration(only_reads, uri.root), clock, order_store)
         await views.refresh()
         budgets = Budgets()
-        bulk = BulkTransfers(budgets, resolve=views.resolve, paces_reads=True)
+        bulk = BulkTransfers(budgets, resolve=views.resolve, limits_check_rate=True)
         client = BookieClient(
             resolve=views.resolve,
             budgets=budgets,
@@ -293,7 +293,7 @@ class ProcessLimits:
             self._bulk.pause()
             return
         self._budgets.reads_in_flight_max = share.reads_in_flight_per_bookie
-        self._bulk.pace.set(bytes_per_s=share.bytes_per_s, entries_per_s=share.reads_per_s)
+        self._bulk.rate_limit.set(bytes_per_s=share.bytes_per_s, entries_per_s=share.reads_per_s)
         self._bulk.resume()
         self.is_set.set()
 

@@ -14,7 +14,7 @@ from daemon.cli.bookies import BookieArgument, known_bookies, require_known
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.progress import counted
 from ledgers.model import BookieId
-from ledgers.registration import UNTOLD_CZXID
+from ledgers.registration import HIDDEN_CZXID
 from replication.orders import IdentitiesOrder, OrderStore, identities_znode
 
 
@@ -131,4 +131,4 @@ async def withdraw_trust(cluster: AdminSession) -> None:
 async def _cookies(cluster: AdminSession) -> dict[BookieId, int]:
     """Without those that ACLs hide: nothing is known of their age."""
     cookies = await cluster.registration.cookies()
-    return {b: stat.czxid for b, stat in cookies.items() if stat.czxid != UNTOLD_CZXID}
+    return {b: stat.czxid for b, stat in cookies.items() if stat.czxid != HIDDEN_CZXID}

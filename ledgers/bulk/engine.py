@@ -1,21 +1,36 @@
-"""The bulk data path's way in: many transfers at once over shared connections to the bookies.
+"""Runs many transfers at once over shared connections to the bookies. Entry point of the package.
 
-Promises of rule S10: reads in flight and bytes asked of one bookie stay within its ``ReadBudget``,
-which the control path draws on too, and what is on its way to one target within a window of its
-own. Digests are always checked and the bytes passed on are the bytes read (rules S7, S12).
-Connections speak V2 only, for reads or for adds, never both. Nothing is retried here.
+Promises:
+
+- Rule S10: the reads in flight at one bookie and the bytes they request stay within its
+  ``ReadBudget``, which the control path uses too. Entries in flight to a target stay within a window.
+- Rules S7 and S12: digests are always verified, and entries are written with the bytes as read.
+
+Connections speak the V2 protocol, each either for reads or for adds. Nothing is retried here.
 """
+
+from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ledgers.bookies import SourceHealth, Transfer, TransferResult
-from ledgers.bulk.connection import Common, Lane
+from ledgers.bulk.batch_reads import BATCH_ENTRY_BYTES_MAX, BatchReadConnection, has_runs
+from ledgers.bulk.connection import BulkConnection, SharedState
 from ledgers.bulk.flow_control import BookieFlow, FlowControl
-from ledgers.bulk.limiters import Budgets, Pace, ReadBudget, Way, Window, WindowGate
-from ledgers.bulk.source import IMPATIENT_CHECKS, IMPATIENT_S, BatchReads, SingleReads
-from ledgers.bulk.target import TargetLane
-from ledgers.bulk.transfer import BATCH_ENTRY_BYTES_MAX, Job, Totals, Writing, has_runs
+from ledgers.bulk.limiters import (
+    Budgets,
+    LimiterChain,
+    RateLimiter,
+    ReadBudget,
+    Window,
+    WindowLimiter,
+)
+from ledgers.bulk.single_reads import SingleReadConnection
+from ledgers.bulk.source import IMPATIENT_CHECKS, IMPATIENT_S, ReadPart, SourceConnection
+from ledgers.bulk.target import TargetConnection, WritePart
+from ledgers.bulk.transfer import Totals, TransferState
 from ledgers.codec.registration import Resolve, spelled_address
 from ledgers.model import BookieId
 
@@ -23,27 +38,20 @@ TIMEOUT_S = 5.0
 CHECKS_PER_TIMEOUT = 4
 CHECK_INTERVAL_MAX_S = IMPATIENT_S / IMPATIENT_CHECKS
 WRITES_IN_FLIGHT_MAX = 1_000
-"""At 500, two sources at their ceiling left the target waiting: a quarter slower."""
+"""With 500, two sources at their ceiling were a quarter slower, because the target was idle at
+times."""
 WRITES_BYTES_MAX = 8 * 1024 * 1024
 MEMORY_BYTES_MAX = 32 * 1024 * 1024
-"""Of all entries on their way, whatever the number of sources and targets. Measured with entries of
-1 byte to 5 MiB, a process grows by less than 64 MB."""
+"""Bytes of all entries in flight, for any number of sources and targets. In measurements with
+entries of 1 byte to 5 MiB a process grew by less than 64 MB."""
 MEMORY_ENTRIES_MAX = 32_768
-"""Likewise: each costs some 250 bytes besides its own."""
+"""Entries in flight of the whole process. Each costs about 250 bytes in addition to its own."""
 
 
 class BulkTransfers:
-    """Carries out transfers. Belongs to one loop.
+    """Runs transfers. Belongs to one event loop.
 
-    ``resolve``: where a bookie answers; by default its id is read as ``host:port``. ``timeout_s``:
-    how long a bookie may leave a transfer without any reply, or a connection unestablished.
-    ``writes_in_flight_max``, ``writes_bytes_max``: per target, from before an entry is asked of its
-    source until the target acknowledged it. ``memory_entries_max``, ``memory_bytes_max``: likewise,
-    of all together. ``reads_batches``: whether runs of entries are read in batches, of bookies that
-    know them. ``yields``: as of ``FlowControl``. ``paces_reads``: whether the pace is also that of
-    reading alone.
-
-    ``flow`` is told whose clients are active; ``pace`` is an operator's.
+    ``flow`` is informed of the bookies with active clients. ``rate_limit`` is the operator's.
     """
 
     def __init__(
@@ -58,11 +66,19 @@ class BulkTransfers:
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         reads_batches: bool = True,
         yields: bool = True,
-        paces_reads: bool = False,
+        limits_check_rate: bool = False,
     ) -> None:
+        """``resolve``: returns the address of a bookie. By default its id is read as ``host:port``.
+        ``timeout_s``: maximum time without a reply to a transfer, and to connect.
+        ``writes_in_flight_max``, ``writes_bytes_max``: per target, from before an entry is
+        requested until the target acknowledged it. ``memory_entries_max``, ``memory_bytes_max``:
+        the same for all targets together. ``reads_batches``: whether runs of entries are read in
+        batches from bookies that support them. ``yields``: see ``FlowControl``.
+        ``limits_check_rate``: True if ``rate_limit`` also applies to entries that are only
+        verified."""
         self._budgets = budgets
         self._reads_batches = reads_batches
-        self._common = Common(
+        self._shared = SharedState(
             resolve=resolve,
             timeout_s=timeout_s,
             writes_in_flight_max=writes_in_flight_max,
@@ -70,158 +86,178 @@ class BulkTransfers:
         )
         self.flow = FlowControl(yields=yields)
         self._sources: dict[BookieId, Source] = {}
-        self._targets: dict[BookieId, TargetLane] = {}
+        self._targets: dict[BookieId, TargetConnection] = {}
         self._next_check: asyncio.TimerHandle | None = None
         self.totals = Totals()
-        self.pace = Pace()
-        self.memory = WindowGate(Window(count_max=memory_entries_max, bytes_max=memory_bytes_max))
-        # A worker's pace is of copying: the reads of its checks are let pass.
-        self._check_way = Way(self.pace, self.memory) if paces_reads else Way(self.memory)
+        self.rate_limit = RateLimiter()
+        self.memory = WindowLimiter(
+            Window(count_max=memory_entries_max, bytes_max=memory_bytes_max)
+        )
+        self._check_limiters = (
+            LimiterChain(self.rate_limit, self.memory)
+            if limits_check_rate
+            else LimiterChain(self.memory)
+        )
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
-        """Never raises for what a bookie did: the result says it. Cancelled, it ends at once."""
-        job = Job(transfer, self.totals, way=self._way(transfer), check_way=self._check_way)
-        if job.undecided_count == 0:
+        """Run one transfer. Errors of bookies are part of the result and never raised.
+
+        Cancelling ends the transfer at once.
+        """
+        state = TransferState(
+            transfer,
+            self.totals,
+            limiters=self._limiters_for(transfer),
+            check_limiters=self._check_limiters,
+        )
+        if state.undecided_count == 0:
             return TransferResult()
         try:
-            self._start(job)
-            return await job.done
+            self._start(state)
+            return await state.done
         finally:
-            job.abandon()
+            state.abandon()
 
     def source_health(self, bookie: BookieId) -> SourceHealth:
-        """How the bookie does as a source."""
+        """Return the health of the bookie as a source."""
         source = self._sources.get(bookie)
         return SourceHealth() if source is None else source.source_health
 
     def pause(self) -> None:
-        """Issue no new reads; what was asked before is still taken in and passed on."""
-        self._common.is_paused = True
+        """Send no new reads. Replies to earlier reads are still received and written."""
+        self._shared.is_paused = True
 
     def resume(self) -> None:
-        self._common.is_paused = False
+        self._shared.is_paused = False
         for source in self._sources.values():
             source.wake()
 
     def bookie_returned(self, bookie: BookieId) -> None:
-        """It registered anew: connect at once, and find out again whether it knows batch reads."""
-        for lane in self._lanes():
-            if lane.bookie == bookie:
-                lane.forget_failures()
+        """Allow connections to this bookie, which registered again, and try batch reads again."""
+        for connection in self._connections():
+            if connection.bookie == bookie:
+                connection.forget_failures()
 
     async def close(self) -> None:
-        """Drop every connection. What still runs ends as if its bookies had gone. Any number of
-        times."""
-        self._common.is_closed = True
+        """Disconnect. Running transfers end as if their bookies had failed. Harmless when
+        closed."""
+        self._shared.is_closed = True
         if self._next_check is not None:
             self._next_check.cancel()
-        self.pace.close()
+        self.rate_limit.close()
         self.flow.close()
-        for lane in self._lanes():
-            await lane.close()
+        for connection in self._connections():
+            await connection.close()
 
-    def _way(self, transfer: Transfer) -> Way:
-        """Scarcest first. Before it comes the pace of the source."""
+    def _limiters_for(self, transfer: Transfer) -> LimiterChain:
+        """Return the limiters of a transfer, without the rate limit of its sources. See
+        ``flow_control``."""
         if transfer.target is None:
-            return self._check_way
+            return self._check_limiters
         adds = self.flow.of(transfer.target).adds
-        return Way(adds, self.pace, self._target(transfer.target).gate, self.memory)
+        return LimiterChain(
+            adds, self.rate_limit, self._target(transfer.target).limiter, self.memory
+        )
 
-    def _start(self, job: Job) -> None:
-        transfer = job.transfer
-        for lane in self._lanes_to(transfer):
-            lane.leave_if_elsewhere()
+    def _start(self, state: TransferState) -> None:
+        transfer = state.transfer
+        for connection in self._connections_of(transfer):
+            connection.drop_if_address_changed()
+        write_part = None
         if transfer.target is not None:
-            job.writing = Writing(job, self._target(transfer.target))
-        for asked, writing in ((transfer.reads, job.writing), (transfer.checks, None)):
+            write_part = state.write_part = WritePart(state, self._target(transfer.target))
+        parts: list[ReadPart] = []
+        for asked, destination in ((transfer.reads, write_part), (transfer.checks, None)):
             for bookie, entry_ids in asked.items():
                 if entry_ids:
                     source = self._source(bookie)
                     is_batched = self._is_batched(transfer, bookie, entry_ids)
-                    lane = source.batches if is_batched else source.singles
-                    job.readings.append(lane.reading(job, entry_ids, writing))
-        if job.writing is not None:
-            job.writing.lane.begin(job.writing)
-        for reading in job.readings:
-            if not job.is_over:
-                reading.lane.begin(reading)
+                    reader: SourceConnection[Any] = source.batches if is_batched else source.singles
+                    parts.append(reader.make_part(state, entry_ids, destination))
+        state.read_parts.extend(parts)
+        if write_part is not None:
+            write_part.connection.begin(write_part)
+        for part in parts:
+            if not state.is_over:
+                part.connection.begin(part)
         if self._next_check is None:
             self._check_progress()
 
     def _is_batched(self, transfer: Transfer, bookie: BookieId, entry_ids: Sequence[int]) -> bool:
-        """Whether these entries are best read in batches."""
+        """Return True if these entries should be read in batches."""
         may_batch = self._reads_batches and not self._source(bookie).batches.is_refused
         is_worth_it = transfer.entry_bytes_hint <= BATCH_ENTRY_BYTES_MAX and has_runs(entry_ids)
         return may_batch and is_worth_it
 
-    def _source(self, bookie: BookieId) -> "Source":
+    def _source(self, bookie: BookieId) -> Source:
         source = self._sources.get(bookie)
         if source is None:
             flow, budget = self.flow.of(bookie), self._budgets.reads(bookie)
-            source = self._sources[bookie] = Source(bookie, self._common, budget, flow)
+            source = self._sources[bookie] = Source(bookie, self._shared, budget, flow)
             flow.on_change(source.wake)
         return source
 
-    def _target(self, bookie: BookieId) -> TargetLane:
-        lane = self._targets.get(bookie)
-        if lane is None:
+    def _target(self, bookie: BookieId) -> TargetConnection:
+        target = self._targets.get(bookie)
+        if target is None:
             flow = self.flow.of(bookie)
-            lane = self._targets[bookie] = TargetLane(bookie, self._common, flow)
-            flow.on_change(lane.keep_to_limit)
-        return lane
+            target = self._targets[bookie] = TargetConnection(bookie, self._shared, flow)
+            flow.on_change(target.apply_limit)
+        return target
 
     def _check_progress(self) -> None:
-        """The one timer: as long as there is anything to watch over."""
+        """Check all connections for timeouts. This is the only timer for them. It runs while any is
+        open or busy."""
         loop = asyncio.get_running_loop()
-        lanes = self._lanes()
-        for lane in lanes:
-            lane.leave_if_elsewhere()
-            lane.check_progress(loop.time())
-            lane.close_if_idle(loop.time())
-        self.memory.unpark_if_free()
+        connections = self._connections()
+        for connection in connections:
+            connection.drop_if_address_changed()
+            connection.check_progress(loop.time())
+            connection.close_if_idle(loop.time())
+        self.memory.wake_if_half_free()
         self._next_check = None
-        if any(lane.is_open or lane.is_busy for lane in lanes):
-            delay_s = min(self._common.timeout_s / CHECKS_PER_TIMEOUT, CHECK_INTERVAL_MAX_S)
+        if any(connection.is_open or connection.is_busy for connection in connections):
+            delay_s = min(self._shared.timeout_s / CHECKS_PER_TIMEOUT, CHECK_INTERVAL_MAX_S)
             self._next_check = loop.call_later(delay_s, self._check_progress)
 
-    def _lanes_to(self, transfer: Transfer) -> Iterator[Lane]:
-        """Yield the lanes that were made so far to the bookies of a transfer."""
+    def _connections_of(self, transfer: Transfer) -> Iterator[BulkConnection]:
+        """Yield the connections to the bookies of a transfer that exist already."""
         for bookie in {*transfer.reads, *transfer.checks}:
             if bookie in self._sources:
-                yield from self._sources[bookie].lanes
+                yield from self._sources[bookie].connections
         if transfer.target in self._targets:
             yield self._targets[transfer.target]
 
-    def _lanes(self) -> list[Lane]:
-        sources = self._sources.values()
-        return [*(lane for source in sources for lane in source.lanes), *self._targets.values()]
+    def _connections(self) -> list[BulkConnection]:
+        of_sources = (c for source in self._sources.values() for c in source.connections)
+        return [*of_sources, *self._targets.values()]
 
 
 class Source:
-    """One bookie to read from: a connection for single entries, and one for batches."""
+    """The two connections for reads from one bookie: for single entries, and for batches."""
 
     def __init__(
-        self, bookie: BookieId, common: Common, budget: ReadBudget, flow: BookieFlow
+        self, bookie: BookieId, shared: SharedState, budget: ReadBudget, flow: BookieFlow
     ) -> None:
         self._budget = budget
-        self.singles = SingleReads(bookie, common, budget, flow)
-        self.batches = BatchReads(bookie, common, budget, flow, self.singles)
+        self.singles = SingleReadConnection(bookie, shared, budget, flow)
+        self.batches = BatchReadConnection(bookie, shared, budget, flow, self.singles)
 
     @property
     def source_health(self) -> SourceHealth:
-        """On both connections. The budget's bytes are what is asked of it, on whatever
-        connection."""
+        """The health as seen by both connections together. The bytes in flight are those of the
+        budget, because it covers all connections."""
         singles, batches = self.singles, self.batches
         return SourceHealth(
-            is_ailing=singles.is_ailing or batches.is_ailing,
+            is_unhealthy=singles.is_unhealthy or batches.is_unhealthy,
             waiting_bytes=singles.waiting_bytes + batches.waiting_bytes + self._budget.entry_bytes,
             reply_s=max(singles.reply_s, batches.reply_s),
         )
 
     def wake(self) -> None:
-        for lane in self.lanes:
-            lane.wake()
+        for connection in self.connections:
+            connection.wake()
 
     @property
-    def lanes(self) -> tuple[SingleReads, BatchReads]:
+    def connections(self) -> tuple[SingleReadConnection, BatchReadConnection]:
         return self.singles, self.batches

@@ -1,26 +1,46 @@
-"""Flow control: how much this process may ask of each bookie.
+"""Flow control: how much this process may request of each bookie.
 
-Three limits apply, and the strictest wins:
+An entry to be copied passes these limits, in this order. "Active" limits apply only to bookies whose
+clients are active, or whose activity is unknown.
 
-1. Hard caps. They always apply: the reads in flight of all bookmender processes (rule S10), the
-   entries and bytes on their way to one target, and the operator's limits.
-2. Active clients. While clients use a bookie, or while their activity is unknown, copies to and
-   from it keep to a rate that its clients hardly notice. All nodes share this rate. Without active
-   clients there is no rate limit.
-3. Reply times. At a bookie with active clients, the number of requests in flight shrinks while the
-   bookie replies later than it does under little load (``ReplyTimes``).
+    limit                          applies to         set by                waits here
+    -----------------------------  -----------------  --------------------  --------------------
+    1 rate of reads                source, if active  ``flow_limits``       the read part
+    2 rate of adds                 target, if active  ``flow_limits``       the read part
+    3 rate limit                   this process       the operator          the read part
+    4 window of adds in flight     target             hard cap; if active,  the read part
+                                                      reply times
+    5 memory: entries in flight    this process       hard cap              the read part
+    6 reads in flight              source             if active, reply      the connection, for
+                                                      times                 the next reply
+    7 read budget (rule S10)       source, shared     hard cap              the connection, in
+                                   with control path                        the budget's line
 
-``flow_limits`` decides limit 2, and whether limit 3 applies. ``FlowControl`` applies the decision:
-it sets the paces that copies pass (``gates``) and the limits of the connections (``source``,
-``target``).
+An entry that is only verified passes limits 5 to 7. For ``fsck`` and commands it also passes limit 3.
+
+Limits 1 to 5 form the ``LimiterChain`` of a transfer. A limiter without credit takes the read part out
+of its source's turns, and other transfers go on; the limiters before it get their credit back. So the
+scarcest credit comes first: then a part seldom takes credit only to return it. Limits 6 and 7 come
+last because they concern the whole connection. What they do not grant is also returned to the chain.
+
+Three kinds of limits cannot be merged into one, because they measure different things: entries per
+second, entries in flight from request to acknowledgement, and reads in flight from request to reply.
+
+Reply times (``ReplyTimes``): at a bookie with active clients, the requests in flight shrink while the
+bookie replies later than it does under little load. All nodes share the rates 1 and 2. Without
+active clients only hard caps and the operator's limit apply.
+
+``flow_limits`` decides; ``FlowControl`` applies the decision to rate limiters and connections.
 """
+
+from __future__ import annotations
 
 import enum
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ledgers.bulk.limiters import Pace
+from ledgers.bulk.limiters import RateLimiter
 from ledgers.model import BookieId
 
 SHARED_ADDS_PER_S = 5_000
@@ -44,7 +64,7 @@ ROUND_SAMPLES = 5
 """Reply times per decision. Their median ignores a single slow reply."""
 GROWTH_TOLERATED = 1.25
 DELAY_TOLERATED_S = 0.001
-"""How much later a bookie may reply because of our requests: by a quarter, plus this delay."""
+"""Our requests may delay the replies of a bookie by a quarter, plus this time."""
 TRIAL_INTERVAL_S = 10.0
 TRIAL_SHARE = 4
 TRIAL_ROUNDS = 2
@@ -59,7 +79,7 @@ START_SHARE = 4
 
 
 class Activity(enum.Enum):
-    """What is known of a bookie's clients."""
+    """The activity of a bookie's clients."""
 
     QUIET = "quiet"
     ACTIVE = "active"
@@ -69,7 +89,7 @@ class Activity(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """What one process may ask of one bookie. Rates are per second; 0 means no limit."""
+    """The limits of one process at one bookie. Rates are per second; 0 means no limit."""
 
     reads_per_s: int = 0
     single_reads_per_s: int = 0
@@ -138,9 +158,9 @@ class ReplyTimes:
         return self._reply_s
 
     def note_reply(self, latency_s: float, *, is_limiting: bool, now_s: float) -> None:
-        """Record one reply time. ``is_limiting``: whether the limit held requests back.
+        """Record one reply time. ``is_limiting``: whether the limit delayed requests.
 
-        If nothing was held back, a short reply time does not show that a higher limit would be
+        If nothing was delayed, a short reply time does not show that a higher limit would be
         harmless.
         """
         self._samples.append(latency_s)
@@ -170,32 +190,32 @@ class ReplyTimes:
 
 
 class BookieFlow:
-    """The limits and paces of one bookie, shared by all connections to it."""
+    """The limits and rate limiters of one bookie, shared by all connections to it."""
 
     def __init__(self, limits: FlowLimits) -> None:
-        self.reads, self.single_reads = Pace(burst_s=BURST_S), Pace(burst_s=BURST_S)
-        self.adds = Pace(burst_s=BURST_S, starting_entries=STARTING_ENTRIES)
+        self.reads, self.single_reads = RateLimiter(burst_s=BURST_S), RateLimiter(burst_s=BURST_S)
+        self.adds = RateLimiter(burst_s=BURST_S, starting_entries=STARTING_ENTRIES)
         self._listeners: list[Callable[[], None]] = []
         self.allow(limits)
 
     def allow(self, limits: FlowLimits) -> None:
         self.limits = limits
-        for pace, per_s in (
+        for limiter, per_s in (
             (self.reads, limits.reads_per_s),
             (self.single_reads, limits.single_reads_per_s),
             (self.adds, limits.adds_per_s),
         ):
-            pace.set(entries_per_s=per_s, bytes_per_s=limits.bytes_per_s)
-        for tell in self._listeners:
-            tell()
+            limiter.set(entries_per_s=per_s, bytes_per_s=limits.bytes_per_s)
+        for notify in self._listeners:
+            notify()
 
-    def on_change(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` after each change of the limits."""
-        self._listeners.append(tell)
+    def on_change(self, notify: Callable[[], None]) -> None:
+        """Call ``notify`` after each change of the limits."""
+        self._listeners.append(notify)
 
     def close(self) -> None:
-        for pace in (self.reads, self.single_reads, self.adds):
-            pace.close()
+        for limiter in (self.reads, self.single_reads, self.adds):
+            limiter.close()
 
 
 ActivityOf = Callable[[BookieId], Activity]
@@ -230,7 +250,7 @@ class FlowControl:
         self._yields = yields
         self._allow()
 
-    def tell(self, activity_of: ActivityOf | None, *, sharer_count: int) -> None:
+    def set_activity(self, activity_of: ActivityOf | None, *, sharer_count: int) -> None:
         """Apply this client activity from now on. None: the activity of all bookies is unknown."""
         self._activity_of, self._sharer_count = activity_of or _unknown, sharer_count
         self._allow()

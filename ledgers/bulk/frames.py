@@ -1,8 +1,8 @@
-"""The few V2 frames of the bulk path, and the digests checked where the bytes lie.
+"""The V2 frames that the bulk path needs, and digest checks in place.
 
 A read reply and the recovery add of the same entry have the same length: 28 bytes, then the entry.
-So a reply becomes an add by writing the add's header word and master key over bytes 4 to 27. Only
-what the hot loops need is here; ``ledgers.wire`` is the whole protocol.
+So a reply becomes an add when the add's header word and master key overwrite its bytes 4 to 27.
+``ledgers.wire`` has the whole protocol.
 """
 
 import struct
@@ -20,38 +20,39 @@ READ_WORD = 0x0202_0000
 """Header word of a read without flags, and of its reply: version 2, operation 2."""
 ADD_REPLY_WORD = 0x0201_0000
 RECOVERY_ADD_WORD = 0x0201_0002
-"""An add that a fenced ledger takes too; without high priority, so that clients go first."""
+"""A recovery add, which a fenced ledger accepts. Without high priority, so that clients go first."""
 
 REPLY = struct.Struct(">iiiqq")
-"""What every reply starts with: packet length, header word, code, ledger id, entry id."""
+"""The start of every reply: packet length, header word, code, ledger id, entry id."""
 REPLY_BYTES = REPLY.size
 REPLY_PACKET_BYTES = REPLY_BYTES - 4
 """A packet is a frame without its length field."""
 
 READ_REPLY = struct.Struct(">iiiqqqq16xII")
-"""The same, then of the entry: its ledger id, entry id, and the 8 bytes where digests begin."""
+"""The start of a read reply: REPLY, then the entry's own ledger id and entry id, and the first 8 bytes
+of its digest."""
 SLACK_BYTES = READ_REPLY.size
-"""Kept free behind received bytes, so that READ_REPLY may be unpacked at any reply's start."""
+"""Free bytes behind received bytes, so that READ_REPLY can be unpacked at the start of any reply."""
 
 BATCH_WORD = 0x0207_0000
 BATCH_REPLY = struct.Struct(">iiiqqq")
-"""What a reply to a batch read starts with: as REPLY, with the first entry's id, then the
-request's.
+"""The start of a reply to a batch read: REPLY with the id of the first entry, then the request id.
 
-Behind it, where the code is good, each entry stands after its size.
+If the code is good, the entries follow, each after its size.
 """
 BATCH_REPLY_BYTES = BATCH_REPLY.size
 BATCH_ENTRY = struct.Struct(">iqq16xII")
-"""In a batch: an entry's size, its ledger id, entry id, and the 8 bytes where digests begin."""
+"""The start of an entry in a batch: size, ledger id, entry id, first 8 bytes of the digest."""
 
 _READ = struct.Struct(">iiqq")
 _READ_BATCH = struct.Struct(">iiqqqiq")
 _IDS = struct.Struct(">qq")
 
 Check = Callable[[memoryview, int, int, int, int], bool]
-"""Of (buffer, start and stop of an entry in it, the two words at its digest): is the digest good?
+"""Returns True if an entry's digest is good. Arguments: the buffer, start and stop of the entry in
+it, and the first two words of the digest.
 
-The entry is at least as long as its header and digest. Its ids are checked elsewhere.
+The entry is at least as long as its header and digest. The caller checks its ids.
 """
 
 
@@ -75,14 +76,14 @@ def batch_request(
 
 
 def recovery_add_prefix(master_key: bytes) -> bytes:
-    """What makes a read reply a recovery add, from byte 4 on."""
+    """Return the bytes that turn a read reply into a recovery add, from byte 4 on."""
     assert len(master_key) == 20, len(master_key)
     return RECOVERY_ADD_WORD.to_bytes(4, "big") + master_key
 
 
 @lru_cache(maxsize=1_024)  # ledgers share their digests
 def digest_check(digest: EntryDigest) -> Check:
-    """The fastest check of this kind of digest."""
+    """Return the fastest check for this type of digest."""
     match digest.digest_type:
         case DigestType.CRC32C:
             return _is_good_crc32c
@@ -98,7 +99,8 @@ def digest_check(digest: EntryDigest) -> Check:
 
 
 def fingerprinting_check(digest: EntryDigest, found: Fingerprints) -> Check:
-    """A check that puts the fingerprints of what is good into ``found``. It costs 0.4 us more."""
+    """Return a check that also stores the fingerprints of good entries in ``found``. It costs 0.4 us
+    more."""
     values, first_entry_id = found.values, found.first_entry_id
     if digest.digest_type is DigestType.CRC32C:
         return _fingerprinting_crc32c(values, first_entry_id)
@@ -118,7 +120,7 @@ def fingerprinting_check(digest: EntryDigest, found: Fingerprints) -> Check:
 
 
 def _fingerprinting_crc32c(values: "array[int]", first_entry_id: int) -> Check:
-    """The same, with the payload's bytes copied once for both."""
+    """As ``fingerprinting_check``. Copies the payload only once for digest and fingerprint."""
     unpack = ID_AND_LENGTH.unpack_from
 
     def is_good(view: memoryview, start: int, stop: int, first: int, second: int) -> bool:

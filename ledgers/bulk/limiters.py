@@ -1,49 +1,364 @@
-"""What entries need before they are asked for, and the waiting lines where it lacks.
+"""Limiters: the conditions that must hold before entries are requested, and the waiting lines.
 
-A transfer's entries pass its gates in turn: the paces of their source and of their target, the pace
-that an operator set, the window of the target, the memory of the process. ``flow`` says how narrow
-they are. Each grants credit for so many of them, or parks the reading until it can. First come,
-first served: nobody overtakes those that wait, so that no ledger starves. (The last hurdle, the
-source's own ``ReadBudget``, is no gate: there a whole connection waits in line.)
+``flow_control`` shows all limits in one picture. This module has the mechanisms:
 
-How much one process may ask of one bookie at a time (rule S10).
+- A ``LimiterChain`` asks several limiters in turn for the entries of a transfer. Each limiter grants
+  credit for some entries, or puts the read part into its waiting line. A ``RateLimiter`` bounds
+  entries and bytes per second. A ``WindowLimiter`` bounds entries and bytes in flight.
+- A ``ReadBudget`` bounds the reads in flight at one bookie (rule S10). It is the last condition, and
+  here a whole connection waits in line. A 4.18.0 bookie with 10,000 reads in flight, from all of its
+  clients together, stops answering until it is restarted (apache/bookkeeper PR 4730). So the control
+  path and the bulk path of a process share one ``ReadBudget`` per bookie.
 
-A 4.18.0 bookie that gets past 10,000 reads in flight, from all its clients together, answers
-nothing any more until it is restarted (apache/bookkeeper PR 4730). So the control path and the bulk
-path of a process draw on one ``ReadBudget`` per bookie: reads in flight, and the bytes that they
-will bring.
+Every waiting line is first come, first served. No newcomer overtakes, so no ledger starves. This
+module does not decide how strict a limit is; ``flow_control`` and the operator's settings do.
 """
+
+from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ledgers.model import BookieId
-
-if TYPE_CHECKING:
-    from ledgers.bulk.transfer import AnyReading
 
 READS_IN_FLIGHT_DEFAULT = 64
 READS_IN_FLIGHT_CEILING = 500
 CLUSTER_READS_IN_FLIGHT_MAX = 2_000
-"""Of all readers together at one bookie: a fifth of what wedges it, the rest is its clients'."""
+"""Reads in flight of all bookmender processes at one bookie: a fifth of the number that hangs it.
+The rest is left to its clients."""
 ASKED_BYTES_MAX = 8 * 1024 * 1024
+BURST_S = 0.1
+"""Unused credit of a rate is kept for this long."""
 
 
-def reads_in_flight_max(setting: int, *, reader_count: int) -> int:
-    """The cap of one process when ``reader_count`` of them (live nodes, fsck executors) share a
-    bookie."""
-    fair_share = CLUSTER_READS_IN_FLIGHT_MAX // max(1, reader_count)
-    return max(1, min(setting, READS_IN_FLIGHT_CEILING, fair_share))
+class SizeEstimate(Protocol):
+    """The properties of a transfer that limiters use."""
+
+    expected_bytes: int
+    """Expected size of its next entry."""
+    has_started: bool
+    """True once its first entry passed a limiter that charges for the start of a transfer."""
+
+
+class Applicant(Protocol):
+    """The properties of a read part that limiters use. A read part is what one transfer reads from one
+    source."""
+
+    woken_by: set[Limiter]
+    """Limiters that took the part out of their waiting line and did not see it since. There it goes
+    ahead of all that wait, although it may have to wait at other limiters first."""
+
+    @property
+    def state(self) -> SizeEstimate: ...
+
+    @property
+    def quantum(self) -> int:
+        """The number of entries that the part may request in its next turn."""
+        ...
+
+    def enqueue(self) -> None:
+        """Give the part a turn at its source. It then applies again."""
+        ...
+
+
+class LimiterChain:
+    """The limiters that the entries of a transfer must pass, in this order, before they are
+    requested."""
+
+    __slots__ = ("_limiters",)
+
+    def __init__(self, *limiters: Limiter) -> None:
+        self._limiters = limiters
+
+    def preceded_by(self, *limiters: Limiter) -> LimiterChain:
+        """Return a chain of these limiters, followed by the limiters of this chain."""
+        return LimiterChain(*limiters, *self._limiters)
+
+    def admit(self, part: Applicant, count: int) -> int:
+        """Return how many of ``count`` entries pass all limiters. 0: the part waits at one of
+        them."""
+        expected_bytes = part.state.expected_bytes
+        for passed_count, limiter in enumerate(self._limiters):
+            granted_count = limiter.admit(part, count)
+            if granted_count < count:
+                spare_count = count - granted_count
+                for passed in self._limiters[:passed_count]:
+                    passed.refund(spare_count * expected_bytes, count=spare_count)
+            if granted_count == 0:
+                limiter.wait(part)
+                return 0
+            count = granted_count
+        return count
+
+    def refund(self, entry_bytes: int, *, count: int) -> None:
+        """Return the credit of admitted entries that were not requested, or not received."""
+        for limiter in self._limiters:
+            limiter.refund(entry_bytes, count=count)
+
+    def release(self, entry_bytes: int, *, count: int) -> None:
+        """Record the end of entries in flight: acknowledged, or, if they are only verified, read."""
+        for limiter in self._limiters:
+            limiter.release(entry_bytes, count=count)
+
+    def resize(self, difference_bytes: int) -> None:
+        """Correct the size of entries in flight, which is now known."""
+        for limiter in self._limiters:
+            limiter.resize(difference_bytes)
+
+
+class Limiter(ABC):
+    """Grants credit for entries, and keeps a line of read parts that wait for credit."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Applicant] = deque()
+
+    @property
+    def is_limiting(self) -> bool:
+        """True if parts wait for this limiter."""
+        return bool(self._waiting)
+
+    def admit(self, part: Applicant, count: int) -> int:
+        """Grant credit for up to ``count`` entries. On 0 the caller must call ``wait``."""
+        is_woken = self in part.woken_by
+        if self._waiting and not is_woken:
+            return 0
+        granted_count = self._grant(count, part.state.expected_bytes)
+        if granted_count and is_woken:
+            part.woken_by.remove(self)
+        return granted_count
+
+    def wait(self, part: Applicant) -> None:
+        """Put the part into the waiting line.
+
+        A part whose turn came while credit was short goes back to the head of the line. So credit
+        accumulates for it, and a large entry is not starved by small ones.
+        """
+        if self in part.woken_by:
+            part.woken_by.remove(self)
+            self._waiting.appendleft(part)
+        else:
+            self._waiting.append(part)
+
+    def _wake(self, free_count: float, free_bytes: float) -> None:
+        """Give a turn to the parts that have waited longest, as many as the free credit suffices for.
+
+        A woken part takes its credit later, in the next turn of the event loop.
+        """
+        while self._waiting and free_count > 0 and free_bytes > 0:
+            part = self._waiting.popleft()
+            free_count -= self._entries_per_turn(part)
+            free_bytes -= part.quantum * part.state.expected_bytes
+            part.woken_by.add(self)
+            part.enqueue()
+
+    def _entries_per_turn(self, part: Applicant) -> int:
+        """Return the credit that the next turn of the part takes, in entries."""
+        return part.quantum
+
+    @abstractmethod
+    def _grant(self, count: int, entry_bytes: int) -> int:
+        """Take credit for up to ``count`` entries of about ``entry_bytes`` each."""
+
+    @abstractmethod
+    def refund(self, entry_bytes: int, *, count: int) -> None:
+        """As in LimiterChain."""
+
+    @abstractmethod
+    def release(self, entry_bytes: int, *, count: int) -> None:
+        """As in LimiterChain."""
+
+    @abstractmethod
+    def resize(self, difference_bytes: int) -> None:
+        """As in LimiterChain."""
+
+
+class WindowLimiter(Limiter):
+    """Limits the entries in flight, and their bytes: to one target, or of the whole process.
+
+    Waiting parts are woken when half of the window is free, so that each can request many entries
+    at once.
+    """
+
+    def __init__(self, window: Window, *, is_open: bool = True) -> None:
+        super().__init__()
+        self.window = window
+        self._is_open = is_open
+        self._is_waking = False
+        """True if ``_wake_waiting`` is scheduled."""
+
+    def open(self) -> None:
+        self._is_open = True
+        self._wake_waiting()
+
+    def shut(self) -> None:
+        """Grant nothing until ``open`` is called."""
+        self._is_open = False
+
+    def wake_if_half_free(self) -> None:
+        """Wake waiting parts if there is room. Called periodically.
+
+        Without this call parts could wait although the window is free:
+
+        1. The window is half free. It wakes enough parts to fill it.
+        2. All of them go on to wait for a source that is slow. They take no credit.
+        3. No entry is released from the window, so ``release`` wakes nobody else.
+        """
+        if self._waiting and self.window.is_half_free:
+            self._wake_waiting()
+
+    def refund(self, entry_bytes: int, *, count: int) -> None:
+        self.release(entry_bytes, count=count)
+
+    def release(self, entry_bytes: int, *, count: int) -> None:
+        self.window.release(entry_bytes, count=count)
+        if self._waiting and not self._is_waking and self.window.is_half_free:
+            # Once for everything that is released in this turn of the loop: the window looks free
+            # until the woken parts have taken their credit.
+            self._is_waking = True
+            asyncio.get_running_loop().call_soon(self._wake_waiting)
+
+    def resize(self, difference_bytes: int) -> None:
+        self.window.entry_bytes += difference_bytes
+
+    def _grant(self, count: int, entry_bytes: int) -> int:
+        return self.window.take(count, entry_bytes) if self._is_open else 0
+
+    def _wake_waiting(self) -> None:
+        self._is_waking = False
+        self._wake(self.window.free_count, self.window.bytes_max - self.window.entry_bytes)
+
+
+class RateLimiter(Limiter):
+    """Limits entries and stored bytes per second. 0 means no limit. May be changed at any time.
+
+    If there is any credit, the next entry passes, however large it is. The balance may become
+    negative, and the next entry waits until the debt is repaid. So the average rate holds, and an
+    entry larger than a burst still passes.
+
+    ``starting_entries``: the start of a transfer costs as much as this many entries.
+    """
+
+    def __init__(self, *, burst_s: float = BURST_S, starting_entries: int = 0) -> None:
+        super().__init__()
+        self._entries = _TokenBucket(burst_s)
+        self._bytes = _TokenBucket(burst_s)
+        self._starting_entries = starting_entries
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, *, bytes_per_s: int, entries_per_s: int) -> None:
+        """Apply new limits, also to parts that already wait."""
+        now_s = asyncio.get_running_loop().time()
+        self._bytes.set_rate(bytes_per_s, now_s)
+        self._entries.set_rate(entries_per_s, now_s)
+        self._restart_timer()
+
+    def admit(self, part: Applicant, count: int) -> int:
+        granted_count = super().admit(part, count)
+        if granted_count and self._starting_entries and not part.state.has_started:
+            part.state.has_started = True
+            self._entries.balance -= self._starting_entries
+        return granted_count
+
+    def wait(self, part: Applicant) -> None:
+        super().wait(part)
+        if self._timer is None:
+            self._restart_timer()
+
+    def refund(self, entry_bytes: int, *, count: int) -> None:
+        self._entries.balance += count
+        self._bytes.balance += entry_bytes
+
+    def release(self, entry_bytes: int, *, count: int) -> None:
+        """Do nothing: the credit of copied entries is spent."""
+
+    def resize(self, difference_bytes: int) -> None:
+        self._bytes.balance -= difference_bytes
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _grant(self, count: int, entry_bytes: int) -> int:
+        if not (self._entries.is_limited or self._bytes.is_limited):
+            return count
+        now_s = asyncio.get_running_loop().time()
+        count = min(count, self._entries.units(1, now_s), self._bytes.units(entry_bytes, now_s))
+        self._entries.balance -= count
+        self._bytes.balance -= count * entry_bytes
+        return count
+
+    def _restart_timer(self) -> None:
+        """Wake waiting parts when there is enough credit for a turn."""
+        self.close()
+        self._timer = None
+        if self._waiting:
+            loop = asyncio.get_running_loop()
+            delay_s = max(bucket.delay_s(loop.time()) for bucket in (self._entries, self._bytes))
+            self._timer = loop.call_later(delay_s, self._wake_waiting)
+
+    def _entries_per_turn(self, part: Applicant) -> int:
+        starting = 0 if part.state.has_started else self._starting_entries
+        return super()._entries_per_turn(part) + starting
+
+    def _wake_waiting(self) -> None:
+        self._timer = None
+        self._wake(self._entries.balance, self._bytes.balance)
+        self._restart_timer()
+
+
+_UNLIMITED = 1 << 62
+
+
+class _TokenBucket:
+    """Credit that grows by ``rate`` per second, up to one burst. A negative balance is a debt."""
+
+    __slots__ = ("_burst_s", "_rate", "_since_s", "balance")
+
+    def __init__(self, burst_s: float) -> None:
+        self._burst_s = burst_s
+        self._rate = 0
+        self._since_s = 0.0
+        self.balance: float = _UNLIMITED
+
+    @property
+    def is_limited(self) -> bool:
+        return self._rate > 0
+
+    def set_rate(self, rate: int, now_s: float) -> None:
+        """Set a new rate. 0: no limit."""
+        assert rate >= 0, rate
+        if rate != self._rate:
+            self._rate, self._since_s, self.balance = rate, now_s, self._burst(rate)
+
+    def units(self, size: int, now_s: float) -> int:
+        """Return for how many units of this size there is credit: at least 1 if there is any."""
+        self._refill(now_s)
+        return max(1, int(self.balance // size)) if self.balance > 0 else 0
+
+    def delay_s(self, now_s: float) -> float:
+        """Return the time until the balance is half a burst."""
+        self._refill(now_s)
+        lacking = self._burst(self._rate) / 2 - self.balance
+        return max(0.0, lacking / self._rate) if self._rate else 0.0
+
+    def _refill(self, now_s: float) -> None:
+        grown = self.balance + self._rate * (now_s - self._since_s)
+        self._since_s = now_s
+        # A refund may raise the balance above a burst. That credit was earned before, so it stays.
+        self.balance = min(grown, max(self.balance, self._burst(self._rate)))
+
+    def _burst(self, rate: int) -> float:
+        return max(1.0, rate * self._burst_s) if rate else _UNLIMITED
 
 
 class Window:
-    """What may be outstanding somewhere: a number of entries, and the bytes that they weigh.
+    """Entries that may be in flight at a time: their number, and their bytes.
 
-    A single entry larger than ``bytes_max`` is let through when nothing else is outstanding.
+    A single entry larger than ``bytes_max`` passes when nothing else is in flight.
     """
 
     __slots__ = ("_count_max", "bytes_max", "count", "entry_bytes")
@@ -53,13 +368,13 @@ class Window:
         self._count_max = count_max
         self.bytes_max = bytes_max
         self.count = 0
-        """Outstanding now. May exceed a ``count_max`` that was lowered, until they end."""
+        """Entries in flight. After ``count_max`` was lowered, it may be exceeded until they end."""
         self.entry_bytes = 0
-        """What they were expected to weigh when they were taken."""
+        """The size of the entries in flight, as expected when their credit was taken."""
 
     def take(self, count: int, entry_bytes: int) -> int:
-        """Take the credit of up to ``count`` entries of about ``entry_bytes`` each; how many were
-        free."""
+        """Take credit for up to ``count`` entries of about ``entry_bytes`` each. Returns for how
+        many."""
         taken_count, taken_bytes = self.count + count, self.entry_bytes + count * entry_bytes
         if taken_count > self._count_max or taken_bytes > self.bytes_max:
             count = self._fitting(count, entry_bytes)
@@ -68,7 +383,7 @@ class Window:
         return count
 
     def _fitting(self, count: int, entry_bytes: int) -> int:
-        """How many of so many entries there is room for."""
+        """Return for how many of ``count`` entries there is room."""
         fitting_count = min(
             count,
             self._count_max - self.count,
@@ -76,10 +391,11 @@ class Window:
         )
         if fitting_count > 0:
             return fitting_count
-        return 0 if self.count else 1  # larger than the window: alone
+        return 0 if self.count else 1  # an entry larger than the window passes alone
 
     def release(self, entry_bytes: int, *, count: int = 1) -> None:
-        """Give back ``count`` entries that took ``entry_bytes`` together, whatever they weighed."""
+        """Return the credit of ``count`` entries. ``entry_bytes``: the credit taken for them
+        together, not their real size."""
         self.count -= count
         self.entry_bytes -= entry_bytes
         assert self.count >= 0, self.count
@@ -107,17 +423,17 @@ class Window:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """Someone in line. ``turn`` is called once, when ``entry_bytes`` fit."""
+    """A place in the line of a ReadBudget. ``turn`` is called once, when ``entry_bytes`` are free."""
 
     entry_bytes: int
     turn: Callable[[], None]
 
 
 class ReadBudget(Window):
-    """The reads, and the bytes they ask for, that this process may have outstanding at one bookie.
+    """The reads that this process may have in flight at one bookie, and the bytes they request.
 
-    First come, first served: while anyone waits in line, nobody else takes credit. For one loop's
-    use.
+    First come, first served: while others wait in line, no newcomer gets credit. Used by one event
+    loop only.
     """
 
     __slots__ = ("_is_turn", "_waiters")
@@ -138,10 +454,10 @@ class ReadBudget(Window):
     def count_max(self, count_max: int) -> None:
         assert 1 <= count_max <= READS_IN_FLIGHT_CEILING, count_max
         self._count_max = count_max
-        self._admit()
+        self._serve_line()
 
     async def acquire(self, entry_bytes: int) -> None:
-        """Wait for the credit of one read of about that many bytes."""
+        """Wait for the credit of one read of about that many bytes, and take it."""
         if self.try_acquire(entry_bytes):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -156,45 +472,47 @@ class ReadBudget(Window):
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self.release(entry_bytes)  # the turn came just before the cancellation
+                # 1. ``turn`` took the credit. 2. The task was cancelled before it resumed.
+                self.release(entry_bytes)
             self.leave_line(waiter)
             raise
 
     def try_acquire(self, entry_bytes: int) -> bool:
-        """Take the credit of one read if it is free and nobody waits for it."""
+        """Take the credit of one read if it is free and no other caller waits for it."""
         return self.take(1, entry_bytes) == 1
 
     def take(self, count: int, entry_bytes: int) -> int:
-        """As any window's, but 0 while others wait in line, except in the caller's own turn."""
+        """As in Window. But while others wait in line, only the caller whose turn it is gets
+        credit."""
         if self._waiters:
             if not self._is_turn:
                 return 0
-            # Others are behind: leave them the larger part of what is or becomes free.
+            # Leave most of the free credit to those that wait behind the caller.
             count = min(count, max(1, self._count_max // 8))
         return super().take(count, entry_bytes)
 
     def release(self, entry_bytes: int, *, count: int = 1) -> None:
         super().release(entry_bytes, count=count)
         if self._waiters:
-            self._admit()
+            self._serve_line()
 
     def wait_in_line(self, entry_bytes: int, turn: Callable[[], None]) -> Waiter:
-        """Have ``turn`` called, once, when ``entry_bytes`` are free and all who came before are
-        served.
+        """Call ``turn`` once, when ``entry_bytes`` are free and all earlier waiters are served.
 
-        Within that call ``take`` gives credit; what the caller does not take goes to the next.
+        Within that call ``take`` grants credit. Credit that the caller does not take goes to the
+        next waiter.
         """
         waiter = Waiter(entry_bytes, turn)
         self._waiters.append(waiter)
         return waiter
 
     def leave_line(self, waiter: Waiter) -> None:
-        """Give up the place in line; harmless when the turn is over."""
+        """Give up the place in line. Harmless after the turn."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
-            self._admit()
+            self._serve_line()
 
-    def _admit(self) -> None:
+    def _serve_line(self) -> None:
         while self._waiters and self._fits(self._waiters[0].entry_bytes):
             waiter = self._waiters.popleft()
             self._is_turn = True
@@ -210,7 +528,8 @@ class ReadBudget(Window):
 
 
 class Budgets:
-    """The read budgets of one process, by bookie. All share one cap, changed at run time."""
+    """The read budgets of one process, by bookie. All have the same cap, which may be changed at
+    any time."""
 
     def __init__(self, *, reads_in_flight_max: int = READS_IN_FLIGHT_DEFAULT) -> None:
         self._count_max = reads_in_flight_max
@@ -218,7 +537,7 @@ class Budgets:
 
     @property
     def reads_in_flight_max(self) -> int:
-        """Per bookie. What ``reads_in_flight_max()`` gives for the settings and the live nodes."""
+        """The cap per bookie. See the function ``reads_in_flight_max``."""
         return self._count_max
 
     @reads_in_flight_max.setter
@@ -234,287 +553,8 @@ class Budgets:
         return budget
 
 
-BURST_S = 0.1
-"""A pace may be caught up with for so long: what is not used by then is lost."""
-
-
-class Gate(ABC):
-    """Grants credit for entries, and parks readings while it has none."""
-
-    def __init__(self) -> None:
-        self._parked: deque[AnyReading] = deque()
-
-    def take(self, reading: "AnyReading", count: int) -> int:
-        """Credit for up to ``count`` more of its entries; 0 means: park."""
-        is_let_go = self in reading.let_go_by
-        if self._parked and not is_let_go:
-            return 0
-        granted_count = self._grant(count, reading.job.expected_bytes)
-        if granted_count and is_let_go:
-            reading.let_go_by.remove(self)
-        return granted_count
-
-    def park(self, reading: "AnyReading") -> None:
-        """Whose turn had come, and there was too little yet, stays the first: what its entry needs
-        comes together then, however large that is."""
-        if self in reading.let_go_by:
-            reading.let_go_by.remove(self)
-            self._parked.appendleft(reading)
-        else:
-            self._parked.append(reading)
-
-    def _let_go(self, free_count: float, free_bytes: float) -> None:
-        """Give a turn to those that have waited longest, as many as that is enough for.
-
-        What is let go takes its credit only in the loop's next turn.
-        """
-        while self._parked and free_count > 0 and free_bytes > 0:
-            reading = self._parked.popleft()
-            free_count -= self._weight(reading)
-            free_bytes -= reading.quantum * reading.job.expected_bytes
-            reading.let_go_by.add(self)
-            reading.lane.enqueue(reading)
-
-    def _weight(self, reading: "AnyReading") -> int:
-        """What its next turn takes of the credit, in entries."""
-        return reading.quantum
-
-    @abstractmethod
-    def _grant(self, count: int, entry_bytes: int) -> int:
-        """Take credit for up to ``count`` entries of about ``entry_bytes`` each."""
-
-    @abstractmethod
-    def give_back(self, entry_bytes: int, *, count: int) -> None:
-        """They were not asked for after all, or not given."""
-
-    @abstractmethod
-    def release(self, entry_bytes: int, *, count: int) -> None:
-        """Their way is over: acknowledged, or, without a target, read."""
-
-    @abstractmethod
-    def resize(self, difference_bytes: int) -> None:
-        """Entries weigh more, or less, than what was taken for them."""
-
-
-class Way:
-    """The gates that entries pass, in this order, before they are asked for."""
-
-    __slots__ = ("_gates",)
-
-    def __init__(self, *gates: Gate) -> None:
-        self._gates = gates
-
-    def behind(self, *gates: Gate) -> "Way":
-        """The same way with others before it."""
-        return Way(*gates, *self._gates)
-
-    def take(self, reading: "AnyReading", count: int) -> int:
-        """Pass with up to ``count`` entries of a reading; 0: it was parked at one of the gates."""
-        expected_bytes = reading.job.expected_bytes
-        for passed_count, gate in enumerate(self._gates):
-            granted_count = gate.take(reading, count)
-            if granted_count < count:
-                spare_count = count - granted_count
-                for passed in self._gates[:passed_count]:
-                    passed.give_back(spare_count * expected_bytes, count=spare_count)
-            if granted_count == 0:
-                gate.park(reading)
-                return 0
-            count = granted_count
-        return count
-
-    def give_back(self, entry_bytes: int, *, count: int) -> None:
-        """Entries that passed were not asked for after all, or not given."""
-        for gate in self._gates:
-            gate.give_back(entry_bytes, count=count)
-
-    def release(self, entry_bytes: int, *, count: int) -> None:
-        """The way of entries is over: acknowledged, or, where they are not written, read."""
-        for gate in self._gates:
-            gate.release(entry_bytes, count=count)
-
-    def resize(self, difference_bytes: int) -> None:
-        """Entries on their way weigh more, or less, than what was taken for them."""
-        for gate in self._gates:
-            gate.resize(difference_bytes)
-
-
-class WindowGate(Gate):
-    """Entries on their way at a time, and their bytes: of a target, or of the whole process.
-
-    Those that were parked go on whenever half of it is free, so that they can ask for many at once.
-    """
-
-    def __init__(self, window: Window, *, is_open: bool = True) -> None:
-        super().__init__()
-        self.window = window
-        self._is_open = is_open
-        self._is_unparking = False
-        """Whether ``_unpark`` is about to be called."""
-
-    def open(self) -> None:
-        self._is_open = True
-        self._unpark()
-
-    def shut(self) -> None:
-        """Grant nothing until it is opened again."""
-        self._is_open = False
-
-    @property
-    def is_limiting(self) -> bool:
-        """Whether readings wait for it."""
-        return bool(self._parked)
-
-    def unpark_if_free(self) -> None:
-        """Those that were let go may all wait for a source that is slow."""
-        if self._parked and self.window.is_half_free:
-            self._unpark()
-
-    def give_back(self, entry_bytes: int, *, count: int) -> None:
-        self.release(entry_bytes, count=count)
-
-    def release(self, entry_bytes: int, *, count: int) -> None:
-        self.window.release(entry_bytes, count=count)
-        if self._parked and not self._is_unparking and self.window.is_half_free:
-            # Once for all that comes back in this turn of the loop: until what is let go has taken
-            # its credit the window looks free.
-            self._is_unparking = True
-            asyncio.get_running_loop().call_soon(self._unpark)
-
-    def resize(self, difference_bytes: int) -> None:
-        self.window.entry_bytes += difference_bytes
-
-    def _grant(self, count: int, entry_bytes: int) -> int:
-        return self.window.take(count, entry_bytes) if self._is_open else 0
-
-    def _unpark(self) -> None:
-        self._is_unparking = False
-        self._let_go(self.window.free_count, self.window.bytes_max - self.window.entry_bytes)
-
-
-class Pace(Gate):
-    """How many entries, and stored bytes, a second may be copied. 0: no limit. May be set at any
-    time.
-
-    The first entry for which there is any credit passes, however large, and the debt is paid off
-    before the next: so the average holds, and an entry larger than a burst is not stuck.
-
-    ``starting_entries``: a transfer counts as so many entries more, when the first of it passes.
-    """
-
-    def __init__(self, *, burst_s: float = BURST_S, starting_entries: int = 0) -> None:
-        super().__init__()
-        self._entries = _Bucket(burst_s)
-        self._bytes = _Bucket(burst_s)
-        self._starting_entries = starting_entries
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_limiting(self) -> bool:
-        """Whether readings wait for it."""
-        return bool(self._parked)
-
-    def set(self, *, bytes_per_s: int, entries_per_s: int) -> None:
-        """From now on, for those too that wait already."""
-        now_s = asyncio.get_running_loop().time()
-        self._bytes.set_rate(bytes_per_s, now_s)
-        self._entries.set_rate(entries_per_s, now_s)
-        self._wait()
-
-    def take(self, reading: "AnyReading", count: int) -> int:
-        granted_count = super().take(reading, count)
-        if granted_count and self._starting_entries and not reading.job.is_begun:
-            reading.job.is_begun = True
-            self._entries.balance -= self._starting_entries
-        return granted_count
-
-    def park(self, reading: "AnyReading") -> None:
-        super().park(reading)
-        if self._timer is None:
-            self._wait()
-
-    def give_back(self, entry_bytes: int, *, count: int) -> None:
-        self._entries.balance += count
-        self._bytes.balance += entry_bytes
-
-    def release(self, entry_bytes: int, *, count: int) -> None:
-        """What was copied is spent."""
-
-    def resize(self, difference_bytes: int) -> None:
-        self._bytes.balance -= difference_bytes
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _grant(self, count: int, entry_bytes: int) -> int:
-        if not (self._entries.is_limited or self._bytes.is_limited):
-            return count
-        now_s = asyncio.get_running_loop().time()
-        count = min(count, self._entries.units(1, now_s), self._bytes.units(entry_bytes, now_s))
-        self._entries.balance -= count
-        self._bytes.balance -= count * entry_bytes
-        return count
-
-    def _wait(self) -> None:
-        """Until something worth a turn has come together."""
-        self.close()
-        self._timer = None
-        if self._parked:
-            loop = asyncio.get_running_loop()
-            delay_s = max(bucket.delay_s(loop.time()) for bucket in (self._entries, self._bytes))
-            self._timer = loop.call_later(delay_s, self._unpark)
-
-    def _weight(self, reading: "AnyReading") -> int:
-        starting = 0 if reading.job.is_begun else self._starting_entries
-        return super()._weight(reading) + starting
-
-    def _unpark(self) -> None:
-        self._timer = None
-        self._let_go(self._entries.balance, self._bytes.balance)
-        self._wait()
-
-
-_UNLIMITED = 1 << 62
-
-
-class _Bucket:
-    """Credit that grows by ``rate`` a second, up to a burst of it; below 0 it is a debt."""
-
-    __slots__ = ("_burst_s", "_rate", "_since_s", "balance")
-
-    def __init__(self, burst_s: float) -> None:
-        self._burst_s = burst_s
-        self._rate = 0
-        self._since_s = 0.0
-        self.balance: float = _UNLIMITED
-
-    @property
-    def is_limited(self) -> bool:
-        return self._rate > 0
-
-    def set_rate(self, rate: int, now_s: float) -> None:
-        """0: no limit."""
-        assert rate >= 0, rate
-        if rate != self._rate:
-            self._rate, self._since_s, self.balance = rate, now_s, self._burst(rate)
-
-    def units(self, size: int, now_s: float) -> int:
-        """How many of that size there is credit for: at least one while there is any credit."""
-        self._refill(now_s)
-        return max(1, int(self.balance // size)) if self.balance > 0 else 0
-
-    def delay_s(self, now_s: float) -> float:
-        """Until half a burst is there."""
-        self._refill(now_s)
-        lacking = self._burst(self._rate) / 2 - self.balance
-        return max(0.0, lacking / self._rate) if self._rate else 0.0
-
-    def _refill(self, now_s: float) -> None:
-        grown = self.balance + self._rate * (now_s - self._since_s)
-        self._since_s = now_s
-        # What was given back may exceed a burst: it had been saved up once already.
-        self.balance = min(grown, max(self.balance, self._burst(self._rate)))
-
-    def _burst(self, rate: int) -> float:
-        return max(1.0, rate * self._burst_s) if rate else _UNLIMITED
+def reads_in_flight_max(setting: int, *, reader_count: int) -> int:
+    """Return the cap of one process per bookie. ``reader_count``: processes that share a bookie,
+    namely registered nodes and fsck executors."""
+    fair_share = CLUSTER_READS_IN_FLIGHT_MAX // max(1, reader_count)
+    return max(1, min(setting, READS_IN_FLIGHT_CEILING, fair_share))

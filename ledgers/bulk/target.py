@@ -1,14 +1,33 @@
-"""Writing to one bookie: a window of entries on their way, and the replies to them."""
+"""Writing to one bookie: which entries of a transfer are unacknowledged, and the replies to adds.
+
+``TargetConnection`` sends adds as a source hands them over, limits how many are in flight, and fails
+what is not acknowledged in time. ``WritePart`` is the part of one transfer that is written here.
+Nothing is retried.
+"""
+
+from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
-from ledgers.bulk.connection import LATE_TIMEOUTS, Common, Inbox, Lane, Stopwatch
+from ledgers.bulk.connection import (
+    LATE_REPLY_TIMEOUTS,
+    BulkConnection,
+    BulkProtocol,
+    SharedState,
+    Stopwatch,
+)
 from ledgers.bulk.flow_control import BookieFlow, ReplyTimes
-from ledgers.bulk.frames import ADD_REPLY_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
-from ledgers.bulk.limiters import Window, WindowGate
-from ledgers.bulk.transfer import Writing, forget, is_first_choice
+from ledgers.bulk.frames import (
+    ADD_REPLY_WORD,
+    REPLY,
+    REPLY_BYTES,
+    REPLY_PACKET_BYTES,
+    recovery_add_prefix,
+)
+from ledgers.bulk.limiters import Window, WindowLimiter
+from ledgers.bulk.transfer import TransferPart, TransferState, has_first_claim, remove_part
 from ledgers.errors import (
     BookmenderError,
     BusyError,
@@ -19,66 +38,78 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.wire.messages import Status
 
-if TYPE_CHECKING:
-    from ledgers.bulk.source import SourceLane
+
+class PausableSource(Protocol):
+    """A connection whose received entries become adds. Its reception can be paused."""
+
+    def pause_for(self, target: TargetConnection) -> None: ...
+
+    def resume_for(self, target: TargetConnection) -> None: ...
 
 
-class TargetLane(Lane):
-    """Adds to one bookie, of all transfers that write there.
+class TargetConnection(BulkConnection):
+    """Sends the adds of all transfers that write to one bookie.
 
-    The window of ``gate`` counts an entry from before it is asked of its source until it is
-    acknowledged, so that what was read always has a place to go.
+    The window of ``limiter`` counts an entry from before it is requested from its source until it is
+    acknowledged. So the window has room for every entry that was read.
     """
 
-    def __init__(self, bookie: BookieId, common: Common, flow: BookieFlow) -> None:
-        super().__init__(bookie, common)
+    def __init__(self, bookie: BookieId, shared: SharedState, flow: BookieFlow) -> None:
+        super().__init__(bookie, shared)
         self._flow = flow
-        self.gate = WindowGate(
-            Window(count_max=common.writes_in_flight_max, bytes_max=common.writes_bytes_max),
+        self.limiter = WindowLimiter(
+            Window(count_max=shared.writes_in_flight_max, bytes_max=shared.writes_bytes_max),
             is_open=False,
         )
-        self._writings: dict[int, list[Writing]] = {}
+        self._parts: dict[int, list[WritePart]] = {}
         """By ledger id, in the order in which they began."""
-        self._reply_times = ReplyTimes(cap=common.writes_in_flight_max)
+        self._reply_times = ReplyTimes(cap=shared.writes_in_flight_max)
         self._stopwatch = Stopwatch()
         self._is_full = False
-        self._held_sources: dict[SourceLane[Any], None] = {}
-        self.keep_to_limit()
+        self._paused_sources: dict[PausableSource, None] = {}
+        self.apply_limit()
 
     # --- Sending -------------------------------------------------------------------------------
 
-    def begin(self, writing: Writing) -> None:
+    def begin(self, part: WritePart) -> None:
         self._used_s = self._loop.time()
-        self._writings.setdefault(writing.ledger_id, []).append(writing)
+        self._parts.setdefault(part.ledger_id, []).append(part)
         self.connect()
 
-    def time(self, writing: Writing) -> None:
-        """Entries of it are about to be sent: see how long one takes."""
-        self._stopwatch.start(writing.unacknowledged, self._loop.time())
+    def start_timing(self, part: WritePart) -> None:
+        """Measure a reply time. Entries of the part are about to be sent."""
+        self._stopwatch.start(part.unacknowledged, self._loop.time())
 
-    def send(self, frames: Sequence[memoryview | bytes], source: "SourceLane[Any]") -> None:
-        """Send adds whose credit was taken. The bytes are copied: the caller reuses its buffer."""
-        if self._transport is not None:  # else their jobs have failed meanwhile
+    def send(self, frames: Sequence[memoryview | bytes], source: PausableSource) -> None:
+        """Send adds whose credit was taken. Copies the bytes, so the caller may reuse its buffer.
+
+        Pauses the source while the send buffer is full. This back-pressure is needed because the
+        window counts expected bytes:
+
+        1. The window admits 1,000 entries that are expected to have 1 KB.
+        2. The entries turn out to have 1 MB, or the bookie stops receiving.
+        3. The send buffer would grow without bound while the source goes on delivering.
+        """
+        if self._transport is not None:  # else their transfers have failed meanwhile
             self._transport.write(b"".join(frames))
             if self._is_full:
-                # Entries turned out larger than expected, or the bookie takes nothing.
-                self._held_sources[source] = None
-                source.hold(self)
+                self._paused_sources[source] = None
+                source.pause_for(self)
 
-    def is_full(self, inbox: Inbox, is_full: bool) -> None:
-        if inbox is self._inbox:  # else it was broken off before
+    def write_buffer_changed(self, protocol: BulkProtocol, *, is_full: bool) -> None:
+        if protocol is self._protocol:  # else it was disconnected before
             self._is_full = is_full
             if not is_full:
-                self._let_go()
+                self._resume_sources()
 
-    def _let_go(self) -> None:
-        held, self._held_sources = self._held_sources, {}
-        for source in held:
-            source.let_go(self)
+    def _resume_sources(self) -> None:
+        paused, self._paused_sources = self._paused_sources, {}
+        for source in paused:
+            source.resume_for(self)
 
-    def opened(self, inbox: Inbox, transport: asyncio.Transport) -> None:
-        super().opened(inbox, transport)
-        transport.set_write_buffer_limits(high=self._common.writes_bytes_max)
+    def opened(self, protocol: BulkProtocol, transport: asyncio.Transport) -> None:
+        super().opened(protocol, transport)
+        transport.set_write_buffer_limits(high=self._shared.writes_bytes_max)
 
     # --- Replies -------------------------------------------------------------------------------
 
@@ -88,21 +119,21 @@ class TargetLane(Lane):
             length, word, _, ledger_id, entry_id = REPLY.unpack_from(view, position)
             if length != REPLY_PACKET_BYTES or word != ADD_REPLY_WORD:
                 raise CorruptionError("not a reply to an add", bookie=self.bookie)
-            writings = self._writings.get(ledger_id, ())
-            writing = next((w for w in writings if entry_id in w.unacknowledged), None)
-            if writing is None:
-                self._ignore_unasked()
+            parts = self._parts.get(ledger_id, ())
+            part = next((p for p in parts if entry_id in p.unacknowledged), None)
+            if part is None:
+                self._ignore_unrequested()
                 position += REPLY_BYTES
             else:
-                # Where several writings wait for an entry its reply is the first one's.
-                stretch_end = end if is_first_choice(writings, writing) else position + REPLY_BYTES
-                position = self._acknowledge(writing, view[:stretch_end], position)
-        self._note_latency()
+                # If several parts wait for this entry, the reply belongs to the first of them.
+                run_end = end if has_first_claim(parts, part) else position + REPLY_BYTES
+                position = self._acknowledge(part, view[:run_end], position)
+        self._note_reply_time()
         return end
 
-    def _acknowledge(self, writing: Writing, view: memoryview, position: int) -> int:
-        """Take the replies to one writing that stand in a row; the position after them."""
-        pop, own_ledger_id = writing.unacknowledged.pop, writing.ledger_id
+    def _acknowledge(self, part: WritePart, view: memoryview, position: int) -> int:
+        """Process consecutive replies to one part. Returns the position after them."""
+        pop, own_ledger_id = part.unacknowledged.pop, part.ledger_id
         count = replied_bytes = good_bytes = 0
         refusal: BookmenderError | None = None
         for length, word, code, ledger_id, entry_id in REPLY.iter_unpack(view[position:]):
@@ -119,40 +150,40 @@ class TargetLane(Lane):
                 refusal = self._refusal(code, ledger_id, entry_id)
                 break
             good_bytes += entry_bytes
-        self._settle(writing, count, replied_bytes)
-        if not writing.is_over:
-            writing.job.add_written(count - (refusal is not None), good_bytes)
+        self._settle(part, count, replied_bytes)
+        if not part.is_over:
+            part.state.add_written(count - (refusal is not None), good_bytes)
             if refusal is not None:
-                writing.job.fail_writing(refusal, entry_id)
-        self.forget_if_idle(writing)
+                part.state.fail_write_part(refusal, entry_id)
+        self.forget_if_idle(part)
         return position + count * REPLY_BYTES
 
-    def _settle(self, writing: Writing, count: int, replied_bytes: int) -> None:
+    def _settle(self, part: WritePart, count: int, replied_bytes: int) -> None:
         self._is_proven = True
-        self._unasked_count = 0
-        writing.progress_s = self._loop.time()
-        writing.job.way.release(replied_bytes, count=count)
+        self._unrequested_count = 0
+        part.progress_s = self._loop.time()
+        part.state.limiters.release(replied_bytes, count=count)
 
-    def _note_latency(self) -> None:
+    def _note_reply_time(self) -> None:
         now_s = self._loop.time()
-        latency_s = self._stopwatch.read(now_s)
-        if latency_s is not None:
-            is_limiting = self.gate.is_limiting
-            self._reply_times.note_reply(latency_s, is_limiting=is_limiting, now_s=now_s)
-            self.keep_to_limit()
+        reply_s = self._stopwatch.read(now_s)
+        if reply_s is not None:
+            is_limiting = self.limiter.is_limiting
+            self._reply_times.note_reply(reply_s, is_limiting=is_limiting, now_s=now_s)
+            self.apply_limit()
 
-    def keep_to_limit(self) -> None:
-        """Let as much be on its way as is right for the bookie now."""
+    def apply_limit(self) -> None:
+        """Set the window to the limit that applies to the bookie at present."""
         times = self._reply_times
         is_by_reply_times = self._flow.limits.is_by_reply_times
-        self.gate.window.count_max = times.limit if is_by_reply_times else times.cap
+        self.limiter.window.count_max = times.limit if is_by_reply_times else times.cap
 
     def _refusal(self, code: int, ledger_id: int, entry_id: int) -> BookmenderError:
         error = Status.of_v2(code).error
         assert error is not None, code
         if error is BusyError:
             self._reply_times.note_busy()
-            self.keep_to_limit()
+            self.apply_limit()
         return error(
             "the target refused an entry",
             bookie=self.bookie,
@@ -163,53 +194,82 @@ class TargetLane(Lane):
 
     # --- Ends ----------------------------------------------------------------------------------
 
-    def forget_if_idle(self, writing: Writing) -> None:
-        """Keep a writing that is over no longer than replies to it may come."""
-        if writing.is_over and not writing.unacknowledged:
-            forget(self._writings, writing)
+    def forget_if_idle(self, part: WritePart) -> None:
+        """Remove a part that is over and to which no replies may come."""
+        if part.is_over and not part.unacknowledged:
+            remove_part(self._parts, part)
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._writings)
+        return bool(self._parts)
 
     def check_progress(self, now_s: float) -> None:
         if self._transport is None:
             return
-        self.gate.unpark_if_free()
-        waiting = [writing for writing in self._all_writings() if writing.unacknowledged]
-        stalled = [w for w in waiting if now_s - w.progress_s > self._common.timeout_s]
-        self._listen()
-        if self._silent_checks and stalled and len(stalled) == len(waiting):
-            self.break_off(NoAnswerError("no reply from the target in time", bookie=self.bookie))
+        self.limiter.wake_if_half_free()
+        waiting = [part for part in self._all_parts() if part.unacknowledged]
+        stalled = [p for p in waiting if now_s - p.progress_s > self._shared.timeout_s]
+        self._note_received()
+        if self._checks_without_bytes and stalled and len(stalled) == len(waiting):
+            self.disconnect(NoAnswerError("no reply from the target in time", bookie=self.bookie))
             return
         error = UnavailableError("the target is slow to reply", bookie=self.bookie)
-        for writing in stalled:
-            writing.job.fail_writing(error)
-            if now_s - writing.progress_s > LATE_TIMEOUTS * self._common.timeout_s:
-                self._give_up(writing)
+        for part in stalled:
+            part.state.fail_write_part(error)
+            if now_s - part.progress_s > LATE_REPLY_TIMEOUTS * self._shared.timeout_s:
+                self._give_up(part)
 
-    def _all_writings(self) -> list[Writing]:
-        return [writing for writings in self._writings.values() for writing in writings]
+    def _all_parts(self) -> list[WritePart]:
+        return [part for parts in self._parts.values() for part in parts]
 
-    def _give_up(self, writing: Writing) -> None:
+    def _give_up(self, part: WritePart) -> None:
+        """Stop waiting for replies to a part that is over."""
         self._stopwatch.stop()
-        entry_bytes = list(writing.unacknowledged.values())
-        writing.unacknowledged.clear()
-        self.forget_if_idle(writing)
-        writing.job.way.release(sum(entry_bytes), count=len(entry_bytes))
+        entry_bytes = list(part.unacknowledged.values())
+        part.unacknowledged.clear()
+        self.forget_if_idle(part)
+        part.state.limiters.release(sum(entry_bytes), count=len(entry_bytes))
 
     def close_if_idle(self, now_s: float) -> None:
         super().close_if_idle(now_s)
         if not self.is_open:
-            self.gate.shut()
+            self.limiter.shut()
 
-    def _go_on(self) -> None:
-        self.gate.open()
+    def _on_connected(self) -> None:
+        self.limiter.open()
 
     def _fail_all(self, error: BookmenderError) -> None:
-        self.gate.shut()
+        self.limiter.shut()
         self._is_full = False
-        self._let_go()
-        for writing in self._all_writings():
-            writing.job.fail_writing(error)
-            self._give_up(writing)
+        self._resume_sources()
+        for part in self._all_parts():
+            part.state.fail_write_part(error)
+            self._give_up(part)
+
+
+class WritePart(TransferPart):
+    """The entries that one transfer writes to its target."""
+
+    __slots__ = ("connection", "prefix", "unacknowledged")
+
+    def __init__(self, state: TransferState, connection: TargetConnection) -> None:
+        runs = [entry_ids for entry_ids in state.transfer.reads.values() if entry_ids]
+        super().__init__(
+            state,
+            connection.bookie,
+            first_id=min(entry_ids[0] for entry_ids in runs),
+            last_id=max(entry_ids[-1] for entry_ids in runs),
+            is_written=True,
+        )
+        self.connection = connection
+        self.prefix = recovery_add_prefix(state.transfer.digest.master_key)
+        self.unacknowledged: dict[int, int] = {}
+        """Stored size by entry id."""
+
+    def end(self) -> list[int]:
+        if self.is_over:
+            return []
+        self.is_over = True
+        entry_ids = list(self.unacknowledged)
+        self.connection.forget_if_idle(self)
+        return entry_ids

@@ -1,96 +1,85 @@
-"""What becomes of the entries of one running transfer. No socket here.
+"""The state of one running transfer: which entries are decided, and how. No socket here.
 
-An entry is *pending* until it is asked for, *outstanding* until its source replies, and, given a
-target, *unacknowledged* until that replies. At the end it is good, failed or unwritten: exactly one
-of them. ``undecided_count`` goes down by each end, and the transfer is done when it is 0.
-
-The entries of one job at one source: which are still to be asked for, and which are outstanding.
-
-Two kinds, by how the source is asked: ``Reading`` entry by entry, ``BatchReading`` by runs of
-consecutive ones. No socket here.
+A transfer has one read part for each source, and one write part if it has a target (``source``,
+``target``). An entry is *pending* until it is requested, and *outstanding* until its source replies.
+With a target it is then *unacknowledged* until the target replies. In the end it is exactly one of
+good, failed or unwritten. Each end lowers ``undecided_count``; at 0 the transfer is done.
 """
+
+from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from ledgers.bookies import Answer, Transfer, TransferResult
-from ledgers.bulk.frames import (
-    Check,
-    batch_request,
-    digest_check,
-    fingerprinting_check,
-    read_requests,
-    recovery_add_prefix,
-)
+from ledgers.bulk.frames import Check, digest_check, fingerprinting_check
+from ledgers.bulk.limiters import LimiterChain
 from ledgers.digest import HEADER_BYTES, Fingerprints
 from ledgers.errors import BookmenderError
 from ledgers.model import BookieId
 
-if TYPE_CHECKING:
-    from ledgers.bulk.limiters import Gate, Way
-    from ledgers.bulk.source import BatchReads, SourceLane
-    from ledgers.bulk.target import TargetLane
-
 QUANTUM_COUNT = 16
 QUANTUM_BYTES = 256 * 1024
-"""What a transfer may ask of a source before it is another transfer's turn."""
+"""Limits on what one transfer requests from a source before the next transfer has its turn."""
 
 
 class Totals:
-    """Of all transfers since the start, for metrics and progress. Only ever grow."""
+    """Counts of all transfers since the start, for metrics and progress. They only grow."""
 
     __slots__ = ("entries_read", "entries_written", "read_bytes", "written_bytes")
 
     def __init__(self) -> None:
         self.entries_read = 0
-        """With a good digest."""
+        """Entries received with a good digest."""
         self.read_bytes = 0
         self.entries_written = 0
-        """Acknowledged by their target."""
+        """Entries acknowledged by their target."""
         self.written_bytes = 0
 
 
-class Job:
-    """One transfer on its way: its counts, its readings, its writing, and the future of its
-    result."""
+class TransferState:
+    """One running transfer: its counts, its parts, and the future of its result."""
 
-    def __init__(self, transfer: Transfer, totals: Totals, *, way: "Way", check_way: "Way") -> None:
-        """``way``: of its entries, but for the pace of their source; ``check_way``: of those that
-        are only to be checked."""
+    def __init__(
+        self,
+        transfer: Transfer,
+        totals: Totals,
+        *,
+        limiters: LimiterChain,
+        check_limiters: LimiterChain,
+    ) -> None:
+        """``limiters``: for entries that are written, after the rate limit of their source.
+        ``check_limiters``: for entries that are only verified."""
         self.transfer = transfer
-        self.way = way
-        self.check_way = check_way
+        self.limiters = limiters
+        self.check_limiters = check_limiters
         self.ledger_id = transfer.ledger_id
         self.totals = totals
         self.entry_bytes_min = HEADER_BYTES + transfer.digest.size
         self.done: asyncio.Future[TransferResult] = asyncio.get_running_loop().create_future()
         self.undecided_count = transfer.asked_count
-        self.readings: list[AnyReading] = []
-        self.writing: Writing | None = None
+        self.read_parts: list[TransferPart] = []
+        self.write_part: TransferPart | None = None
         self.expected_bytes = max(1, transfer.entry_bytes_hint)
-        """What the next entry may weigh: the largest seen, falling slowly while smaller ones
-        come."""
+        """Expected size of the next entry: the largest one seen. It falls slowly while entries are
+        smaller."""
         self.quantum = QUANTUM_COUNT
-        """How many entries a source may be asked for in one turn."""
-        self.is_weighed = False
-        """Whether an entry has been seen, so that ``expected_bytes`` is more than the caller's
-        guess."""
-        self.is_begun = False
-        """Whether any of it has passed the pace of its target."""
+        """The number of entries that may be requested from a source in one turn."""
+        self.has_measured_size = False
+        """True once an entry was received. Before, ``expected_bytes`` is the guess of the caller."""
+        self.has_started = False
+        """True once an entry passed the rate limit of the target."""
         self.is_over = False
         self._good_count = 0
         self._good_bytes = 0
         self._fingerprints: dict[BookieId, Fingerprints] = {}
         self._failures: dict[BookieId, dict[int, Answer]] = {}
-        self._silent: set[BookieId] = set()
+        self._unresponsive: set[BookieId] = set()
 
     def check_for(self, bookie: BookieId) -> Check:
-        """What the entries that come from it have to pass."""
+        """Return the digest check for the entries of this source."""
         if not self.transfer.takes_fingerprints:
             return digest_check(self.transfer.digest)
         found = self._fingerprints.get(bookie)
@@ -99,20 +88,20 @@ class Job:
             found = self._fingerprints[bookie] = Fingerprints(entry_ids[0], entry_ids[-1])
         return fingerprinting_check(self.transfer.digest, found)
 
-    def weigh(self, largest_bytes: int) -> None:
-        """Learn from the largest of some entries that came."""
+    def note_size(self, largest_bytes: int) -> None:
+        """Adapt the expected size to received entries, the largest of which is given."""
         excess_bytes = self.expected_bytes - largest_bytes
-        self.is_weighed = True
+        self.has_measured_size = True
         self.expected_bytes = largest_bytes + max(0, excess_bytes) * 3 // 4
         self.quantum = max(1, min(QUANTUM_COUNT, QUANTUM_BYTES // self.expected_bytes))
 
-    def add_read(self, reading: "AnyReading", count: int, entry_bytes: int) -> None:
-        """Entries came whole: all there is to do, unless they are to be written."""
+    def add_read(self, part: TransferPart, count: int, entry_bytes: int) -> None:
+        """Record entries read with a good digest. Entries that are written stay undecided."""
         self.totals.entries_read += count
         self.totals.read_bytes += entry_bytes
-        if self.writing is None:
+        if self.write_part is None:
             self._add_good(count, entry_bytes)
-        elif reading.writing is None:
+        elif not part.is_written:
             self._decide(count)
 
     def add_written(self, count: int, entry_bytes: int) -> None:
@@ -120,48 +109,50 @@ class Job:
         self.totals.written_bytes += entry_bytes
         self._add_good(count, entry_bytes)
 
-    def add_failure(self, reading: "AnyReading", entry_id: int, answer: Answer) -> None:
-        self._failures.setdefault(reading.lane.bookie, {})[entry_id] = answer
+    def add_failure(self, part: TransferPart, entry_id: int, answer: Answer) -> None:
+        self._failures.setdefault(part.bookie, {})[entry_id] = answer
         self._decide(1)
 
-    def fail_reading(self, reading: "AnyReading", *, is_silent: bool = False) -> None:
-        """The source is silent or gone: nothing is known of what it has not answered yet.
+    def fail_read_part(self, part: TransferPart, *, is_unresponsive: bool = False) -> None:
+        """End a part whose source does not reply or is disconnected. Entries without an answer are
+        UNKNOWN.
 
-        ``is_silent``: for so long that it is to be told of.
+        ``is_unresponsive``: report the source as unresponsive in the result.
         """
-        entry_ids = reading.end()
+        entry_ids = part.end()
         if entry_ids:
-            if is_silent:
-                self._silent.add(reading.lane.bookie)
-            failed = self._failures.setdefault(reading.lane.bookie, {})
+            if is_unresponsive:
+                self._unresponsive.add(part.bookie)
+            failed = self._failures.setdefault(part.bookie, {})
             failed.update(dict.fromkeys(entry_ids, Answer.UNKNOWN))
             self._decide(len(entry_ids))
 
-    def fail_writing(self, error: BookmenderError, *refused: int) -> None:
-        """The target is gone, or refused an entry: nothing more is read for it."""
+    def fail_write_part(self, error: BookmenderError, *refused: int) -> None:
+        """End the transfer because the target failed or refused these entries. Nothing more is
+        read."""
         if not self.is_over:
-            assert self.writing is not None
-            unwritten = {*refused, *self.writing.end()}
-            unchecked: list[AnyReading] = []
-            for reading in self.readings:
-                if reading.writing is None:
-                    unchecked.append(reading)
+            assert self.write_part is not None
+            unwritten = {*refused, *self.write_part.end()}
+            checks: list[TransferPart] = []
+            for part in self.read_parts:
+                if part.is_written:
+                    unwritten.update(part.end())
                 else:
-                    unwritten.update(reading.end())
-            for reading in unchecked:
-                self.fail_reading(reading)
+                    checks.append(part)
+            for part in checks:
+                self.fail_read_part(part)
             self._finish(frozenset(unwritten), error)
             assert len(unwritten) == self.undecided_count, self.ledger_id
 
     def abandon(self) -> None:
-        """Nobody waits for the result any more. Replies still to come are ignored."""
+        """End the transfer without a result. Later replies are ignored. Harmless when it is over."""
         if self.is_over:
             return
         self.is_over = True
-        for reading in self.readings:
-            reading.end()
-        if self.writing is not None:
-            self.writing.end()
+        for part in self.read_parts:
+            part.end()
+        if self.write_part is not None:
+            self.write_part.end()
 
     def _add_good(self, count: int, entry_bytes: int) -> None:
         self._good_count += count
@@ -175,9 +166,9 @@ class Job:
 
     def _finish(self, unwritten: frozenset[int], target_error: BookmenderError | None) -> None:
         self.is_over = True
-        if self.writing is not None:
-            self.writing.end()
-        if not self.done.done():  # else it was cancelled, and abandon() follows
+        if self.write_part is not None:
+            self.write_part.end()
+        if not self.done.done():  # else the caller was cancelled, and ``abandon`` follows
             self.done.set_result(
                 TransferResult(
                     entry_count=self._good_count,
@@ -185,61 +176,72 @@ class Job:
                     failures=self._failures,
                     unwritten=unwritten,
                     target_error=target_error,
-                    silent=frozenset(self._silent),
+                    unresponsive=frozenset(self._unresponsive),
                     fingerprints=self._fingerprints,
                 )
             )
 
 
-class Writing:
-    """The entries of one job on their way to its target. ``unacknowledged``: entry id to its bytes.
+class TransferPart(ABC):
+    """The part of a transfer that one bookie carries: entries to read, or entries to write.
 
-    When it is over the lane keeps it until they are answered, as with a reading.
+    After its end a part stays in the table of its connection until its outstanding requests are
+    answered. The bookie still works on them, so they count against its limits, and their replies
+    must not be taken for replies to another part.
     """
 
     __slots__ = (
+        "bookie",
         "first_id",
         "is_over",
-        "job",
-        "lane",
+        "is_written",
         "last_id",
         "ledger_id",
-        "prefix",
         "progress_s",
-        "unacknowledged",
+        "state",
     )
 
-    def __init__(self, job: Job, lane: "TargetLane") -> None:
-        self.job = job
-        runs = [entry_ids for entry_ids in job.transfer.reads.values() if entry_ids]
-        self.first_id = min(entry_ids[0] for entry_ids in runs)
-        self.last_id = max(entry_ids[-1] for entry_ids in runs)
-        """All its entries are between them, both included; of a reading likewise."""
-        self.lane = lane
-        self.ledger_id = job.ledger_id
-        self.prefix = recovery_add_prefix(job.transfer.digest.master_key)
-        self.unacknowledged: dict[int, int] = {}
+    def __init__(
+        self,
+        state: TransferState,
+        bookie: BookieId,
+        *,
+        first_id: int,
+        last_id: int,
+        is_written: bool,
+    ) -> None:
+        self.state = state
+        self.bookie = bookie
+        self.ledger_id = state.ledger_id
+        self.first_id, self.last_id = first_id, last_id
+        """All entries of the part lie in this range, which includes both ends."""
+        self.is_written = is_written
+        """True if the entries are written to the target, False if they are only verified."""
         self.progress_s = 0.0
-        """Loop time at which the target last replied, or was sent one while none was
-        unacknowledged."""
+        """Loop time of the last reply, or of the first request after none was outstanding."""
         self.is_over = False
 
+    @abstractmethod
     def end(self) -> list[int]:
-        """Expect nothing more; the entries that were unacknowledged until now."""
-        if self.is_over:
-            return []
-        self.is_over = True
-        entry_ids = list(self.unacknowledged)
-        self.lane.forget_if_idle(self)
-        return entry_ids
+        """End the part. Returns the entries that were undecided here; nothing if it was over."""
 
 
-Part = TypeVar("Part", bound="AnyReading | Writing")
+P = TypeVar("P", bound=TransferPart)
 
 
-def is_first_choice(parts: Sequence[Part], part: Part) -> bool:
-    """Whether no part before it may wait for any of the same entries: slices of a ledger never
-    do."""
+def has_first_claim(parts: Sequence[P], part: P) -> bool:
+    """Return True if no earlier part can wait for the same entries.
+
+    Replies to single reads and adds carry no request id. If several parts wait for an entry, its reply
+    goes to the first of them:
+
+    1. Part A requests entries 5 to 9. Its transfer ends, but A still waits for the replies.
+    2. Part B of another transfer requests entries 0 to 9.
+    3. Replies to entries 0 to 9 arrive. Those to 5 to 9 go to A. B gets the second replies to them.
+
+    So a run of replies may be given to B in one go only if no earlier part can wait for any of them.
+    Slices of a ledger never overlap, so the common case is fast.
+    """
     for other in parts:
         if other is part:
             return True
@@ -248,289 +250,10 @@ def is_first_choice(parts: Sequence[Part], part: Part) -> bool:
     return False
 
 
-def forget(parts: dict[int, list[Part]], part: Part) -> None:
-    """Take a part out of a lane's table by ledger id. Harmless when it is not there."""
+def remove_part(parts: dict[int, list[P]], part: P) -> None:
+    """Remove a part from a connection's table by ledger id. Harmless if it is not there."""
     siblings = parts.get(part.ledger_id, [])
     if part in siblings:
         siblings.remove(part)
         if not siblings:
             del parts[part.ledger_id]
-
-
-BATCH_BYTES = 64 * 1024
-"""What one batch read is to bring; a request never asks for more than ``BATCH_BYTES_MAX``."""
-BATCH_BYTES_MAX = 256 * 1024
-"""Rule S10."""
-BATCH_COUNT_MAX = 250
-"""A quarter of what may be on its way to a target."""
-BATCH_ENTRY_BYTES_MAX = BATCH_BYTES // 4
-"""Larger entries are read one by one: their bytes need not be moved to become adds."""
-
-
-class AnyReading(ABC):
-    """What both kinds share.
-
-    When it is over the lane keeps it until its outstanding requests are answered: the bookie is
-    still at work on them, so they count against its budget, and their replies are nobody else's.
-    """
-
-    __slots__ = (
-        "_entry_ids",
-        "_next",
-        "check",
-        "first_id",
-        "is_over",
-        "is_queued",
-        "job",
-        "lane",
-        "last_id",
-        "ledger_id",
-        "let_go_by",
-        "outstanding",
-        "progress_s",
-        "way",
-        "writing",
-    )
-
-    def __init__(
-        self,
-        job: Job,
-        lane: "SourceLane[Any]",
-        entry_ids: Sequence[int],
-        writing: Writing | None,
-    ) -> None:
-        self.job = job
-        self.writing = writing
-        """The job's, where the entries are to be written; None where to see them is enough."""
-        self.way = job.check_way if writing is None else job.way.behind(lane.pace)
-        self.lane = lane
-        self.ledger_id = job.ledger_id
-        self.check = job.check_for(lane.bookie)
-        self.progress_s = 0.0
-        """Loop time at which the source last replied, or was asked while nothing was
-        outstanding."""
-        self.is_queued = False
-        """Whether it waits for its next turn, in the lane's ring or parked at a gate."""
-        self.let_go_by: set[Gate] = set()
-        """Gates where it was parked longest, and has not come to again: it goes before those that
-        still are, though it may be parked at others on the way."""
-        self.is_over = False
-        self.outstanding: dict[int, Any] = {}
-        """What is outstanding, by the key of its reply, oldest first."""
-        self.first_id, self.last_id = entry_ids[0], entry_ids[-1]
-        self._entry_ids = entry_ids
-        self._next = 0
-
-    @property
-    @abstractmethod
-    def has_pending(self) -> bool:
-        """Whether an entry is still to be asked for."""
-
-    @property
-    def request_count(self) -> int:
-        """Requests outstanding: what counts against the source's budget."""
-        return len(self.outstanding)
-
-    @property
-    @abstractmethod
-    def outstanding_count(self) -> int:
-        """Entries outstanding."""
-
-    @property
-    @abstractmethod
-    def outstanding_bytes(self) -> int:
-        """What they were taken for."""
-
-    @property
-    @abstractmethod
-    def quantum(self) -> int:
-        """How many entries may be asked in one turn; 0 when the first replies should be seen
-        first."""
-
-    @abstractmethod
-    def requests_for(self, count: int) -> int:
-        """How many requests that many entries, at most a quantum, are asked in."""
-
-    @abstractmethod
-    def ask(self, count: int, now_s: float) -> bytes:
-        """The requests for the next ``count`` entries, which are outstanding from now on."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing left to ask and nothing outstanding."""
-        return not self.request_count and not self.has_pending
-
-    def end(self) -> list[int]:
-        """Ask nothing more; the entries that were pending or outstanding until now."""
-        if self.is_over:
-            return []
-        self.is_over = True
-        entry_ids = self._drop_all()
-        if self.outstanding_count:
-            self.way.give_back(self.outstanding_bytes, count=self.outstanding_count)
-        self.lane.forget_if_idle(self)
-        return entry_ids
-
-    def forget_outstanding(self) -> None:
-        """Expect no reply any more."""
-        self.outstanding.clear()
-
-    @abstractmethod
-    def _drop_all(self) -> list[int]:
-        """Make nothing pending; the entries that were, and those outstanding."""
-
-
-class Reading(AnyReading):
-    """Entries asked for one by one. ``outstanding``: entry id to the bytes it was taken for."""
-
-    __slots__ = ()
-
-    outstanding: dict[int, int]
-
-    @property
-    def has_pending(self) -> bool:
-        return self._next < len(self._entry_ids)
-
-    @property
-    def outstanding_count(self) -> int:
-        return len(self.outstanding)
-
-    @property
-    def outstanding_bytes(self) -> int:
-        return sum(self.outstanding.values())
-
-    @property
-    def quantum(self) -> int:
-        job = self.job
-        count = job.quantum if job.is_weighed else QUANTUM_COUNT - len(self.outstanding)
-        pending_count = len(self._entry_ids) - self._next
-        return count if count < pending_count else pending_count
-
-    def requests_for(self, count: int) -> int:
-        return count
-
-    def ask(self, count: int, now_s: float) -> bytes:
-        entry_ids = self._entry_ids[self._next : self._next + count]
-        self._next += count
-        if not self.outstanding:
-            self.progress_s = now_s
-        self.outstanding.update(dict.fromkeys(entry_ids, self.job.expected_bytes))
-        return read_requests(self.ledger_id, entry_ids)
-
-    def _drop_all(self) -> list[int]:
-        entry_ids = [*self.outstanding, *self._entry_ids[self._next :]]
-        self._next = len(self._entry_ids)
-        return entry_ids
-
-
-@dataclass(slots=True)
-class Batch:
-    """One batch read under way: ``count`` entries from the first on, taken for so many bytes
-    each."""
-
-    reading: "BatchReading"
-    first_entry_id: int
-    count: int
-    taken_bytes: int
-
-    @property
-    def entry_ids(self) -> range:
-        return range(self.first_entry_id, self.first_entry_id + self.count)
-
-
-class BatchReading(AnyReading):
-    """Entries asked for in runs of consecutive ones. ``outstanding``: by request id.
-
-    What a reply leaves out, because it was full or an entry is missing, is asked for again first.
-    """
-
-    __slots__ = ("_again",)
-
-    lane: "BatchReads"
-    outstanding: dict[int, Batch]
-
-    def __init__(
-        self, job: Job, lane: "BatchReads", entry_ids: Sequence[int], writing: Writing | None
-    ) -> None:
-        super().__init__(job, lane, entry_ids, writing)
-        self._again: deque[range] = deque()
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._again) or self._next < len(self._entry_ids)
-
-    @property
-    def outstanding_count(self) -> int:
-        return sum(batch.count for batch in self.outstanding.values())
-
-    @property
-    def outstanding_bytes(self) -> int:
-        return sum(batch.count * batch.taken_bytes for batch in self.outstanding.values())
-
-    @property
-    def quantum(self) -> int:
-        job = self.job
-        if not job.is_weighed and self.outstanding:
-            return 0
-        count_max = BATCH_COUNT_MAX if job.is_weighed else QUANTUM_COUNT
-        count = max(1, min(BATCH_BYTES // job.expected_bytes, count_max))
-        if self._again:
-            return min(count, len(self._again[0]))
-        return run_length(self._entry_ids, self._next, count)
-
-    def requests_for(self, count: int) -> int:
-        return 1
-
-    def ask(self, count: int, now_s: float) -> bytes:
-        first_entry_id = self._take(count)
-        if not self.outstanding:
-            self.progress_s = now_s
-        request_id = self.lane.next_request_id(self)
-        self.outstanding[request_id] = Batch(self, first_entry_id, count, self.job.expected_bytes)
-        return batch_request(
-            self.ledger_id,
-            first_entry_id,
-            request_id=request_id,
-            count_max=count,
-            bytes_max=BATCH_BYTES_MAX,
-        )
-
-    def ask_again(self, entry_ids: range) -> None:
-        if entry_ids and not self.is_over:
-            self._again.append(entry_ids)
-
-    def _take(self, count: int) -> int:
-        """The first of the next ``count`` entries, which stand in a row and are pending no more."""
-        if not self._again:
-            self._next += count
-            return self._entry_ids[self._next - count]
-        run = self._again.popleft()
-        if count < len(run):
-            self._again.appendleft(run[count:])
-        return run[0]
-
-    def _drop_all(self) -> list[int]:
-        runs = [*(batch.entry_ids for batch in self.outstanding.values()), *self._again]
-        entry_ids = [entry_id for run in runs for entry_id in run]
-        entry_ids.extend(self._entry_ids[self._next :])
-        self._again.clear()
-        self._next = len(self._entry_ids)
-        return entry_ids
-
-
-def run_length(entry_ids: Sequence[int], start: int, count_max: int) -> int:
-    """How many of the ascending ids from ``start`` on are consecutive, up to ``count_max``."""
-    stop = min(start + count_max, len(entry_ids))
-    if start == stop:
-        return 0
-    offset = entry_ids[start] - start
-    if entry_ids[stop - 1] - (stop - 1) == offset:
-        return stop - start
-    # An id less its place in the sequence never falls, and grows at the first gap.
-    return bisect_left(range(stop), offset + 1, lo=start, key=lambda n: entry_ids[n] - n) - start
-
-
-def has_runs(entry_ids: Sequence[int]) -> bool:
-    """Whether most of the ascending ids stand in rows of two or more: worth reading in batches."""
-    first_run = run_length(entry_ids, 0, 2)
-    return first_run == 2 or run_length(entry_ids, first_run, 2) == 2

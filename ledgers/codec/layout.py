@@ -1,8 +1,7 @@
-"""Where ledgers' metadata lies in ZooKeeper: layouts, their paths, LAYOUT's content, the service
-URI.
+"""Where the metadata of ledgers is stored: layouts, znode paths, the content of LAYOUT, the service URI.
 
-Names and text only; ``manager`` walks the tree with them. A layout is what BookKeeper calls a
-ledger manager. ``root`` is always the ledgers root path, ``/ledgers`` unless configured otherwise.
+Names and text only; ``manager`` walks the tree with them. A layout is what BookKeeper calls a ledger
+manager. ``root`` is always the path of the ledgers root, ``/ledgers`` unless configured otherwise.
 """
 
 import enum
@@ -13,21 +12,22 @@ from dataclasses import dataclass
 from ledgers.errors import CorruptionError, SettingsError
 
 SHORT_ID_STOP = 2**31 - 1
-"""Ledger ids from here on lie in the long subtree, and in flat and legacy layouts nowhere."""
+"""Ledger ids from here on are in the long subtree. Flat and legacy layouts cannot hold them."""
 LONG_ID_STOP = 2**63
 
 
 class Layout(enum.Enum):
-    """A way to spread ledgers over znodes. The value is the end of Java's factory class name."""
+    """A mapping of ledgers to znodes. The value is the end of Java's factory class name."""
 
     FLAT = "FlatLedgerManagerFactory"
     LEGACY_HIERARCHICAL = "LegacyHierarchicalLedgerManagerFactory"
     HIERARCHICAL = "HierarchicalLedgerManagerFactory"
-    """The default: ids below 2^31 - 1 as in the legacy one, the others as in the long one."""
+    """The default: ids below 2^31 - 1 as in the legacy layout, the others as in the long one."""
     LONG_HIERARCHICAL = "LongHierarchicalLedgerManagerFactory"
 
     def path(self, root: str, ledger_id: int) -> str:
-        """The ledger's znode. Raises SettingsError when the layout cannot hold such an id."""
+        """Return the path of the ledger's znode. Raises SettingsError if the layout cannot hold the
+        id."""
         if not 0 <= ledger_id < self.ledger_id_stop:
             raise SettingsError(
                 f"ledger ids of this layout are 0 to {self.ledger_id_stop - 1}",
@@ -41,7 +41,8 @@ class Layout(enum.Enum):
         return f"{root}/{_split(f'{ledger_id:010d}')}"
 
     def ledger_id(self, root: str, path: str) -> int | None:
-        """The ledger whose znode this is, or None when it is no ledger's in this layout."""
+        """Return the id of the ledger at this path; None if the path is not a ledger's in this
+        layout."""
         digits = path[len(root) :].replace("/", "").replace("L", "")
         if not digits.isdecimal() or len(digits) > len(str(LONG_ID_STOP)):
             return None
@@ -52,14 +53,15 @@ class Layout(enum.Enum):
     def ledgers_among(
         self, root: str, directory: str, names: Iterable[str]
     ) -> tuple[list[int], list[str]]:
-        """Of a znode's children the ledgers in this layout, in the same order, and the names of all
-        others."""
+        """Return the ledgers among the children of a znode, in the given order, and all other names."""
         names = list(names)
         if not self._holds_ledgers(root, directory):
             return [], names
         allowed = self.ids_below(root, directory)
         digits, leaf = _digits(root, directory), _LEAF if directory != root else _FLAT_LEAF
-        numbers = leaf.findall("/".join(names))  # one look at all: there are tens of thousands
+        numbers = leaf.findall(
+            "/".join(names)
+        )  # one search for all, which may be tens of thousands
         ledger_ids = [id_ for number in numbers if (id_ := int(digits + number)) in allowed]
         if len(ledger_ids) == len(names):
             return ledger_ids, []
@@ -67,13 +69,13 @@ class Layout(enum.Enum):
         return ledger_ids, [name for name in names if name not in leaves]
 
     def _holds_ledgers(self, root: str, directory: str) -> bool:
-        """Whether ledgers' znodes are right below it."""
+        """Return True if the children of this directory are ledgers."""
         if directory == root:
             return self is Layout.FLAT
         return self.is_parent(root, directory) and len(_digits(root, directory)) in (6, 15)
 
     def is_parent(self, root: str, path: str) -> bool:
-        """Whether ledgers lie somewhere below this znode (``root`` itself included)."""
+        """Return True if this znode is ``root`` or a directory with ledgers at any depth."""
         if path == root:
             return True
         return path.startswith(f"{root}/") and any(
@@ -81,8 +83,7 @@ class Layout(enum.Enum):
         )
 
     def ids_below(self, root: str, directory: str) -> range:
-        """The ids whose znodes lie below it: the root, or a directory of ledgers
-        (``is_parent``)."""
+        """Return the ids of the ledgers below the root, or below a directory (``is_parent``)."""
         if directory == root:
             return range(self.ledger_id_stop)
         digits = _digits(root, directory)
@@ -95,13 +96,13 @@ class Layout(enum.Enum):
 
     @property
     def ledger_id_stop(self) -> int:
-        """The first ledger id that it cannot hold."""
+        """The first ledger id that the layout cannot hold."""
         is_long = self in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL)
         return LONG_ID_STOP if is_long else SHORT_ID_STOP
 
 
 def _split(digits: str) -> str:
-    """Groups of four digits from the right, the last one marked as a ledger."""
+    """Return the path for these digits: groups of four from the right, the last one with an ``L``."""
     if len(digits) == 10:
         return f"{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
     assert len(digits) == 19, digits
@@ -109,12 +110,12 @@ def _split(digits: str) -> str:
 
 
 def _digits(root: str, directory: str) -> str:
-    """Those that all ids below it begin with."""
+    """Return the digits with which all ids below the directory begin."""
     return directory[len(root) + 1 :].replace("/", "")
 
 
 _FLAT_LEAF, _LEAF = (re.compile(rf"(?:^|/)L([0-9]{{{count}}})(?![^/])") for count in (10, 4))
-"""Their digits, among names that slashes part."""
+"""Match the digits of ledgers among names that are joined by slashes."""
 _SHORT_PARENT = re.compile(r"[0-9]{2}(/[0-9]{4})?")
 _LONG_PARENT = re.compile(r"[0-9]{3}(/[0-9]{4}){0,3}")
 _PARENTS: dict[Layout, tuple[re.Pattern[str], ...]] = {
@@ -131,11 +132,11 @@ _FIRST_FORMAT_NAMES = {"flat": Layout.FLAT, "hierarchical": Layout.HIERARCHICAL}
 
 
 def parse_layout(data: bytes) -> Layout:
-    """The layout that LAYOUT's content names.
+    """Return the layout that the content of LAYOUT names.
 
-    Raises CorruptionError when it is not such content, SettingsError when it is of a kind that we
-    do not support. An application that relocates BookKeeper's classes puts a prefix before their
-    names, so only the end is compared.
+    Raises CorruptionError if it cannot be parsed, SettingsError if the layout is not supported. Only
+    the end of the class name is compared, because applications that relocate BookKeeper's classes
+    put a prefix before it.
     """
     match = _LAYOUT_CONTENT.fullmatch(data)
     if match is None:
@@ -150,7 +151,7 @@ def parse_layout(data: bytes) -> Layout:
         found = next((each for each in Layout if name.endswith(_class_name(each))), None)
     if found is None or version != 1:
         raise SettingsError(
-            "LAYOUT names a ledger manager that is not supported; those of ZooKeeper are, version 1",
+            "LAYOUT names a ledger manager that is not supported; only those of ZooKeeper are, version 1",
             layout_format=layout_format,
             name=name,
             version=version,
@@ -159,7 +160,7 @@ def parse_layout(data: bytes) -> Layout:
 
 
 def serialize_layout(layout: Layout) -> bytes:
-    """LAYOUT's content as Java writes it."""
+    """Return the content of LAYOUT, as Java writes it."""
     return f"2\n{_class_name(layout)}:1".encode("ascii")
 
 
@@ -182,12 +183,12 @@ _ROOT = re.compile(r"(?:/[A-Za-z0-9._:@=+~-]+)+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataUri:
-    """Where a cluster's metadata is kept.
+    """Where the metadata of a cluster is stored.
 
-    ``hosts``: ZooKeeper's connect string, ``host:port`` joined by commas. ``layout``: None when
-    only LAYOUT says it; otherwise both must agree (rule S8), which whoever reads LAYOUT checks.
-    ``pulsar_root``: the ledgers root that Pulsar's metadata driver uses for this URI, where that is
-    another one than ``root``; else empty. Whoever reads LAYOUT checks that there is no cluster.
+    ``hosts``: ZooKeeper's connect string, ``host:port`` joined by commas. ``layout``: None if the URI
+    does not name one. Otherwise LAYOUT must agree (rule S8). ``pulsar_root``: the ledgers root that
+    Pulsar's metadata driver uses for this URI, if it differs from ``root``; else empty. It must not
+    hold a cluster. ``LedgerManager.open`` checks both.
     """
 
     hosts: str
@@ -197,9 +198,10 @@ class MetadataUri:
 
     @classmethod
     def parse(cls, uri: str) -> "MetadataUri":
-        """Ignore blanks around the URI, and one pair of quotes as environment files have them.
+        """Parse a metadata service URI. Ignores surrounding blanks, and one pair of quotes as in
+        environment files.
 
-        Raises SettingsError, which names what is wrong and what is allowed.
+        Raises SettingsError, whose text explains the problem and what is allowed.
         """
         uri = _unquoted(uri)
         scheme, has_scheme, place = uri.partition("://")
@@ -226,11 +228,11 @@ class MetadataUri:
         """Parse a URI of Pulsar's bookkeeper.conf, ``metadata-store:zk:HOSTS/PATH``; ``zk:`` may be
         left out.
 
-        To Pulsar's driver the path is a chroot, below which the ledgers root is ``/ledgers``: the
-        URI is opaque to Java, so that its path is null
-        (``AbstractMetadataDriver.resolveLedgersRootPath``). Many operators take the path for the
-        ledgers root, as in BookKeeper's own URIs. So a path that ends with ``/ledgers`` is the
-        ledgers root here, and ``pulsar_root`` is the one that the driver would use.
+        Pulsar's driver uses the path as a chroot, with the ledgers root ``/ledgers`` in it, because the
+        URI is opaque to Java and its path is null (``AbstractMetadataDriver.resolveLedgersRootPath``).
+        Many operators take the path for the ledgers root, as in BookKeeper's own URIs. So here a
+        path that ends with ``/ledgers`` is the ledgers root, and ``pulsar_root`` is the one that the
+        driver would use.
         """
         place = uri[len(_PULSAR_SCHEME) :]
         _refuse_other_store(uri, place)
@@ -248,7 +250,7 @@ class MetadataUri:
 
 _PULSAR_SCHEME = "metadata-store:"
 _OTHER_STORE = re.compile(r"(etcd|memory|oxia|rocksdb)[:+]", re.IGNORECASE)
-"""Stores of BookKeeper's and Pulsar's other metadata drivers, as a URI begins with them."""
+"""The start of URIs of BookKeeper's and Pulsar's other metadata drivers."""
 
 
 def _unquoted(uri: str) -> str:

@@ -1,23 +1,24 @@
-"""A ledger's metadata as znode bytes: versions 1 (lines), 2 (protobuf text), 3 (protobuf binary).
+"""Converts the metadata of a ledger to znode bytes and back: versions 1 (lines), 2 (protobuf text) and
+3 (protobuf binary).
 
-``serialize_metadata(parse_metadata(data))`` keeps the version, the presence of optional fields, the
-order of segments, bookies and custom metadata, and in version 3 the fields that we do not know
-(rule S2). For what Java writes it gives the same bytes, but for escapes that differ between Java's
-own versions in version 2.
+``serialize_metadata(parse_metadata(data))`` preserves the version, the presence of optional fields, the
+order of segments, bookies and custom metadata, and in version 3 unknown fields (rule S2). For metadata
+that Java wrote it returns the same bytes, except for escapes in version 2 that differ between Java's
+own versions.
 
-Where we are stricter than Java's LedgerMetadataSerDe, a person is asked rather than a guess written
-back. Beyond what it refuses, we refuse
+Parsing is stricter than Java's LedgerMetadataSerDe, so that a person is asked and no guess is written
+back. In addition to what Java rejects, this module rejects:
 
 - a first segment that does not begin at entry 0;
-- a closed ledger without a last entry id (Java takes 0), or with one below -1;
+- a closed ledger without a last entry id (Java assumes 0), or with one below -1;
 - quorums below 1;
-- in version 1: lines behind the end (Java passes over them), plus signs, carriage returns;
+- in version 1: lines behind the end (Java ignores them), plus signs, carriage returns;
 - in version 2: bytes that are not UTF-8, and escapes that Java reads but never writes.
 
-As in Java, bytes behind the message of version 3 are ignored, and ``length`` and ``lastEntryId`` of
-a ledger that is not closed mean nothing and are written as 0 and -1.
+As in Java, bytes behind the message of version 3 are ignored. ``length`` and ``lastEntryId`` of a ledger that
+is not closed have no meaning and are written as 0 and -1.
 
-Which bookies metadata names for certain, though it cannot be read as a whole.
+``may_name`` reports whether metadata that cannot be parsed may still name a bookie.
 """
 
 import re
@@ -34,13 +35,13 @@ from ledgers.errors import CorruptionError
 from ledgers.model import LAC_NONE, BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 
 LAST_ENTRY_MAX = 1 << 40
-"""At 100,000 entries a second a writer gets there in four months. Whoever goes through a ledger's
-entries would never end."""
+"""A writer with 100,000 entries per second needs four months to get there. A loop over the entries of
+such a ledger would not end."""
 _HEADER = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,10})\n")
 
 
 def parse_metadata(data: bytes) -> LedgerMetadata:
-    """What the znode says. Raises CorruptionError, which names what is wrong."""
+    """Return the metadata in the znode's bytes. Raises CorruptionError, whose text names the problem."""
     version, body = split_version(data)
     match version:
         case 1:
@@ -49,11 +50,11 @@ def parse_metadata(data: bytes) -> LedgerMetadata:
             return _of_message(parse_text(body, LedgerMetadataFormat), version)
         case 3:
             return _of_message(parse_binary(undelimited(body), LedgerMetadataFormat), version)
-    raise CorruptionError("ledger metadata of a version that we do not know", version=version)
+    raise CorruptionError("ledger metadata of an unknown version", version=version)
 
 
 def split_version(data: bytes) -> tuple[int, bytes]:
-    """The version, and what stands behind it. Raises CorruptionError."""
+    """Return the version, and the bytes after it. Raises CorruptionError."""
     header = _HEADER.match(data)
     if header is None:
         raise CorruptionError("ledger metadata does not begin with its version", data=data[:80])
@@ -61,7 +62,7 @@ def split_version(data: bytes) -> tuple[int, bytes]:
 
 
 def serialize_metadata(metadata: LedgerMetadata) -> bytes:
-    """The znode's bytes, in the metadata's own version."""
+    """Return the znode's bytes, in the version of the metadata."""
     header = b"BookieMetadataFormatVersion\t%d\n" % metadata.metadata_version
     match metadata.metadata_version:
         case 1:
@@ -117,11 +118,11 @@ def _of_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata:
 
 
 def _custom(message: LedgerMetadataFormat) -> tuple[tuple[tuple[str, bytes], ...], bytes]:
-    """Custom metadata; and serialised the entries that are more, or less, than a key and a value.
+    """Return the custom metadata, and, serialised, its entries that are not just a key and a value.
 
-    The latter go with the fields that we do not know, which brings them through a rewrite whole.
+    These are kept with the unknown fields, so that a rewrite preserves them.
     """
-    if not message.customMetadata:  # nearly always
+    if not message.customMetadata:  # the common case
         return (), b""
     plain, odd = [], LedgerMetadataFormat()
     for entry in message.customMetadata:
@@ -133,15 +134,15 @@ def _custom(message: LedgerMetadataFormat) -> tuple[tuple[tuple[str, bytes], ...
 
 
 def _unknown_fields(message: Message) -> bytes:
-    """What of the message we do not know, serialised; nothing of nested ones."""
+    """Return the unknown fields of the message, serialised, without those of nested messages."""
     unknown = UnknownFieldSet(message)
     if not len(unknown):
         return b""
     for position in range(len(unknown)):
         number = unknown[position].field_number
         if number in message.DESCRIPTOR.fields_by_number:
-            # A digest type or state that we do not know, or a known field of another kind.
-            raise CorruptionError("ledger metadata has a strange value", field_number=number)
+            # An unknown digest type or state, or a known field of another type.
+            raise CorruptionError("ledger metadata has an unknown value", field_number=number)
     rest = type(message)()
     rest.CopyFrom(message)
     for known, _ in message.ListFields():
@@ -177,7 +178,7 @@ def _message(metadata: LedgerMetadata) -> LedgerMetadataFormat:
 
 
 def undelimited(body: bytes) -> bytes:
-    """The message behind its length, a varint of at most 32 bits. Raises CorruptionError."""
+    """Return the message after its length, a varint of at most 32 bits. Raises CorruptionError."""
     length = 0
     for position, byte in enumerate(body[:5]):
         length |= (byte & 0x7F) << 7 * position
@@ -201,7 +202,7 @@ def _varint(number: int) -> bytes:
 # --- Version 1: lines of fields separated by tabs --------------------------------------------------
 
 _IN_RECOVERY = -102
-"""Stands where a closed ledger has its last entry id."""
+"""Stored in place of the last entry id of a closed ledger."""
 
 
 def _of_lines(body: bytes) -> LedgerMetadata:
@@ -221,8 +222,8 @@ def _of_lines(body: bytes) -> LedgerMetadata:
             state, last_entry_id = LedgerState.IN_RECOVERY, LAC_NONE
     fields = [line.split("\t") for line in lines[3:]]
     if any(others[:1] == ["CLOSED"] for _, *others in fields):
-        # Java reads this as the ledger's end, wherever it stands: it is no bookie's id here.
-        raise CorruptionError("ledger metadata goes on behind its end")
+        # Java takes this for the end of the ledger in any line, so it cannot be a bookie id.
+        raise CorruptionError("ledger metadata continues after its end")
     segments = tuple(_segment(_number(first), ensemble) for first, *ensemble in fields)
     _check(
         segments,
@@ -247,7 +248,7 @@ def _of_lines(body: bytes) -> LedgerMetadata:
 
 
 def _lines(metadata: LedgerMetadata) -> Iterator[str]:
-    """Lines without their line feeds; the last one is empty when the ledger is open."""
+    """Yield the lines without line feeds. The last one is empty if the ledger is open."""
     assert metadata.ack_quorum == metadata.write_quorum, metadata
     assert metadata.password is None, metadata
     assert not metadata.custom, metadata
@@ -274,7 +275,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-# --- What every version must fulfil ----------------------------------------------------------------
+# --- Checks for every version ----------------------------------------------------------------------
 
 
 def _segment(first_entry_id: int, ensemble: Sequence[str], unknown_fields: bytes = b"") -> Segment:
@@ -295,7 +296,7 @@ def _check(
     ack_quorum: int,
     last_entry_id: int,
 ) -> None:
-    """Raises CorruptionError unless these make sense together."""
+    """Raise CorruptionError if these values contradict each other."""
     if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
         raise CorruptionError(
             "impossible quorums",
@@ -320,30 +321,30 @@ def _check(
         raise CorruptionError("the last entry id is below -1", last_entry_id=last_entry_id)
     if max(last_entry_id, starts[-1]) > LAST_ENTRY_MAX:
         raise CorruptionError(
-            "the last entry id is beyond what anybody has written",
+            "the last entry id is impossibly high",
             last_entry_id=last_entry_id,
             last_segment_from=starts[-1],
         )
 
 
 def may_name(data: bytes, bookie: BookieId) -> bool:
-    """Whether unreadable metadata may name the bookie: unless it is proven that it names others
-    only.
+    """Return True if metadata that cannot be parsed may name the bookie.
 
-    An id that is nowhere in the bytes proves nothing by itself: they may be cut short, or empty.
+    That the bytes do not contain the id proves nothing by itself: they may be cut short, or empty. So
+    ``named_bookies`` must show that the metadata names other bookies only.
     """
-    if bookie.encode() in data:  # every format holds ids in plain text
+    if bookie.encode() in data:  # every format contains ids as plain text
         return True
     named = named_bookies(data)
     return named is None or bookie in named
 
 
 def named_bookies(data: bytes) -> frozenset[BookieId] | None:
-    """All that its ensembles name; None where they may not be all, or be something else.
+    """Return all bookies that the ensembles name; None if that cannot be proven.
 
-    Only a record that tells its own length can be shown to be whole: that of version 3, and of a
-    later version that still is one. Its ensembles must be as ensembles are; the rest of it may be
-    what it likes, such as a state or a digest type that we do not know.
+    Only a record that contains its own length can be proven complete: version 3, and later versions
+    with the same structure. Its ensembles must be valid. Other fields need not be, for example a
+    state or a digest type may be unknown.
     """
     try:
         version, body = split_version(data)

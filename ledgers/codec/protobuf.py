@@ -1,8 +1,8 @@
-"""Protobuf messages in znodes: binary and text, read strictly, text written byte for byte as Java
-does.
+"""Reads and writes the protobuf messages in znodes, binary and text.
 
-Metadata version 2, marks, locks and votes are text that Java nodes read and rewrite.
-protobuf's own Python printer escapes other bytes than Java's, so the printer here is ours.
+Reading is strict. Text is written byte for byte as Java writes it, because Java nodes read and rewrite
+metadata version 2, marks, locks and votes. protobuf's own Python printer escapes other bytes than
+Java's, so this module has its own printer.
 """
 
 import re
@@ -19,10 +19,9 @@ _Message = TypeVar("_Message", bound=Message)
 
 
 def parse_binary(data: bytes, message_class: type[_Message]) -> _Message:
-    """The message that the bytes hold. Raises CorruptionError, also when a required field is
-    missing.
+    """Parse a message. Raises CorruptionError, also if a required field is missing.
 
-    Strings are not looked at yet: read those that matter through ``decoded``.
+    Strings are not checked: pass those that matter to ``decoded``.
     """
     try:
         message = message_class.FromString(data)
@@ -32,10 +31,10 @@ def parse_binary(data: bytes, message_class: type[_Message]) -> _Message:
 
 
 def decoded(value: str) -> str:
-    """A parsed message's string. Raises CorruptionError where the message holds no UTF-8.
+    """Return a string of a parsed message. Raises CorruptionError if it is not UTF-8.
 
-    Against its type, protobuf's C implementation then hands out bytes (proto2 does not forbid
-    them).
+    In this case protobuf's C implementation returns bytes in spite of the declared type, because
+    proto2 does not forbid them.
     """
     if not isinstance(value, str):
         raise CorruptionError("a string that is not UTF-8", value=value[:200])
@@ -43,10 +42,10 @@ def decoded(value: str) -> str:
 
 
 def parse_text(data: bytes, message_class: type[_Message]) -> _Message:
-    """The message that the text holds. Raises CorruptionError, also for what is missing or unknown.
+    """Parse a message in text form. Raises CorruptionError, also for missing or unknown fields.
 
-    Unknown names are refused, as Java refuses them: they cannot be carried through a rewrite, and
-    dropping them could lose what somebody else relies on.
+    Unknown fields are rejected, as in Java. A rewrite could not preserve them, and dropping them
+    could lose data that other software relies on.
     """
     message, name = message_class(), message_class.__name__
     try:
@@ -56,17 +55,17 @@ def parse_text(data: bytes, message_class: type[_Message]) -> _Message:
     if _WRONG_ESCAPE.search(text):
         raise CorruptionError(f"text of a {name} with a wrong escape")
     try:
-        # Merge, because Java too lets the last of several values win.
+        # Merge, because in Java the last of several values wins too.
         text_format.Merge(text, message)
     except text_format.ParseError as error:
-        # Without its cause, whose message quotes the line: that may hold a ledger's password.
+        # Without the cause, whose message quotes the line, which may contain a ledger's password.
         raise CorruptionError(
             f"not the text of a {name}", line=error.GetLine(), column=error.GetColumn()
         ) from None
     return _complete(message)
 
 
-# protobuf's Python parser takes a wrong escape for what it spells, where Java's refuses the text.
+# protobuf's Python parser accepts a wrong escape literally. Java's parser rejects the text.
 _WRONG_ESCAPE = re.compile(
     r"""(?<!\\)(?:\\\\)*\\(?![abfnrtv\\'"]|[0-3]|[4-7][0-7]?(?![0-7])|x[0-9A-Fa-f])"""
 )
@@ -81,7 +80,7 @@ def _complete(message: _Message) -> _Message:
 
 
 def format_text(message: Message) -> bytes:
-    """The message as text: one field a line, in the order of their numbers, nested ones
+    """Return the message as text: one field in each line, by field number, nested messages
     indented."""
     return "".join(_text_lines(message, "")).encode("ascii")
 
@@ -109,8 +108,8 @@ def _scalar(field: FieldDescriptor, value: int | str | bytes) -> str:
 
 
 def _escaped(byte: int) -> str:
-    """As protobuf-java 4 does (BookKeeper 4.18); older ones wrote bytes 7 and 11 as ``\\a``,
-    ``\\v``."""
+    """Return the escape that protobuf-java 4 writes (BookKeeper 4.18). Older versions wrote bytes 7
+    and 11 as ``\\a`` and ``\\v``."""
     short = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r", 34: '\\"', 39: "\\'", 92: "\\\\"}
     if byte in short:
         return short[byte]

@@ -1,4 +1,4 @@
-"""What bookies say of themselves in ZooKeeper: valid ids, and addresses. Bytes in, values out."""
+"""Parses what bookies store in ZooKeeper about themselves: ids and addresses. Bytes in, values out."""
 
 import re
 from collections.abc import Callable
@@ -16,9 +16,9 @@ _HOST_AND_PORT = re.compile(r"(.+):([0-9]{1,5})")
 
 @lru_cache(maxsize=65_536)
 def parse_bookie_id(text: str) -> BookieId:
-    """The text as a bookie id. Raises CorruptionError when it cannot be one (BookieId.validate).
+    """Return the text as a bookie id. Raises CorruptionError if it is not valid (BookieId.validate).
 
-    The cache also makes equal ids one object: a million ledgers name the same few bookies.
+    Because of the cache, equal ids are one object. A million ledgers name the same few bookies.
     """
     if not _BOOKIE_ID.fullmatch(decoded(text)) or text.lower() == "readonly":
         raise CorruptionError("not a bookie id", text=text[:200])
@@ -26,19 +26,19 @@ def parse_bookie_id(text: str) -> BookieId:
 
 
 class Address(NamedTuple):
-    """Where a bookie's protocol port is. ``host``: a name or an IP address, not resolved."""
+    """The address of a bookie's protocol port. ``host``: an unresolved name, or an IP address."""
 
     host: str
     port: int
 
 
 Resolve = Callable[[BookieId], Address]
-"""Returns where a bookie listens. Raises UnavailableError, which says why, where no address is
-known to be its own."""
+"""Returns the address of a bookie. Raises UnavailableError, with the reason, if no address is known to be
+its own."""
 
 
 def parse_address(bookie_id: str) -> Address | None:
-    """The address that a bookie id spells out as ``host:port``; None when it is an opaque name."""
+    """Return the address in a bookie id of the form ``host:port``; None for any other id."""
     match = _HOST_AND_PORT.fullmatch(bookie_id)
     if match is None or not 0 < int(match[2]) < 65_536:
         return None
@@ -46,8 +46,8 @@ def parse_address(bookie_id: str) -> Address | None:
 
 
 def spelled_address(bookie: BookieId) -> Address:
-    """Return the address that the id spells out, whatever is registered. Raises UnavailableError
-    where it is a name."""
+    """Return the address in the bookie's id, without regard to registrations. Raises UnavailableError
+    if the id contains none."""
     address = parse_address(bookie)
     if address is None:
         raise UnavailableError("no known address", bookie=bookie)
@@ -55,10 +55,10 @@ def spelled_address(bookie: BookieId) -> Address:
 
 
 def registered_address(bookie_id: str, data: bytes) -> Address | None:
-    """Of a registration, as found at ``available/<id>`` or ``available/readonly/<id>``; None when
-    nothing says.
+    """Return the address in a registration (``available/<id>`` or ``available/readonly/<id>``); None if it
+    has none.
 
-    Old bookies store nothing there; then the id is the address. Raises CorruptionError.
+    Old bookies register without data. Then the id is the address. Raises CorruptionError.
     """
     if not data:
         return parse_address(bookie_id)

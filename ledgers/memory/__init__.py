@@ -1,3 +1,4 @@
-"""The metadata ``store`` and the ``bookies`` in memory, with faults on request, for tests and
-simulation.
+"""In-memory implementations for tests and simulations, with faults on request.
+
+``store`` implements the metadata store, ``bookies`` the bookies.
 """

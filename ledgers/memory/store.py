@@ -1,13 +1,13 @@
-"""A ZooKeeper in memory, for tests and simulation: one tree, and any number of sessions on it.
+"""A ZooKeeper in memory, for tests and simulations: one tree, and any number of sessions on it.
 
-It behaves as ZooKeeper does as far as ``tests/contract/test_metadata_store*.py`` goes: versions,
-one zxid a transaction, ephemeral owners, counters of sequential names, persistent watches. Sessions
-are suspended and expired by hand, and ``MemoryTree.faults`` loses requests and replies. Every
-request yields to the loop on its way there and on its way back, so that sessions interleave. Left
-out: ACLs and quotas.
-
-The znodes of ``store``, and one transaction on them.
+``MemoryStore`` is one session, and ``MemoryTree`` the server. They behave like ZooKeeper as far as
+``tests/contract/test_metadata_store*.py`` checks: versions, one zxid for each transaction, ephemeral
+owners, counters of sequential names, persistent watches. Sessions are suspended and expired by hand,
+and ``MemoryTree.faults`` loses requests and replies. Every request yields to the loop on its way to the
+tree and back, so that sessions interleave. ACLs and quotas are left out.
 """
+
+from __future__ import annotations
 
 import asyncio
 import enum
@@ -44,187 +44,20 @@ from ledgers.store import (
 )
 from ledgers.zookeeper.session import READ_TRIES_MAX, REQUEST_BYTES_MAX, Session, check_size
 
-
-@dataclass(slots=True, kw_only=True)
-class Node:
-    """A znode. ``names`` of its children, in the order they were made."""
-
-    data: bytes = b""
-    version: int = 0
-    czxid: int = 0
-    mzxid: int = 0
-    ctime_ms: int = 0
-    mtime_ms: int = 0
-    ephemeral_owner: int = 0
-    names: dict[str, None] = field(default_factory=dict)
-    made_count: int = 0
-    """Children ever made, sequential or not: the counter of sequential names, as in ZooKeeper."""
-
-    @property
-    def stat(self) -> Stat:
-        return Stat(
-            version=self.version,
-            czxid=self.czxid,
-            mzxid=self.mzxid,
-            ctime_ms=self.ctime_ms,
-            mtime_ms=self.mtime_ms,
-            ephemeral_owner=self.ephemeral_owner,
-            child_count=len(self.names),
-        )
-
-
-class Nodes:
-    """All znodes by path."""
-
-    def __init__(self) -> None:
-        self._by_path: dict[str, Node] = {"/": Node()}
-
-    def find(self, path: str) -> Node | None:
-        assert path == "/" or (path.startswith("/") and not path.endswith("/")), path
-        return self._by_path.get(path)
-
-    def __getitem__(self, path: str) -> Node:
-        """Raises NoNodeError."""
-        node = self.find(path)
-        if node is None:
-            raise NoNodeError("there is no such znode", path=path)
-        return node
-
-    def add(self, path: str, node: Node) -> None:
-        parent_path, name = _split(path)
-        self[parent_path].names[name] = None
-        self._by_path[path] = node
-
-    def remove(self, path: str) -> None:
-        parent_path, name = _split(path)
-        del self[parent_path].names[name]
-        del self._by_path[path]
-
-    def copy(self) -> "Nodes":
-        """As it is now, whatever happens to this one."""
-        snapshot = Nodes()
-        snapshot._by_path = {
-            path: replace(node, names=dict(node.names)) for path, node in self._by_path.items()
-        }
-        return snapshot
-
-    def owned_by(self, session_id: int) -> list[str]:
-        return [path for path, node in self._by_path.items() if node.ephemeral_owner == session_id]
-
-    def snapshot(self) -> dict[str, bytes]:
-        return {path: node.data for path, node in self._by_path.items()}
-
-
-class Transaction:
-    """Operations applied as they come, until ``undo`` takes all of them back."""
-
-    def __init__(self, nodes: Nodes, *, zxid: int, now_ms: int, session_id: int) -> None:
-        self.events: list[Event] = []
-        self._nodes = nodes
-        self._zxid = zxid
-        self._now_ms = now_ms
-        self._session_id = session_id
-        self._undo: list[Callable[[], None]] = []
-
-    def undo(self) -> None:
-        for step in reversed(self._undo):
-            step()
-
-    def apply(self, operation: Operation) -> OperationResult:
-        """Raises the RejectedError that the single call is documented to raise."""
-        match operation:
-            case Create():
-                return self._create(operation)
-            case SetData():
-                return self._set(operation)
-            case Delete():
-                self._delete(operation)
-            case Check(path=path, version=version):
-                self._at_version(path, version)
-        return None
-
-    def _create(self, create: Create) -> str:
-        parent_path, _ = _split(create.path)
-        parent = self._nodes.find(parent_path)
-        if parent is None:
-            raise NoNodeError("there is no such znode", path=create.path)
-        path = f"{create.path}{parent.made_count:010d}" if create.is_sequential else create.path
-        if self._nodes.find(path) is not None:
-            raise NodeExistsError("there is such a znode already", path=path)
-        if parent.ephemeral_owner:
-            raise RejectedError("an ephemeral znode has no children", path=path)
-        node = Node(
-            data=create.data,
-            czxid=self._zxid,
-            mzxid=self._zxid,
-            ctime_ms=self._now_ms,
-            mtime_ms=self._now_ms,
-            ephemeral_owner=self._session_id if create.is_ephemeral else 0,
-        )
-        self._nodes.add(path, node)
-        parent.made_count += 1
-
-        def undo() -> None:
-            self._nodes.remove(path)
-            parent.made_count -= 1
-
-        self._undo.append(undo)
-        self._happened(EventKind.CREATED, path)
-        self._happened(EventKind.CHILDREN, parent_path)
-        return path
-
-    def _set(self, change: SetData) -> Stat:
-        node = self._at_version(change.path, change.version)
-        before = node.data, node.version, node.mzxid, node.mtime_ms
-
-        def undo() -> None:
-            node.data, node.version, node.mzxid, node.mtime_ms = before
-
-        self._undo.append(undo)
-        node.data, node.version = change.data, node.version + 1
-        node.mzxid, node.mtime_ms = self._zxid, self._now_ms
-        self._happened(EventKind.CHANGED, change.path)
-        return node.stat
-
-    def _delete(self, delete: Delete) -> None:
-        node = self._at_version(delete.path, delete.version)
-        if node.names:
-            raise NotEmptyError("the znode has children", path=delete.path)
-        self._nodes.remove(delete.path)
-        self._undo.append(lambda: self._nodes.add(delete.path, node))
-        self._happened(EventKind.DELETED, delete.path)
-        self._happened(EventKind.CHILDREN, _split(delete.path)[0])
-
-    def _at_version(self, path: str, version: int) -> Node:
-        node = self._nodes[path]
-        if version not in (ANY_VERSION, node.version):
-            raise ConflictError("the znode is at another version", path=path, version=version)
-        return node
-
-    def _happened(self, kind: EventKind, path: str) -> None:
-        self.events.append(Event(kind=kind, path=path, zxid=self._zxid))
-
-
-def _split(path: str) -> tuple[str, str]:
-    """The parent's path, and the name."""
-    parent, _, name = path.rpartition("/")
-    return parent or "/", name
-
-
 T = TypeVar("T")
 
 
 class Fault(enum.Enum):
-    """What becomes of a request that does not get there and back."""
+    """Loss of a request, or of its reply."""
 
     LOST_REQUEST = "lost-request"
-    """It never arrives."""
+    """The request never arrives."""
     LOST_REPLY = "lost-reply"
-    """It is carried out, and its sender never hears of it."""
+    """The request is executed, but its sender gets no reply."""
 
 
 FaultHook = Callable[["MemoryStore", Sequence[Operation]], Fault | None]
-"""Asked about every request as it leaves; a read comes without operations.
+"""Called for every request before it is sent. A read has no operations.
 
 It may also suspend or expire the session, which loses the request.
 """
@@ -234,92 +67,13 @@ async def _yield() -> None:
     await asyncio.sleep(0)
 
 
-class MemoryTree:
-    """The znodes, and the sessions that the server knows."""
-
-    def __init__(
-        self, *, clock: Clock | None = None, latency: Callable[[], Awaitable[None]] = _yield
-    ) -> None:
-        """``latency``: awaited by every request on its way there, and again on its way back."""
-        self.latency = latency
-        self.faults: FaultHook | None = None
-        self.has_recursive_watches = True
-        """False: as ZooKeeper before 3.6."""
-        self.nodes = Nodes()
-        self._clock = clock or SystemClock()
-        self._zxid = 0
-        self._session_count = 0
-        self._sessions: dict[int, Session] = {}
-
-    def snapshot(self) -> dict[str, bytes]:
-        """Every znode's data, by path."""
-        return self.nodes.snapshot()
-
-    def suspend(self, store: "MemoryStore") -> None:
-        """Cut the connection: what is under way is lost, later calls wait."""
-        store.session.suspend()
-
-    def resume(self, store: "MemoryStore") -> None:
-        """Connect again; LOST if the session has expired meanwhile."""
-        if store.session_id in self._sessions:
-            store.session.resume()
-        else:
-            store.session.lose()
-
-    def lag(self, store: "MemoryStore") -> None:
-        """Its server falls behind: it reads what stands now, until its next write or ``sync``.
-
-        Its watches do not lag.
-        """
-        store.seen = self.nodes.copy()
-
-    def expire(self, store: "MemoryStore") -> None:
-        """The server gives the session up, and its ephemeral znodes go.
-
-        A suspended store learns of it when it is resumed, any other at once.
-        """
-        self.end(store.session_id)
-        if store.state is not SessionState.SUSPENDED:
-            store.session.lose()
-
-    def begin(self, session: Session) -> int:
-        """Return the id of a new session."""
-        self._session_count += 1
-        self._sessions[self._session_count] = session
-        return self._session_count
-
-    def end(self, session_id: int) -> None:
-        if self._sessions.pop(session_id, None) is not None:
-            owned = self.nodes.owned_by(session_id)
-            self.apply(session_id, [Delete(path=path) for path in owned])
-
-    def apply(self, session_id: int, operations: Sequence[Operation]) -> list[OperationResult]:
-        """All or nothing, as one transaction. Raises MultiFailed."""
-        transaction = Transaction(
-            self.nodes, zxid=self._zxid + 1, now_ms=self._clock.wall_ms(), session_id=session_id
-        )
-        results: list[OperationResult] = []
-        for index, operation in enumerate(operations):
-            try:
-                results.append(transaction.apply(operation))
-            except RejectedError as error:
-                transaction.undo()
-                raise MultiFailed(index, error) from error
-        self._zxid += 1
-        connected = [x for x in self._sessions.values() if x.state is SessionState.CONNECTED]
-        for event in transaction.events:
-            for session in connected:
-                session.publish(event)
-        return results
-
-
 class MemoryStore:
     """One session on a ``MemoryTree``: a ``MetadataStore``."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self.session = Session()
         self.seen: Nodes | None = None
-        """What its server knows, when that is not the latest."""
+        """The state that a lagging server reads; None if it is up to date."""
         self._tree = tree
         self._session_id = tree.begin(self.session)
         self._request_count = 0
@@ -444,7 +198,7 @@ class MemoryStore:
         raise UnavailableError("the connection broke again and again")
 
     async def _exchange(self, serve: Callable[[], T], operations: Sequence[Operation]) -> T:
-        """A request, ``serve`` when it has arrived, and the reply."""
+        """Send a request, call ``serve`` when it has arrived, and return the reply."""
         await self.wait_connected()
         self._request_count += 1
         break_count = self.session.break_count
@@ -453,7 +207,7 @@ class MemoryStore:
         await self._travel(break_count, is_lost=fault is Fault.LOST_REQUEST)
         try:
             return serve()
-        finally:  # a refusal travels like any other reply
+        finally:  # an error travels like any other reply
             await self._travel(break_count, is_lost=fault is Fault.LOST_REPLY)
 
     async def _travel(self, break_count: int, *, is_lost: bool) -> None:
@@ -461,6 +215,251 @@ class MemoryStore:
         self.session.raise_if_lost()
         if is_lost or self.session.break_count != break_count:
             raise _ConnectionBroke
+
+
+class MemoryTree:
+    """The server: its znodes and sessions."""
+
+    def __init__(
+        self, *, clock: Clock | None = None, latency: Callable[[], Awaitable[None]] = _yield
+    ) -> None:
+        """``latency``: awaited by every request, once on the way there and once on the way back."""
+        self.latency = latency
+        self.faults: FaultHook | None = None
+        self.has_recursive_watches = True
+        """False: like ZooKeeper before 3.6."""
+        self.nodes = Nodes()
+        self._clock = clock or SystemClock()
+        self._zxid = 0
+        self._session_count = 0
+        self._sessions: dict[int, Session] = {}
+
+    def snapshot(self) -> dict[str, bytes]:
+        """Return the data of every znode, by path."""
+        return self.nodes.snapshot()
+
+    def suspend(self, store: MemoryStore) -> None:
+        """Break the connection. Requests in flight are lost, later calls wait."""
+        store.session.suspend()
+
+    def resume(self, store: MemoryStore) -> None:
+        """Connect again. The session is LOST if it expired meanwhile."""
+        if store.session_id in self._sessions:
+            store.session.resume()
+        else:
+            store.session.lose()
+
+    def lag(self, store: MemoryStore) -> None:
+        """Let the session's server lag: it reads the present state until its next write or ``sync``.
+
+        Its watches do not lag.
+        """
+        store.seen = self.nodes.copy()
+
+    def expire(self, store: MemoryStore) -> None:
+        """Expire the session on the server, and delete its ephemeral znodes.
+
+        A suspended store is informed when it is resumed, any other store at once.
+        """
+        self.end(store.session_id)
+        if store.state is not SessionState.SUSPENDED:
+            store.session.lose()
+
+    def begin(self, session: Session) -> int:
+        """Return the id of a new session."""
+        self._session_count += 1
+        self._sessions[self._session_count] = session
+        return self._session_count
+
+    def end(self, session_id: int) -> None:
+        if self._sessions.pop(session_id, None) is not None:
+            owned = self.nodes.owned_by(session_id)
+            self.apply(session_id, [Delete(path=path) for path in owned])
+
+    def apply(self, session_id: int, operations: Sequence[Operation]) -> list[OperationResult]:
+        """Apply all operations or none. Raises MultiFailed."""
+        transaction = Transaction(
+            self.nodes, zxid=self._zxid + 1, now_ms=self._clock.wall_ms(), session_id=session_id
+        )
+        results: list[OperationResult] = []
+        for index, operation in enumerate(operations):
+            try:
+                results.append(transaction.apply(operation))
+            except RejectedError as error:
+                transaction.undo()
+                raise MultiFailed(index, error) from error
+        self._zxid += 1
+        connected = [x for x in self._sessions.values() if x.state is SessionState.CONNECTED]
+        for event in transaction.events:
+            for session in connected:
+                session.publish(event)
+        return results
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """A znode. ``names``: its children, in the order of their creation."""
+
+    data: bytes = b""
+    version: int = 0
+    czxid: int = 0
+    mzxid: int = 0
+    ctime_ms: int = 0
+    mtime_ms: int = 0
+    ephemeral_owner: int = 0
+    names: dict[str, None] = field(default_factory=dict)
+    made_count: int = 0
+    """Number of children ever created. Sequential names use this counter, as in ZooKeeper."""
+
+    @property
+    def stat(self) -> Stat:
+        return Stat(
+            version=self.version,
+            czxid=self.czxid,
+            mzxid=self.mzxid,
+            ctime_ms=self.ctime_ms,
+            mtime_ms=self.mtime_ms,
+            ephemeral_owner=self.ephemeral_owner,
+            child_count=len(self.names),
+        )
+
+
+class Nodes:
+    """All znodes by path."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, Node] = {"/": Node()}
+
+    def find(self, path: str) -> Node | None:
+        assert path == "/" or (path.startswith("/") and not path.endswith("/")), path
+        return self._by_path.get(path)
+
+    def __getitem__(self, path: str) -> Node:
+        """Return the znode. Raises NoNodeError."""
+        node = self.find(path)
+        if node is None:
+            raise NoNodeError("there is no such znode", path=path)
+        return node
+
+    def add(self, path: str, node: Node) -> None:
+        parent_path, name = _split(path)
+        self[parent_path].names[name] = None
+        self._by_path[path] = node
+
+    def remove(self, path: str) -> None:
+        parent_path, name = _split(path)
+        del self[parent_path].names[name]
+        del self._by_path[path]
+
+    def copy(self) -> Nodes:
+        """Return a copy that later changes do not affect."""
+        snapshot = Nodes()
+        snapshot._by_path = {
+            path: replace(node, names=dict(node.names)) for path, node in self._by_path.items()
+        }
+        return snapshot
+
+    def owned_by(self, session_id: int) -> list[str]:
+        return [path for path, node in self._by_path.items() if node.ephemeral_owner == session_id]
+
+    def snapshot(self) -> dict[str, bytes]:
+        return {path: node.data for path, node in self._by_path.items()}
+
+
+class Transaction:
+    """Applies operations one by one. ``undo`` reverts all of them."""
+
+    def __init__(self, nodes: Nodes, *, zxid: int, now_ms: int, session_id: int) -> None:
+        self.events: list[Event] = []
+        self._nodes = nodes
+        self._zxid = zxid
+        self._now_ms = now_ms
+        self._session_id = session_id
+        self._undo: list[Callable[[], None]] = []
+
+    def undo(self) -> None:
+        for step in reversed(self._undo):
+            step()
+
+    def apply(self, operation: Operation) -> OperationResult:
+        """Apply one operation. Raises the documented error of the single call."""
+        match operation:
+            case Create():
+                return self._create(operation)
+            case SetData():
+                return self._set(operation)
+            case Delete():
+                self._delete(operation)
+            case Check(path=path, version=version):
+                self._at_version(path, version)
+        return None
+
+    def _create(self, create: Create) -> str:
+        parent_path, _ = _split(create.path)
+        parent = self._nodes.find(parent_path)
+        if parent is None:
+            raise NoNodeError("there is no such znode", path=create.path)
+        path = f"{create.path}{parent.made_count:010d}" if create.is_sequential else create.path
+        if self._nodes.find(path) is not None:
+            raise NodeExistsError("there is such a znode already", path=path)
+        if parent.ephemeral_owner:
+            raise RejectedError("an ephemeral znode has no children", path=path)
+        node = Node(
+            data=create.data,
+            czxid=self._zxid,
+            mzxid=self._zxid,
+            ctime_ms=self._now_ms,
+            mtime_ms=self._now_ms,
+            ephemeral_owner=self._session_id if create.is_ephemeral else 0,
+        )
+        self._nodes.add(path, node)
+        parent.made_count += 1
+
+        def undo() -> None:
+            self._nodes.remove(path)
+            parent.made_count -= 1
+
+        self._undo.append(undo)
+        self._happened(EventKind.CREATED, path)
+        self._happened(EventKind.CHILDREN, parent_path)
+        return path
+
+    def _set(self, change: SetData) -> Stat:
+        node = self._at_version(change.path, change.version)
+        before = node.data, node.version, node.mzxid, node.mtime_ms
+
+        def undo() -> None:
+            node.data, node.version, node.mzxid, node.mtime_ms = before
+
+        self._undo.append(undo)
+        node.data, node.version = change.data, node.version + 1
+        node.mzxid, node.mtime_ms = self._zxid, self._now_ms
+        self._happened(EventKind.CHANGED, change.path)
+        return node.stat
+
+    def _delete(self, delete: Delete) -> None:
+        node = self._at_version(delete.path, delete.version)
+        if node.names:
+            raise NotEmptyError("the znode has children", path=delete.path)
+        self._nodes.remove(delete.path)
+        self._undo.append(lambda: self._nodes.add(delete.path, node))
+        self._happened(EventKind.DELETED, delete.path)
+        self._happened(EventKind.CHILDREN, _split(delete.path)[0])
+
+    def _at_version(self, path: str, version: int) -> Node:
+        node = self._nodes[path]
+        if version not in (ANY_VERSION, node.version):
+            raise ConflictError("the znode is at another version", path=path, version=version)
+        return node
+
+    def _happened(self, kind: EventKind, path: str) -> None:
+        self.events.append(Event(kind=kind, path=path, zxid=self._zxid))
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Return the path of the parent, and the name."""
+    parent, _, name = path.rpartition("/")
+    return parent or "/", name
 
 
 class _ConnectionBroke(Exception):

@@ -3,7 +3,7 @@
 ``policy`` defines the interface of placement policies. ``rules`` defines the rules (racks, regions,
 zones, or none), ranks replacements and judges existing ensembles. ``selection`` is the policy that
 follows one rule, and chooses among bookies that are equally good for it. ``topology`` remembers the
-rack of each bookie.
+rack of each bookie. ``pulsar`` parses the racks and the isolation groups that Apache Pulsar stores.
 """
 
 from ledgers.placement.policy import (

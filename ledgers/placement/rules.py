@@ -1,18 +1,15 @@
 """The rules that keep the copies of a write set from failing together: racks, regions, zones.
 
 The rules are BookKeeper's (RackawareEnsemblePlacementPolicy, RegionAwareEnsemblePlacementPolicy,
-ZoneawareEnsemblePlacementPolicy). Each judges one write set at a time. A write set is a sequence of
-locations. ``None`` is a bookie that is not chosen yet; it counts as the best possible location.
+ZoneawareEnsemblePlacementPolicy). Each ``Rule`` judges one write set at a time. A write set is a sequence
+of locations. ``None`` is a bookie that is not chosen yet; it counts as the best possible location.
 
-The racks of an ensemble in order: how a rule judges them, and the search for good ones.
+``Arrangements`` searches for good ensembles. An arrangement is a sequence of racks, one for each bookie
+index. Bookies of the same rack are equivalent here; ``selection`` chooses among them.
 
-An arrangement is a sequence of racks, one for each bookie index. ``None`` is an index without a
-bookie yet. Bookies of the same rack are equivalent here.
-
-Judgements of a rule: which racks suit a replacement, and whether an existing ensemble is good.
-
-All functions are pure and cached, because most of thousands of ledgers are alike, and each is
-judged more than once.
+``rank_racks`` and ``judge_racks`` are the judgements: which racks suit a replacement, and whether an existing
+ensemble follows the rule. All functions are pure and cached, because most of thousands of ledgers are
+alike, and each is judged several times.
 """
 
 from collections import Counter

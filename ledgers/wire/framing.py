@@ -1,9 +1,10 @@
-"""Frames: a 4-byte length (big-endian, itself not counted), then a packet of that many bytes.
+"""Frames: a 4-byte length (big-endian, not counting itself), then a packet of that many bytes.
 
-The same in both protocols and both directions. A bookie drops the connection, without a reply, when
-the frame is longer than its ``nettyMaxFrameSizeBytes``, which counts the length field too
-(BookKeeper's default is 5,242,880, Pulsar's 5,253,120, and operators raise it). Nobody tells us of
-it, nor need we know where all are set alike: what one of them took the others take.
+Frames are the same in both protocols and both directions. A bookie closes the connection without a
+reply if a frame is longer than its ``nettyMaxFrameSizeBytes``, which includes the length field
+(BookKeeper's default is 5,242,880, Pulsar's 5,253,120; operators may raise it). The limit is not known
+to clients. They need not know it if all bookies have the same one: entries that one bookie accepted,
+the others accept too.
 """
 
 import struct
@@ -11,24 +12,24 @@ import struct
 from ledgers.errors import CorruptionError, RejectedError
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""Both ways, the length field counted. More than any bookie may be set to take; a greater length is
-no length."""
+"""Limit in both directions, including the length field. It exceeds any sensible setting of a bookie, so a
+greater length is an error."""
 
 _LENGTH = struct.Struct(">i")
 
 
 def frame(packet: bytes, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
-    """The packet with its length. Raises RejectedError for one that is longer than that."""
+    """Return the packet with its length. Raises RejectedError if the frame would be too long."""
     if not 0 < len(packet) <= frame_bytes_max - _LENGTH.size:
         raise RejectedError("packet does not fit into a frame", packet_bytes=len(packet))
     return _LENGTH.pack(len(packet)) + packet
 
 
 class FrameReader:
-    """Cuts a stream of bytes into packets, however the stream was split on its way.
+    """Cuts a stream of bytes into packets, independent of how the stream was split in transit.
 
-    Holds at most one incomplete frame and what was fed since. A length is judged as soon as it is
-    there, before a byte of its packet is waited for.
+    Stores at most one incomplete frame and the bytes fed since. A length is checked as soon as it is
+    received, before its packet.
     """
 
     def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -39,10 +40,10 @@ class FrameReader:
         self._buffer += data
 
     def next_packet(self) -> bytes | None:
-        """The next whole packet, or None until more is fed.
+        """Return the next whole packet; None if more bytes are needed.
 
-        Raises CorruptionError for a length that is not positive or beyond the limit. Where the next
-        frame begins is then unknown, so the stream is useless from there on.
+        Raises CorruptionError if a length is not positive or exceeds the limit. The start of the next
+        frame is then unknown, so the stream cannot be used any more.
         """
         if len(self._buffer) < _LENGTH.size:
             return None

@@ -1,23 +1,21 @@
-"""What a bookie is asked and what it answers, in words common to both protocols.
+"""Requests and replies of bookies, in terms that both protocols share.
 
-A codec (the modules ``v2`` and ``v3``) turns a request into a packet and a packet into a reply, and
-gives both the key by which they find each other. Ids are checked here, before anything is sent:
-SortedLedgerStorage accepts a negative entry id and can then neither flush nor restart, and a read
-of any negative id but -1 gets no reply at all over V3.
+A codec (the modules ``v2`` and ``v3``) converts a request to a packet and a packet to a reply, and gives both
+the key by which they are matched. Ids are checked here, before anything is sent: SortedLedgerStorage
+accepts a negative entry id, and can then neither flush nor restart; and a read of a negative id other
+than -1 gets no reply over V3.
 
-Which entries of a ledger a bookie stores: the payload of GET_LIST_OF_ENTRIES_OF_LEDGER.
+``Status`` is the one table of the bookies' status codes and of the error that each becomes. The table
+follows what a caller may conclude (rule S5). Only ENOLEDGER and ENOENTRY prove that an entry is not
+there. Codes that prove nothing become ``UnavailableError``: disk errors, a ledger in limbo after an unclean
+shutdown, a failed request, unknown codes. Source: BookieProtocol (V2) and
+BookkeeperProtocol.StatusCode (V3).
 
-A 64-byte header (version, number of groups, zeros), then groups of 24 bytes: first and last start
-of a periodic sequence, the length of its runs, its period. BookKeeper's encoder (class
-AvailabilityOfEntriesOfLedger) emits one group for each run, but its decoder takes folded groups
-too, and so do we.
-
-The bookies' status codes in one table, and the one error that each of them becomes.
-
-What decides is what a caller may conclude (rule S5). Only ENOLEDGER and ENOENTRY say that an entry
-is not there. Whatever proves nothing becomes ``UnavailableError``: disk trouble, a ledger in limbo
-after an unclean shutdown, a request that the bookie stumbled over, and any code that we do not
-know. Source: BookieProtocol (V2) and BookkeeperProtocol.StatusCode (V3).
+``decode_availability`` parses the list of entries that a bookie stores of a ledger
+(GET_LIST_OF_ENTRIES_OF_LEDGER): a 64-byte header (version, number of groups, zeros), then groups of 24
+bytes: first and last start of a periodic sequence, the length of its runs, its period. BookKeeper's
+encoder (AvailabilityOfEntriesOfLedger) writes one group for each run. Its decoder and ours also accept
+folded groups.
 """
 
 import enum
@@ -42,15 +40,16 @@ from ledgers.errors import (
 )
 
 RUN_COUNT_MAX = 1_000_000
-"""A folded group of 24 bytes can claim 2^63 runs. A real list is a frame of one run a group at
-most."""
+"""A folded group of 24 bytes can stand for 2^63 runs. A real list has at most one frame of groups, with
+one run each."""
 
 _HEADER = struct.Struct(">ii56x")
 _GROUP = struct.Struct(">qqii")
 
 
 def decode_availability(payload: bytes) -> tuple[range, ...]:
-    """Runs of consecutive entry ids, ascending, apart or adjacent. Raises CorruptionError."""
+    """Return the runs of consecutive entry ids, ascending; they may be adjacent. Raises
+    CorruptionError."""
     if len(payload) < _HEADER.size:
         raise CorruptionError("list of entries is cut short", payload_bytes=len(payload))
     version, group_count = _HEADER.unpack_from(payload)
@@ -67,7 +66,7 @@ def decode_availability(payload: bytes) -> tuple[range, ...]:
 def _runs(groups: Iterable[tuple[int, int, int, int]]) -> Iterator[range]:
     run_count = 0
     for first_start, last_start, run_size, period in groups:
-        # One run: both starts are equal and the period is 0. More: BookKeeper divides by it.
+        # For one run both starts are equal and the period is 0. For more, BookKeeper divides by it.
         is_sane = first_start >= 0 and run_size >= 1 and last_start >= first_start
         if not is_sane or (last_start > first_start and period < 1):
             raise CorruptionError("bad group in a list of entries", first_start=first_start)
@@ -80,12 +79,12 @@ def _runs(groups: Iterable[tuple[int, int, int, int]]) -> Iterator[range]:
 
 
 class Status(enum.Enum):
-    """Each with its code in V2, its code in V3, and its error. ``UNKNOWN`` has no code."""
+    """A status of a reply: its code in V2, its code in V3, and its error. ``UNKNOWN`` has no code."""
 
     EOK = (0, 0, None)
     ENOLEDGER = (1, 402, NoSuchEntryError)
     ENOENTRY = (2, 403, NoSuchEntryError)
-    EBADREQ = (100, 404, UnavailableError)  # also any unexpected exception inside the bookie
+    EBADREQ = (100, 404, UnavailableError)  # also after an unexpected exception in the bookie
     EIO = (101, 501, UnreadableError)
     EUA = (102, 502, UnauthorizedError)
     EBADVERSION = (103, 503, UnavailableError)
@@ -120,7 +119,7 @@ MASTER_KEY_BYTES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """One entry, or ``LAST_ENTRY``. With ``fencing_key``, a master key: fence the ledger first."""
+    """Read one entry, or ``LAST_ENTRY``. With a master key as ``fencing_key``, fence the ledger first."""
 
     ledger_id: int
     entry_id: int
@@ -135,10 +134,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBatch:
-    """Consecutive entries, V2 only. The bookie stops at the first that it lacks, or at a limit.
+    """Read consecutive entries. V2 only. The bookie stops at the first missing entry, or at a limit.
 
-    ``bytes_max`` counts 36 bytes for the reply and 4 for each entry besides its own. The first
-    entry is given whatever its size.
+    ``bytes_max`` includes 36 bytes for the reply and 4 for each entry. The first entry is returned
+    even if it exceeds the limit.
     """
 
     ledger_id: int
@@ -155,19 +154,19 @@ class ReadBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
-    """Store an entry; the bookie takes its ids from its bytes."""
+    """Store an entry. The bookie reads its ids from its bytes."""
 
     entry: bytes
     master_key: bytes
     is_recovery: bool = False
-    """Allowed although the ledger is fenced."""
+    """True: the bookie accepts the entry even if the ledger is fenced."""
     is_high_priority: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.entry) >= HEADER_BYTES
         assert self.header.ledger_id >= 0, self.header
         assert self.header.entry_id >= 0, self.header
-        assert len(self.master_key) == MASTER_KEY_BYTES  # V3 would keep any, even an empty one
+        assert len(self.master_key) == MASTER_KEY_BYTES  # V3 would store any key, even an empty one
 
     @property
     def header(self) -> EntryHeader:
@@ -176,7 +175,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLac:
-    """The explicit LAC record and the last entry. V3 only, fences nothing."""
+    """Read the explicit LAC record and the last entry. V3 only. Does not fence."""
 
     ledger_id: int
 
@@ -197,14 +196,14 @@ class WriteLac:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListEntries:
-    """Which entries the bookie stores. V3 only; DbLedgerStorage never answers."""
+    """List the entries that the bookie stores. V3 only. DbLedgerStorage never replies."""
 
     ledger_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadDiskSpace:
-    """The size of the bookie's disks, and what is free of it. V3 only."""
+    """Read the total and the free size of the bookie's disks. V3 only."""
 
 
 Request = Read | ReadBatch | Add | ReadLac | WriteLac | ListEntries | ReadDiskSpace
@@ -212,22 +211,22 @@ Request = Read | ReadBatch | Add | ReadLac | WriteLac | ListEntries | ReadDiskSp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A bookie's answer. Which of the fields below ``code`` are filled depends on the request."""
+    """A reply of a bookie. The request decides which of the fields below ``code`` are set."""
 
     key: Hashable
     status: Status
     code: int
-    """``status`` as the number on the wire, for the log: all unknown codes share one status."""
+    """The code in the packet, for the log, because all unknown codes have one ``status``."""
     entries: tuple[bytes, ...] = ()
-    """Of a read (exactly one, if its status is good) or a batch read. Not verified."""
+    """The entries of a read (exactly one if the status is EOK) or of a batch read. Not verified."""
     lac: LacAnswer = field(default_factory=LacAnswer)
-    """Of READ_LAC; may hold one of the two although the status says EIO for the other."""
+    """The reply to READ_LAC. One of its fields may be set although the status is EIO for the other."""
     availability: bytes = b""
-    """Of a list of entries."""
+    """The encoded list of entries."""
     room: DiskSpace | None = None
 
     def check(self, **context: object) -> "Reply":
-        """This reply if its status is EOK; else raises the one error that the status means."""
+        """Return this reply if its status is EOK. Otherwise raises the error of the status."""
         if self.status.error is not None:
             raise self.status.error(
                 f"the bookie answered {self.status.name}", code=self.code, **context
@@ -237,23 +236,23 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A request ready for a frame, and how its reply will be recognised."""
+    """An encoded request, and the key by which its reply is recognised."""
 
     key: Hashable
     packet: bytes
     is_key_unique: bool
-    """Whether no other request on the connection ever has this key (the rule in V3, the exception
-    in V2)."""
+    """True if no other request on the connection has this key: always in V3, only for batch reads in
+    V2."""
 
 
 class Codec(Protocol):
-    """What ``v2`` and ``v3`` are: pure, and without memory of what was sent."""
+    """The interface of ``v2`` and ``v3``. Pure functions, without memory of earlier requests."""
 
     def encode(self, request: Request, request_id: int) -> Encoded:
-        """``request_id``: unique on the connection, 0 <= id < 2^63. Raises ValueError: not in this
-        protocol."""
+        """Encode a request. ``request_id``: unique on the connection, 0 <= id < 2^63. Raises
+        ValueError if the protocol has no such request."""
         ...
 
     def decode(self, packet: bytes) -> Reply:
-        """Raises CorruptionError for anything that is not a well-formed reply."""
+        """Decode a reply. Raises CorruptionError if it is malformed."""
         ...

@@ -1,8 +1,8 @@
-"""The V2 protocol: fixed binary layouts, big-endian, and the only one with batch reads.
+"""The V2 protocol: fixed binary layouts, big-endian. The only protocol with batch reads.
 
-A packet opens with a header word: protocol version (8 bits), opcode (8), flags (16). There is no
-transaction id: a reply repeats the ledger and entry id of its request, so two equal requests cannot
-be told apart (rule S5), except for batch reads, which carry an id. Numbers are BookieProtocol's.
+A packet starts with a header word: protocol version (8 bits), opcode (8), flags (16). There is no
+transaction id. A reply repeats the ledger and entry id of its request, so the replies to two equal
+requests cannot be told apart (rule S5); only batch reads have an id. Numbers are BookieProtocol's.
 """
 
 import struct
@@ -20,8 +20,7 @@ FLAG_HIGH_PRIORITY = 4
 
 
 class Opcode(IntEnum):
-    """What we ask. A number that a bookie's V2 decoder does not know makes it close the
-    connection."""
+    """The opcodes of our requests. A bookie closes the connection when it receives an unknown one."""
 
     ADD = 1
     READ = 2
@@ -38,7 +37,7 @@ _ENTRY_SIZE = struct.Struct(">i")
 
 
 def encode(request: Request, request_id: int) -> Encoded:
-    """The request as a packet. Raises ValueError for what V2 cannot ask."""
+    """Encode a request. Raises ValueError if V2 has no such request."""
     match request:
         case Add():
             return _encode_add(request)
@@ -50,7 +49,7 @@ def encode(request: Request, request_id: int) -> Encoded:
 
 
 def decode(packet: bytes) -> Reply:
-    """The reply in a packet. Raises CorruptionError."""
+    """Decode a reply. Raises CorruptionError."""
     version, opcode, _ = _unpack(_HEADER_WORD, packet)
     if version != VERSION:
         raise CorruptionError("not a V2 packet", version=version)

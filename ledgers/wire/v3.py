@@ -1,8 +1,8 @@
-"""The V3 protocol: one protobuf message a packet, found again by transaction id and operation.
+"""The V3 protocol: one protobuf message in each packet, matched by transaction id and operation.
 
-The only protocol with LAC reads and writes and with lists of entries. Every request is told apart
-from every other, which is why fencing, recovery and LAC reads go this way (rule S5). No order of
-fields is relied on: BookKeeper 4.18 writes ``flag`` first, older versions last.
+The only protocol with LAC reads and writes and with lists of entries. Every reply names its request, so
+fencing, recovery and LAC reads use this protocol (rule S5). The order of fields does not matter:
+BookKeeper 4.18 writes ``flag`` first, older versions write it last.
 """
 
 from google.protobuf.message import DecodeError
@@ -25,7 +25,7 @@ from ledgers.wire.messages import (
 )
 
 HIGH_PRIORITY = 100
-"""Any value above 0 would do; this is what Java's client sends."""
+"""Any value above 0 has the same effect. Java's client sends this one."""
 
 _ROOM_FLAGS = (
     wire.GetBookieInfoRequest.TOTAL_DISK_CAPACITY | wire.GetBookieInfoRequest.FREE_DISK_SPACE
@@ -33,7 +33,7 @@ _ROOM_FLAGS = (
 
 
 def encode(request: Request, request_id: int) -> Encoded:
-    """The request as a packet. Raises ValueError for what V3 cannot ask."""
+    """Encode a request. Raises ValueError if V3 has no such request."""
     message = wire.Request()
     message.header.version = wire.VERSION_THREE
     message.header.operation = _fill(message, request)
@@ -48,7 +48,7 @@ def encode(request: Request, request_id: int) -> Encoded:
 
 
 def decode(packet: bytes) -> Reply:
-    """The reply in a packet. Raises CorruptionError."""
+    """Decode a reply. Raises CorruptionError."""
     response = _parse(packet)
     code = _code(response)
     status = Status.of_v3(code)
@@ -67,7 +67,7 @@ def decode(packet: bytes) -> Reply:
 
 
 def _fill(message: wire.Request, request: Request) -> int:
-    """Sets the inner message that carries the request, and gives its operation."""
+    """Set the inner message of the request, and return its operation."""
     match request:
         case Read():
             _fill_read(message.readRequest, request)
@@ -120,13 +120,13 @@ def _parse(packet: bytes) -> wire.Response:
         response = wire.Response.FromString(packet)
     except DecodeError as error:
         raise CorruptionError("unreadable V3 reply", packet_bytes=len(packet)) from error
-    if not response.IsInitialized():  # the parser lets missing required fields pass
+    if not response.IsInitialized():  # the parser accepts missing required fields
         raise CorruptionError("V3 reply without a required field", packet_bytes=len(packet))
     return response
 
 
 def _code(response: wire.Response) -> int:
-    """The outer status unless that is good; then the inner one, where there is an inner message."""
+    """Return the outer status if it is an error, else the status of the inner message, if any."""
     if response.status != Status.EOK.v3_code:
         return response.status
     for inner in (
@@ -151,7 +151,7 @@ def _entries(response: wire.Response) -> tuple[bytes, ...]:
 
 
 def _lac(response: wire.ReadLacResponse) -> LacAnswer:
-    """Both fields are read whatever the status: it may tell of one of them only."""
+    """Read both fields with any status, because an error may concern only one of them."""
     return LacAnswer(
         lac_record=response.lacBody if response.HasField("lacBody") else None,
         last_entry=response.lastEntryBody if response.HasField("lastEntryBody") else None,
@@ -168,10 +168,10 @@ def _availability(response: wire.Response) -> bytes:
 
 
 def _room(response: wire.Response) -> DiskSpace | None:
-    """None also for disks that cannot be."""
+    """Return the disk space; None if the sizes are missing or impossible."""
     if response.header.operation != wire.GET_BOOKIE_INFO:
         return None
     inner = response.getBookieInfoResponse
     if not 0 <= inner.freeDiskSpace <= inner.totalDiskCapacity or not inner.totalDiskCapacity:
-        return None  # no reason to break a connection that others' requests are on
+        return None  # not an error that should break a connection with other requests
     return DiskSpace(free_bytes=inner.freeDiskSpace, total_bytes=inner.totalDiskCapacity)

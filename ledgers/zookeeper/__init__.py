@@ -1,6 +1,7 @@
 """The metadata store on ZooKeeper, through the kazoo library.
 
-``store`` implements ``ledgers.store`` on a ``kazoo_session``. ``session`` is what it shares with the
-store in memory: the state of a session, and its watches. ``flow`` orders, limits and joins requests.
-``kazoo_internals`` holds all that replaces or extends kazoo's own classes.
+In reading order: ``store`` implements ``ledgers.store``. ``flow`` orders, limits and joins its requests.
+``kazoo_session`` is the session that they are sent on, and ``session`` has what it shares with the store
+in memory: the state of a session, and its watches. ``kazoo_internals`` has everything that replaces,
+extends or reads kazoo's insides.
 """

@@ -1,7 +1,12 @@
-"""One ZooKeeper session through kazoo. kazoo runs on its own thread; results arrive on the loop.
+"""One ZooKeeper session through kazoo, whose thread hands replies and events to the event loop.
 
-Calls from other threads to the event loop, with one wake-up for many calls.
+``KazooSession`` opens the session, sends requests and reports its state. A lost session stays lost:
+its locks may belong to others (rule S3), so kazoo must not replace it by a new session. The order and
+the rate of requests are the business of ``flow``; everything about kazoo's insides is in
+``kazoo_internals``. ``LoopInbox`` passes calls from kazoo's thread to the loop.
 """
+
+from __future__ import annotations
 
 import asyncio
 import copy
@@ -20,46 +25,8 @@ from kazoo.retry import KazooRetry
 
 from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
 from ledgers.store import Event, EventKind, SessionState
-from ledgers.zookeeper.kazoo_internals import MultiRead, OneSessionHandler, PipelinedConnection
+from ledgers.zookeeper.kazoo_internals import MultiRead, OneSessionHandler, replace_connection
 from ledgers.zookeeper.session import Session, session_lost
-
-
-class Inbox:
-    """A queue of calls that other threads post and the loop runs, in the order of posting.
-
-    Each ``call_soon_threadsafe`` costs a system call and a handle. Here only the first waiting call
-    costs one.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._is_woken = False
-
-    def post(self, function: Callable[..., None], *args: Any) -> None:
-        """Queue a call. May be called on any thread. After the loop is closed, calls are
-        dropped."""
-        self._calls.append((function, args))
-        if not self._is_woken:
-            self._is_woken = True
-            try:
-                self._loop.call_soon_threadsafe(self._run_all)
-            except RuntimeError:
-                if not self._loop.is_closed():
-                    raise
-
-    def _run_all(self) -> None:
-        # Cleared before the queue is read: a call posted after that wakes the loop again.
-        self._is_woken = False
-        while self._calls:
-            function, args = self._calls.popleft()
-            try:
-                function(*args)
-            except Exception as error:  # a failed call must not stop the calls after it
-                self._loop.call_exception_handler(
-                    {"message": f"{function!r} failed", "exception": error}
-                )
-
 
 log = structlog.get_logger()
 
@@ -116,7 +83,7 @@ class KazooSession(Session):
         self.is_old = False
         """True if the first server is older than 3.6: no joined reads, no recursive watches."""
         self._loop = asyncio.get_running_loop()
-        self._inbox = Inbox(self._loop)
+        self._inbox = LoopInbox(self._loop)
         self._hosts = hosts
         self._suspended_max_s = SUSPENDED_TIMEOUTS_MAX * session_timeout_s
         self._suspended_timer: asyncio.TimerHandle | None = None
@@ -145,10 +112,9 @@ class KazooSession(Session):
             raise SettingsError("not a connect string of ZooKeeper", hosts=hosts) from error
         if self._client.chroot:
             raise SettingsError("a path belongs into the metadata service URI", hosts=hosts)
-        self._connection = PipelinedConnection.in_place_of(
-            self._client._connection, on_event=self._event_came, on_ping=self._ping_is_due
+        self._connection = replace_connection(
+            self._client, on_event=self._event_came, on_ping=self._ping_is_due
         )
-        self._client._connection = self._connection
         self._client.add_listener(self._state_changed)
 
     async def open(self, *, timeout_s: float) -> None:
@@ -190,7 +156,7 @@ class KazooSession(Session):
             return False
         return True
 
-    def ask(self, request: Any) -> "asyncio.Future[Any]":
+    def ask(self, request: Any) -> asyncio.Future[Any]:
         """Send a request and return the future of its reply.
 
         The future fails with kazoo's exception, or with the reason why the session was lost. If the
@@ -213,7 +179,7 @@ class KazooSession(Session):
         self.request_count += 1
         self._connection.submit(request, reply)
 
-    def tell(self, request: Any) -> None:
+    def send_without_reply(self, request: Any) -> None:
         """Send a request whose reply does not matter."""
         if self.state is SessionState.CONNECTED:
             self.send(request, lambda value, error, latency_s: None)
@@ -272,9 +238,9 @@ class KazooSession(Session):
                 "session.loop_stalled",
                 session=f"{self.session_id:#x}",
                 for_s=round(now_s - self._loop_asked_s),
-                next_step="does a disk of this host hang? What this session held is free for others",
+                next_step="check whether a disk of this host hangs; other nodes may take over the locks of this session",
             )
-            raise ConnectionDropped("its loop stands still")
+            raise ConnectionDropped("the event loop is blocked")
 
     def _crashed(self, error: BaseException) -> None:
         context = {"message": "the connection to ZooKeeper crashed", "exception": error}
@@ -330,7 +296,7 @@ class KazooSession(Session):
             self._suspended_timer.cancel()
 
     def _settle(
-        self, reply: "_Reply", value: Any, error: BaseException | None, latency_s: float
+        self, reply: _Reply, value: Any, error: BaseException | None, latency_s: float
     ) -> None:
         if reply in self._in_flight:  # else the session was lost before the reply arrived
             self._in_flight.discard(reply)
@@ -377,7 +343,7 @@ async def unresolved_names(hosts: Collection[tuple[str, int]]) -> list[str]:
     return sorted({asked[task] for task in done if task.exception() is not None})
 
 
-def resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
+def resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
     """Set the result or the error of a future, unless its waiter was cancelled."""
     if future.done():
         return
@@ -391,3 +357,40 @@ def resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | No
 
 def _refused() -> UnauthorizedError:
     return UnauthorizedError("ZooKeeper refuses our credentials")
+
+
+class LoopInbox:
+    """A queue of calls that other threads post and the loop runs, in the order of posting.
+
+    Each ``call_soon_threadsafe`` costs a system call and a handle. Here only the first waiting call
+    costs one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._is_woken = False
+
+    def post(self, function: Callable[..., None], *args: Any) -> None:
+        """Queue a call. May be called on any thread. After the loop is closed, calls are
+        dropped."""
+        self._calls.append((function, args))
+        if not self._is_woken:
+            self._is_woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._run_all)
+            except RuntimeError:
+                if not self._loop.is_closed():
+                    raise
+
+    def _run_all(self) -> None:
+        # Cleared before the queue is read: a call posted after that wakes the loop again.
+        self._is_woken = False
+        while self._calls:
+            function, args = self._calls.popleft()
+            try:
+                function(*args)
+            except Exception as error:  # a failed call must not stop the calls after it
+                self._loop.call_exception_handler(
+                    {"message": f"{function!r} failed", "exception": error}
+                )

@@ -1,7 +1,7 @@
-"""The state of a session, the readers of its watches, and the size limit of requests. Shared by
-the ZooKeeper store and the in-memory store.
+"""What the ZooKeeper store and the store in memory share: session state, watches, size limit.
 
-Only the event loop of the store uses this module.
+``Session`` has the state of a session and its watch subscriptions. Used only by the event loop of its
+store.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ REQUEST_BYTES_MAX = 1_000_000
 jute.maxbuffer (1 MiB by default), and all other requests on the connection fail with it."""
 READ_TRIES_MAX = 5
 """A read fails after its connection broke this many times; a write fails after the first time."""
-BREAK_TOLD_MAX_S = 1.0
+BREAK_REPORT_MAX_S = 1.0
 """Longest wait between the failure of a request and the report that its connection broke."""
 
 
@@ -80,8 +80,8 @@ class Session:
     async def wait_disconnected(self) -> None:
         await self._disconnected.wait()
 
-    async def wait_break_told(self, break_count: int) -> None:
-        """Wait until the break that failed a request is reported, ``BREAK_TOLD_MAX_S`` at most.
+    async def wait_break_reported(self, break_count: int) -> None:
+        """Wait until the break that failed a request is reported, ``BREAK_REPORT_MAX_S`` at most.
 
         ``break_count``: the count when the request was sent. When a connection breaks, kazoo:
 
@@ -93,7 +93,7 @@ class Session:
         """
         if self.break_count == break_count:
             with suppress(TimeoutError):
-                async with asyncio.timeout(BREAK_TOLD_MAX_S):
+                async with asyncio.timeout(BREAK_REPORT_MAX_S):
                     await self._disconnected.wait()
 
     async def wait_lost(self) -> None:

@@ -1,6 +1,6 @@
 """The metadata store on ZooKeeper, through kazoo: one session, asynchronous and pipelined.
 
-When the connection breaks during a call:
+``ZooKeeperStore`` promises the behaviour of ``ledgers.store`` when the connection breaks during a call:
 
 - A read is sent again once the same session is connected again, up to ``READ_TRIES_MAX`` tries.
 - The registration of a watch is sent again until it succeeds.
@@ -8,10 +8,11 @@ When the connection breaks during a call:
 - After the session is lost, every call raises SessionLostError, including calls in flight. A write
   in flight may have been applied.
 
-Calls made while SUSPENDED wait until the session is connected again or lost.
-
-Conversion of operations to kazoo's requests, and of kazoo's replies and errors back. No I/O.
+Calls made while SUSPENDED wait until the session is connected again or lost. Below the class, pure
+functions convert operations to kazoo's requests, and kazoo's replies and errors back.
 """
+
+from __future__ import annotations
 
 import re
 import struct
@@ -73,127 +74,6 @@ from ledgers.zookeeper.session import READ_TRIES_MAX, REQUEST_BYTES_MAX, check_s
 REPLY_ERRORS = (kazoo.KazooException, RuntimeError, struct.error)
 """Errors that kazoo raises for a reply: the server's error, or a reply that kazoo cannot parse."""
 
-_EPHEMERAL, _SEQUENTIAL = 1, 2
-_ALWAYS_OPEN = re.compile(r"/(lostBookieRecoveryDelay|idgen-long|idgen-long/HOB-[0-9]+)$")
-"""Znodes that BookKeeper creates without access control even in a secured cluster."""
-
-
-def request_of(operation: Operation, *, is_secured: bool) -> Any:
-    """Return kazoo's request for this operation, to be sent alone or in a transaction.
-
-    ``is_secured``: only our authenticated identity may access a created znode, as with Java's
-    ``zkEnableSecurity``.
-    """
-    match operation:
-        case Create(path=path, data=data):
-            is_open = not is_secured or _ALWAYS_OPEN.search(path)
-            return serialization.Create(
-                path,
-                data,
-                OPEN_ACL_UNSAFE if is_open else CREATOR_ALL_ACL,
-                _EPHEMERAL * operation.is_ephemeral | _SEQUENTIAL * operation.is_sequential,
-            )
-        case SetData(path=path, data=data, version=version):
-            return serialization.SetData(path, data, version)
-        case Delete(path=path, version=version):
-            return serialization.Delete(path, version)
-        case Check(path=path, version=version):
-            return serialization.CheckVersion(path, version)
-
-
-def stat_of(stat: ZnodeStat) -> Stat:
-    return Stat(
-        version=stat.version,
-        czxid=stat.czxid,
-        mzxid=stat.mzxid,
-        ctime_ms=stat.ctime,
-        mtime_ms=stat.mtime,
-        ephemeral_owner=stat.ephemeralOwner,
-        child_count=stat.numChildren,
-    )
-
-
-def results_of(operations: Sequence[Operation], replies: Sequence[Any]) -> list[OperationResult]:
-    """Return the results of a transaction. Raises MultiFailed.
-
-    If a transaction failed, every reply is an error. Operations before the failed one were rolled
-    back (RolledBackError), and operations after it were not tried (RuntimeInconsistency).
-    """
-    for index, reply in enumerate(replies):
-        if isinstance(reply, Exception) and not isinstance(reply, _BYSTANDERS):
-            raise MultiFailed(index, error_of(reply, path=operations[index].path, is_write=True))
-    return [
-        _result_of(operation, reply) for operation, reply in zip(operations, replies, strict=True)
-    ]
-
-
-_BYSTANDERS = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
-
-
-def _result_of(operation: Operation, reply: Any) -> OperationResult:
-    match operation:
-        case Create():
-            return str(reply)
-        case SetData():
-            return stat_of(reply)
-        case Delete() | Check():
-            return None
-
-
-def error_of(error: Exception, *, path: str, is_write: bool) -> BookmenderError:
-    """Return our error for kazoo's ``error``. The caller raises it ``from error``."""
-    if is_write and isinstance(error, _LOST_REPLIES):
-        return UnknownOutcomeError("the reply to a write was lost", path=path)
-    for kind, ours, message in _ERRORS:
-        if isinstance(error, kind):
-            return ours(message, path=path)
-    return CorruptionError(
-        "ZooKeeper answered what we do not understand", path=path, error=repr(error)
-    )
-
-
-_LOST_REPLIES = (kazoo.ConnectionLoss, kazoo.OperationTimeoutError, kazoo.RequestTimeoutError)
-_ERRORS: tuple[tuple[type[Exception], type[BookmenderError], str], ...] = (
-    (kazoo.NoNodeError, NoNodeError, "there is no such znode"),
-    (kazoo.NodeExistsError, NodeExistsError, "there is such a znode already"),
-    (kazoo.BadVersionError, ConflictError, "the znode is at another version"),
-    (kazoo.NotEmptyError, NotEmptyError, "the znode has children"),
-    (kazoo.NoChildrenForEphemeralsError, RejectedError, "an ephemeral znode has no children"),
-    (
-        kazoo.NoAuthError,
-        UnauthorizedError,
-        "ZooKeeper's ACL of this znode shuts us out: whoever it admits (getAcl tells) may open it with setAcl",
-    ),
-    (
-        kazoo.InvalidACLError,
-        UnauthorizedError,
-        "ZooKeeper refuses our ACL: a secured cluster needs credentials",
-    ),
-    (kazoo.AuthFailedError, UnauthorizedError, "ZooKeeper refuses our credentials"),
-    (
-        kazoo.SessionClosedRequireSaslError,
-        UnauthorizedError,
-        "ZooKeeper admits only clients that authenticate themselves",
-    ),
-    (
-        kazoo.QuotaExceededError,
-        QuotaError,
-        "ZooKeeper's quota of this path is used up: raise it (listquota and setquota of zkCli.sh)",
-    ),
-    (kazoo.BadArgumentsError, RejectedError, "ZooKeeper refuses the arguments"),
-    (kazoo.MarshallingError, RejectedError, "ZooKeeper cannot read the request"),
-    (kazoo.UnimplementedError, UnsupportedError, "this ZooKeeper server does not know the request"),
-    (kazoo.SessionExpiredError, SessionLostError, "the ZooKeeper session is lost"),
-    (kazoo.ConnectionLoss, UnavailableError, "the connection broke again and again"),
-    (kazoo.OperationTimeoutError, UnavailableError, "ZooKeeper did not finish in time"),
-    (kazoo.RequestTimeoutError, UnavailableError, "ZooKeeper did not finish in time"),
-    (kazoo.ThrottledOpError, UnavailableError, "ZooKeeper is overloaded"),
-    (kazoo.SessionMovedError, UnavailableError, "the session has moved to another server"),
-    (kazoo.NotReadOnlyCallError, UnavailableError, "this ZooKeeper server is read-only now"),
-    (kazoo.NewConfigNoQuorumError, UnavailableError, "ZooKeeper is being reconfigured"),
-    (kazoo.ReconfigInProcessError, UnavailableError, "ZooKeeper is being reconfigured"),
-)
-
 
 class ZooKeeperStore:
     """A ``MetadataStore`` on one ZooKeeper session.
@@ -228,7 +108,7 @@ class ZooKeeperStore:
         is_secured: bool = False,
         ends_with_loop: bool = False,
         request_bytes_max: int = REQUEST_BYTES_MAX,
-    ) -> "ZooKeeperStore":
+    ) -> ZooKeeperStore:
         """Open a new session and return its store.
 
         ``hosts``: ``host:port`` joined by commas; any of them may be tried first. ``credentials``:
@@ -341,7 +221,7 @@ class ZooKeeperStore:
                     yield event
             finally:
                 if self._session.subscription_count(path) == 1:
-                    self._session.tell(RemoveWatches(path))
+                    self._session.send_without_reply(RemoveWatches(path))
 
     async def _renew_watch(self, path: str, mode: WatchMode, *, after: EventKind) -> None:
         """Register the watch again if needed, so that changes after the event ``after`` are
@@ -387,7 +267,7 @@ class ZooKeeperStore:
                 return await self._ask(request)
             except ConnectionLoss as error:
                 lost = error
-                await self._session.wait_break_told(break_count)
+                await self._session.wait_break_reported(break_count)
             except SessionMovedError as error:
                 lost = error
             except REPLY_ERRORS as error:
@@ -407,3 +287,125 @@ class ZooKeeperStore:
 
     async def _ask(self, request: Any) -> Any:
         return await self._outbox.ask(request)
+
+
+_EPHEMERAL, _SEQUENTIAL = 1, 2
+_ALWAYS_OPEN = re.compile(r"/(lostBookieRecoveryDelay|idgen-long|idgen-long/HOB-[0-9]+)$")
+"""Znodes that BookKeeper creates without access control even in a secured cluster."""
+
+
+def request_of(operation: Operation, *, is_secured: bool) -> Any:
+    """Return kazoo's request for this operation, to be sent alone or in a transaction.
+
+    ``is_secured``: only our authenticated identity may access a created znode, as with Java's
+    ``zkEnableSecurity``.
+    """
+    match operation:
+        case Create(path=path, data=data):
+            is_open = not is_secured or _ALWAYS_OPEN.search(path)
+            return serialization.Create(
+                path,
+                data,
+                OPEN_ACL_UNSAFE if is_open else CREATOR_ALL_ACL,
+                _EPHEMERAL * operation.is_ephemeral | _SEQUENTIAL * operation.is_sequential,
+            )
+        case SetData(path=path, data=data, version=version):
+            return serialization.SetData(path, data, version)
+        case Delete(path=path, version=version):
+            return serialization.Delete(path, version)
+        case Check(path=path, version=version):
+            return serialization.CheckVersion(path, version)
+
+
+def stat_of(stat: ZnodeStat) -> Stat:
+    return Stat(
+        version=stat.version,
+        czxid=stat.czxid,
+        mzxid=stat.mzxid,
+        ctime_ms=stat.ctime,
+        mtime_ms=stat.mtime,
+        ephemeral_owner=stat.ephemeralOwner,
+        child_count=stat.numChildren,
+    )
+
+
+def results_of(operations: Sequence[Operation], replies: Sequence[Any]) -> list[OperationResult]:
+    """Return the results of a transaction. Raises MultiFailed.
+
+    If a transaction failed, every reply is an error. Operations before the failed one were rolled
+    back (RolledBackError), and operations after it were not tried (RuntimeInconsistency).
+    """
+    for index, reply in enumerate(replies):
+        if isinstance(reply, Exception) and not isinstance(reply, _BYSTANDERS):
+            raise MultiFailed(index, error_of(reply, path=operations[index].path, is_write=True))
+    return [
+        _result_of(operation, reply) for operation, reply in zip(operations, replies, strict=True)
+    ]
+
+
+_BYSTANDERS = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
+
+
+def _result_of(operation: Operation, reply: Any) -> OperationResult:
+    match operation:
+        case Create():
+            return str(reply)
+        case SetData():
+            return stat_of(reply)
+        case Delete() | Check():
+            return None
+
+
+def error_of(error: Exception, *, path: str, is_write: bool) -> BookmenderError:
+    """Return our error for kazoo's ``error``. The caller raises it ``from error``."""
+    if is_write and isinstance(error, _LOST_REPLIES):
+        return UnknownOutcomeError("the reply to a write was lost", path=path)
+    for kind, ours, message in _ERRORS:
+        if isinstance(error, kind):
+            return ours(message, path=path)
+    return CorruptionError(
+        "ZooKeeper answered what we do not understand", path=path, error=repr(error)
+    )
+
+
+_LOST_REPLIES = (kazoo.ConnectionLoss, kazoo.OperationTimeoutError, kazoo.RequestTimeoutError)
+_ERRORS: tuple[tuple[type[Exception], type[BookmenderError], str], ...] = (
+    (kazoo.NoNodeError, NoNodeError, "there is no such znode"),
+    (kazoo.NodeExistsError, NodeExistsError, "there is such a znode already"),
+    (kazoo.BadVersionError, ConflictError, "the znode is at another version"),
+    (kazoo.NotEmptyError, NotEmptyError, "the znode has children"),
+    (kazoo.NoChildrenForEphemeralsError, RejectedError, "an ephemeral znode has no children"),
+    (
+        kazoo.NoAuthError,
+        UnauthorizedError,
+        "ZooKeeper's ACL of this znode denies access. A user with permission can change it with setAcl (see getAcl)",
+    ),
+    (
+        kazoo.InvalidACLError,
+        UnauthorizedError,
+        "ZooKeeper refuses our ACL: a secured cluster needs credentials",
+    ),
+    (kazoo.AuthFailedError, UnauthorizedError, "ZooKeeper refuses our credentials"),
+    (
+        kazoo.SessionClosedRequireSaslError,
+        UnauthorizedError,
+        "ZooKeeper admits only clients that authenticate themselves",
+    ),
+    (
+        kazoo.QuotaExceededError,
+        QuotaError,
+        "ZooKeeper's quota of this path is used up: raise it (listquota and setquota of zkCli.sh)",
+    ),
+    (kazoo.BadArgumentsError, RejectedError, "ZooKeeper refuses the arguments"),
+    (kazoo.MarshallingError, RejectedError, "ZooKeeper cannot read the request"),
+    (kazoo.UnimplementedError, UnsupportedError, "this ZooKeeper server does not know the request"),
+    (kazoo.SessionExpiredError, SessionLostError, "the ZooKeeper session is lost"),
+    (kazoo.ConnectionLoss, UnavailableError, "the connection broke again and again"),
+    (kazoo.OperationTimeoutError, UnavailableError, "ZooKeeper did not finish in time"),
+    (kazoo.RequestTimeoutError, UnavailableError, "ZooKeeper did not finish in time"),
+    (kazoo.ThrottledOpError, UnavailableError, "ZooKeeper is overloaded"),
+    (kazoo.SessionMovedError, UnavailableError, "the session has moved to another server"),
+    (kazoo.NotReadOnlyCallError, UnavailableError, "this ZooKeeper server is read-only now"),
+    (kazoo.NewConfigNoQuorumError, UnavailableError, "ZooKeeper is being reconfigured"),
+    (kazoo.ReconfigInProcessError, UnavailableError, "ZooKeeper is being reconfigured"),
+)

@@ -13,8 +13,8 @@ import pytest
 from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import stop_all
-from ledgers.codec.pulsar import CONFIG_KEY
 from ledgers.model import BookieId
+from ledgers.placement.pulsar import CONFIG_KEY
 from replication.ledger_record import WaitingNotes
 from replication.reasons import Exclusion, Reason
 from tests.cluster.steps import (

@@ -168,7 +168,7 @@ def test_two_wiped_bookies_have_the_entries_of_a_recovery_that_never_ended_again
 
             assert await ledger.lacking() == {}
             assert (await ledger.metadata()).state is LedgerState.IN_RECOVERY
-            assert "0 to 29 are left" in failures(node)[-1]
+            assert "0 to 29 remain" in failures(node)[-1]
             assert not errors(node)
             await assert_operators_learn_of(ledger, uri)
 

@@ -79,7 +79,7 @@ async def test_a_walk_without_a_root_fails(world: World) -> None:
     store = await world.open()
     manager = LedgerManager(store, f"{world.root}/gone", Layout.HIERARCHICAL)
 
-    with pytest.raises(UnavailableError, match="root is gone"):
+    with pytest.raises(UnavailableError, match="root does not exist"):
         await all_ids(manager)
 
 

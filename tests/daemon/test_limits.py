@@ -209,7 +209,7 @@ class RecordedCopying:
     """As much of ``BulkTransfers`` as limits touch: what it was last told. It copies to B1."""
 
     def __init__(self) -> None:
-        self.pace = self
+        self.rate_limit = self
         self.rates: dict[str, int] = {}
         self.flow = FlowControl()
         self.flow.of(B1)

@@ -189,7 +189,7 @@ async def can_recover(cluster: Cluster) -> bool:
                 bookies=cluster.bookies,
                 pool=BookiePool(writable=nobody, placement=RandomPlacement(random.Random(1))),
                 clock=cluster.clock,
-                young=node.views.current.initialised_after(found.stat.czxid),
+                reformatted=node.views.current.initialised_after(found.stat.czxid),
             )
         except UnprovenEndError:
             return False

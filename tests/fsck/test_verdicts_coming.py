@@ -164,7 +164,7 @@ def test_a_share_is_what_the_process_keeps_to_and_without_one_nothing_is_read() 
         assert scene.budgets.reads_in_flight_max == 7
         assert scene.a.reads_in_flight_peak <= 7
 
-    play(act, paces_reads=True)
+    play(act, limits_check_rate=True)
 
 
 @in_virtual_time

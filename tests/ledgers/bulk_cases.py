@@ -140,11 +140,11 @@ class Scene:
 
     def is_at_rest(self) -> bool:
         """Whether no credit is out and nothing is remembered of any transfer."""
-        lanes = self.bulk._lanes()
+        connections = self.bulk._connections()
         windows = [self.bulk.memory.window]
-        windows += [lane.gate.window for lane in self.bulk._targets.values()]
+        windows += [target.limiter.window for target in self.bulk._targets.values()]
         windows += [self.budgets.reads(bookie) for bookie in self.bulk._sources]
-        return not any(lane.is_busy for lane in lanes) and all(
+        return not any(c.is_busy for c in connections) and all(
             window.count == 0 and window.entry_bytes == 0 for window in windows
         )
 

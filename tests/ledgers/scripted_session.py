@@ -28,7 +28,7 @@ class ScriptedSession:
         self.break_is_told = asyncio.Event()
         self.break_is_told.set()
 
-    async def wait_break_told(self, break_count: int) -> None:
+    async def wait_break_reported(self, break_count: int) -> None:
         await self.break_is_told.wait()
 
     def send(self, request: Any, on_reply: OnReply) -> None:

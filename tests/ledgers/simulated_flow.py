@@ -4,11 +4,9 @@ In virtual time."""
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 from ledgers.bulk.flow_control import FlowControl, ReplyTimes
-from ledgers.bulk.limiters import Way, Window, WindowGate
-from ledgers.bulk.transfer import AnyReading
+from ledgers.bulk.limiters import Limiter, LimiterChain, Window, WindowLimiter
 from ledgers.model import BookieId
 
 QUANTUM = 16
@@ -45,30 +43,26 @@ class SimulatedBookie:
 
 @dataclass(slots=True, eq=False)
 class Copying:
-    """All that one node copies to one bookie: a reading without end. It is its own job and lane."""
+    """Everything that one node copies to one bookie, without end. It is its own transfer state."""
 
     bookie: SimulatedBookie
     flow: FlowControl
     quantum: int = QUANTUM
     expected_bytes: int = ENTRY_BYTES
-    let_go_by: set[object] = field(default_factory=set)
-    is_begun: bool = False
+    woken_by: set[Limiter] = field(default_factory=set)
+    has_started: bool = False
     is_queued: bool = False
     copied_count: int = 0
     times: ReplyTimes = field(default_factory=lambda: ReplyTimes(cap=WINDOW_ENTRIES))
-    window: WindowGate = field(
-        default_factory=lambda: WindowGate(Window(count_max=WINDOW_ENTRIES, bytes_max=8 << 20))
+    window: WindowLimiter = field(
+        default_factory=lambda: WindowLimiter(Window(count_max=WINDOW_ENTRIES, bytes_max=8 << 20))
     )
 
     @property
-    def job(self) -> "Copying":
+    def state(self) -> "Copying":
         return self
 
-    @property
-    def lane(self) -> "Copying":
-        return self
-
-    def enqueue(self, reading: Any) -> None:
+    def enqueue(self) -> None:
         self.is_queued = True
         asyncio.get_running_loop().call_soon(self._take_turn)
 
@@ -77,14 +71,14 @@ class Copying:
         of_bookie = self.flow.of(self.bookie.bookie_id)
         is_by_times = of_bookie.limits.is_by_reply_times
         self.window.window.count_max = self.times.limit if is_by_times else WINDOW_ENTRIES
-        way = Way(of_bookie.adds, self.window)
-        if count := way.take(cast(AnyReading, self), self.quantum):
+        chain = LimiterChain(of_bookie.adds, self.window)
+        if count := chain.admit(self, self.quantum):
             if not self.bookie.hangs:
                 latency_s = self.bookie.serve(count)
                 asyncio.get_running_loop().call_later(
                     latency_s, self._acknowledge, count, latency_s
                 )
-            self.enqueue(self)
+            self.enqueue()
 
     def _acknowledge(self, count: int, latency_s: float) -> None:
         self.copied_count += count
@@ -119,5 +113,5 @@ def start_copying(bookies: list[SimulatedBookie], *, node_count: int = 1) -> lis
         nodes.append([Copying(bookie, flow) for bookie in bookies])
     for copyings in nodes:
         for copying in copyings:
-            copying.enqueue(copying)
+            copying.enqueue()
     return nodes

@@ -13,7 +13,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.model import BookieId
-from ledgers.quorum import Result, Results, ask, given, said
+from ledgers.quorum import Result, Results, ask, first_value, replies_text
 from tests.virtual_time import LoopClock, run
 
 A, B, C = (BookieId(name) for name in "abc")
@@ -56,7 +56,7 @@ def test_the_next_bookie_is_asked_only_after_a_failure() -> None:
         bookies = Bookies({A: -0.25, B: 0.25, C: 0.25})
 
         verdict, results = await ask(
-            [A, B, C], bookies.request, given, clock=bookies.clock, hedge_s=2.0
+            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
         )
 
         assert verdict == B
@@ -70,7 +70,9 @@ def test_a_slow_bookie_is_not_waited_for_beyond_the_hedge() -> None:
     async def scenario() -> None:
         bookies = Bookies({A: 60.0, B: 0.25, C: 0.0})
 
-        verdict, _ = await ask([A, B, C], bookies.request, given, clock=bookies.clock, hedge_s=2.0)
+        verdict, _ = await ask(
+            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
+        )
 
         assert verdict == B
         assert bookies.asked == [(A, 0.0), (B, 2.0)]
@@ -83,7 +85,9 @@ def test_the_hedge_counts_anew_from_each_bookie_asked() -> None:
     async def scenario() -> None:
         bookies = Bookies({A: -1.75, B: 1.0, C: 0.0})
 
-        verdict, _ = await ask([A, B, C], bookies.request, given, clock=bookies.clock, hedge_s=2.0)
+        verdict, _ = await ask(
+            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
+        )
 
         assert verdict == B
         assert bookies.asked == [(A, 0.0), (B, 1.75)]
@@ -95,7 +99,7 @@ def test_without_a_hedge_all_are_asked_at_once_even_if_the_first_reply_decides()
     async def scenario() -> None:
         bookies = Bookies({A: 0.0, B: 60.0, C: 60.0})
 
-        verdict, _ = await ask([A, B, C], bookies.request, given, clock=bookies.clock)
+        verdict, _ = await ask([A, B, C], bookies.request, first_value, clock=bookies.clock)
 
         assert verdict == A
         assert bookies.asked == [(A, 0.0), (B, 0.0), (C, 0.0)]
@@ -108,11 +112,11 @@ def test_when_all_have_replied_and_nothing_is_decided_the_replies_are_all_there_
     async def scenario() -> None:
         bookies = Bookies({A: -1.0, B: -0.5})
 
-        verdict, results = await ask([A, B], bookies.request, given, clock=bookies.clock)
+        verdict, results = await ask([A, B], bookies.request, first_value, clock=bookies.clock)
 
         assert verdict is None
         assert list(results) == [B, A]
-        assert said(results) == "b: time-out (bookie=b); a: time-out (bookie=a)"
+        assert replies_text(results) == "b: time-out (bookie=b); a: time-out (bookie=a)"
 
     run(scenario())
 
@@ -137,7 +141,7 @@ def test_a_mistake_of_ours_is_no_reply() -> None:
 
     async def scenario() -> None:
         with pytest.raises(ZeroDivisionError):
-            await ask([A, B], request, given, clock=LoopClock())
+            await ask([A, B], request, first_value, clock=LoopClock())
 
     run(scenario())
 
@@ -164,7 +168,7 @@ def test_nothing_is_waited_for_once_all_have_replied() -> None:
     async def scenario() -> None:
         bookies = Bookies({A: 0.25, B: 0.5})
 
-        await ask([A, B], bookies.request, given, clock=bookies.clock, linger_s=10.0)
+        await ask([A, B], bookies.request, first_value, clock=bookies.clock, linger_s=10.0)
 
         assert bookies.clock.now_s() == 0.5
 

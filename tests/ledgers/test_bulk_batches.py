@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from ledgers.bookies import Answer
-from ledgers.bulk.transfer import (
+from ledgers.bulk.batch_reads import (
     BATCH_BYTES,
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from ledgers.bookies import Answer
-from ledgers.bulk.connection import UNASKED_MAX
+from ledgers.bulk.connection import UNREQUESTED_MAX
 from ledgers.errors import (
     BookmenderError,
     BusyError,
@@ -232,7 +232,7 @@ def test_a_flood_of_unasked_replies_ends_the_connection(operation: int) -> None:
         scene.fill(range(2))
         liar = scene.a if operation == READ else scene.target
         forged = forged_reply(operation=operation, ledger_id=99, entry_id=1)
-        liar.forged.append(forged * (UNASKED_MAX + 1))
+        liar.forged.append(forged * (UNREQUESTED_MAX + 1))
 
         result = await scene.run(scene.halves(2))
 
@@ -250,7 +250,7 @@ def test_many_unasked_replies_among_good_ones_are_no_flood(operation: int) -> No
         scene.fill(range(200))
         liar = scene.a if operation == READ else scene.target
         forged = forged_reply(operation=operation, ledger_id=99, entry_id=1)
-        liar.extra = [forged * (UNASKED_MAX // 20)]
+        liar.extra = [forged * (UNREQUESTED_MAX // 20)]
 
         result = await scene.run(scene.halves(200))
 

@@ -267,8 +267,8 @@ def test_a_silent_source_is_given_up_soon_where_there_are_others() -> None:
 
         assert set((await running).failures) == {scene.a.bookie_id}
         assert not alone.done()
-        assert scene.bulk.source_health(scene.a.bookie_id).is_ailing
-        assert not scene.bulk.source_health(scene.b.bookie_id).is_ailing
+        assert scene.bulk.source_health(scene.a.bookie_id).is_unhealthy
+        assert not scene.bulk.source_health(scene.b.bookie_id).is_unhealthy
         assert scene.budgets.reads(scene.a.bookie_id).count == 32, "the bookie is still at work"
         scene.a.may_answer.set()
         assert (await alone).entry_count == 100
@@ -285,10 +285,10 @@ def test_only_a_silence_as_long_as_the_time_out_is_told_of() -> None:
         await scene.until_read(10)
 
         await scene.wait_checks(SHORT_TIMEOUT_S / 2)
-        assert (await soon).silent == frozenset()
+        assert (await soon).unresponsive == frozenset()
         await scene.wait_checks(2 * SHORT_TIMEOUT_S)
 
-        assert (await late).silent == {scene.a.bookie_id}
+        assert (await late).unresponsive == {scene.a.bookie_id}
 
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
@@ -303,7 +303,7 @@ def test_a_source_that_cannot_be_connected_to_counts_as_silent_and_one_that_refu
         result = await scene.run(scene.halves(10))
 
         assert set(result.failures) == {scene.a.bookie_id, scene.b.bookie_id}
-        assert result.silent == {scene.b.bookie_id}
+        assert result.unresponsive == {scene.b.bookie_id}
 
     play(act)
 
@@ -318,7 +318,7 @@ def test_a_loop_that_was_held_up_does_not_take_its_sources_for_silent() -> None:
         scene.skip(3.0)  # at once: there was no moment to listen in between
         await scene.settle()
 
-        assert not scene.bulk.source_health(scene.a.bookie_id).is_ailing
+        assert not scene.bulk.source_health(scene.a.bookie_id).is_unhealthy
         scene.a.may_answer.set()
         assert (await running).entry_count == 10
 
@@ -329,19 +329,19 @@ def test_a_source_that_broke_is_ailing_for_a_while_or_until_it_registers_anew() 
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
         source_health = scene.bulk.source_health
-        assert not source_health(scene.a.bookie_id).is_ailing, "nothing is known of it"
+        assert not source_health(scene.a.bookie_id).is_unhealthy, "nothing is known of it"
         for has_returned in (True, False):
             scene.a.answers_before_reset = 5
             await scene.run(scene.halves(100))
             scene.a.answers_before_reset = None
-            assert source_health(scene.a.bookie_id).is_ailing
+            assert source_health(scene.a.bookie_id).is_unhealthy
 
             if has_returned:
                 scene.bulk.bookie_returned(scene.a.bookie_id)
             else:
                 scene.skip(31.0)
 
-            assert not source_health(scene.a.bookie_id).is_ailing
+            assert not source_health(scene.a.bookie_id).is_unhealthy
 
     play(act)
 

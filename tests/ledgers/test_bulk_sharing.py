@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from ledgers.bulk.transfer import is_first_choice
+from ledgers.bulk.transfer import has_first_claim
 from tests.ledgers.bulk_cases import Scene, play
 
 
@@ -34,7 +34,7 @@ def test_replies_in_a_row_are_taken_at_once_where_nobody_before_waits_for_them(
     part = Slice(*own)
     parts = [*(Slice(*ids) for ids in before), part, Slice(*own)]
 
-    assert is_first_choice(cast(Any, parts), cast(Any, part)) is is_first
+    assert has_first_claim(cast(Any, parts), cast(Any, part)) is is_first
 
 
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])

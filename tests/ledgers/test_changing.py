@@ -9,7 +9,7 @@ from tests.virtual_time import run
 
 class Switch(Changing):
     def press(self) -> None:
-        self._tell_change()
+        self._notify_change()
 
 
 def test_a_change_wakes_all_who_wait_for_it() -> None:

@@ -162,7 +162,7 @@ def test_the_wait_for_room_is_bounded() -> None:
 
             pass_time(30)
 
-            with pytest.raises(UnavailableError, match="too much in flight"):
+            with pytest.raises(UnavailableError, match="too many requests in flight"):
                 await second
             await desk.answer(0)
             await first

@@ -37,7 +37,7 @@ def tell(
     nodes: list[list[Copying]], activity_of: ActivityOf | None, *, sharer_count: int = 1
 ) -> None:
     for copyings in nodes:
-        copyings[0].flow.tell(activity_of, sharer_count=sharer_count)
+        copyings[0].flow.set_activity(activity_of, sharer_count=sharer_count)
 
 
 def stop(nodes: list[list[Copying]]) -> None:
@@ -84,12 +84,14 @@ async def test_a_bookie_is_unknown_until_somebody_tells_and_when_nobody_does_any
     flow = FlowControl()
     assert flow.of(A).limits == flow_limits(Activity.UNKNOWN, yields=True, sharer_count=1)
 
-    flow.tell(lambda bookie: Activity.QUIET if bookie == A else Activity.ACTIVE, sharer_count=2)
+    flow.set_activity(
+        lambda bookie: Activity.QUIET if bookie == A else Activity.ACTIVE, sharer_count=2
+    )
     assert flow.of(A).limits.is_full_speed
     assert not flow.of(B).limits.is_full_speed
     assert flow.is_yielding
 
-    flow.tell(None, sharer_count=2)
+    flow.set_activity(None, sharer_count=2)
     assert flow.of(A).limits == flow_limits(Activity.UNKNOWN, yields=True, sharer_count=2)
     flow.close()
 
@@ -99,7 +101,7 @@ async def test_who_uses_a_flow_is_told_when_its_limits_change_and_only_then() ->
     flow, told = FlowControl(), []
     flow.of(A).on_change(lambda: told.append(flow.of(A).limits))
 
-    flow.tell(everywhere(Activity.ACTIVE), sharer_count=1)  # as good as unknown
+    flow.set_activity(everywhere(Activity.ACTIVE), sharer_count=1)  # as good as unknown
     assert told == []
     flow.yields = False
 

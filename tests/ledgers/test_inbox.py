@@ -4,14 +4,14 @@ import asyncio
 import threading
 from typing import Any
 
-from ledgers.zookeeper.kazoo_session import Inbox
+from ledgers.zookeeper.kazoo_session import LoopInbox
 
 
 def test_messages_arrive_on_the_loop_in_their_order() -> None:
     heard: list[tuple[int, str]] = []
 
     async def main() -> None:
-        inbox, done = Inbox(asyncio.get_running_loop()), asyncio.Event()
+        inbox, done = LoopInbox(asyncio.get_running_loop()), asyncio.Event()
 
         def speak() -> None:
             for number in range(10_000):
@@ -36,7 +36,7 @@ def test_one_message_that_fails_does_not_swallow_those_behind_it() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: failures.append(context))
-        inbox = Inbox(loop)
+        inbox = LoopInbox(loop)
         inbox.post(fail)
         inbox.post(heard.append, "good news")
         await asyncio.sleep(0)
@@ -49,7 +49,7 @@ def test_one_message_that_fails_does_not_swallow_those_behind_it() -> None:
 
 def test_what_comes_after_the_loop_is_closed_is_dropped() -> None:
     loop = asyncio.new_event_loop()
-    inbox = Inbox(loop)
+    inbox = LoopInbox(loop)
     loop.close()
 
     inbox.post(print, "nobody hears this")
@@ -60,7 +60,7 @@ def test_a_message_posted_by_a_message_arrives_too() -> None:
     heard: list[str] = []
 
     async def main() -> None:
-        inbox = Inbox(asyncio.get_running_loop())
+        inbox = LoopInbox(asyncio.get_running_loop())
         inbox.post(inbox.post, heard.append, "echo")
         await asyncio.sleep(0)
 

@@ -1,7 +1,10 @@
 """The parts of kazoo that are replaced, without a server."""
 
+import importlib.metadata
 import socket
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
@@ -10,13 +13,21 @@ from kazoo.protocol.serialization import Close, GetData, SetData
 
 from daemon.local.ports import LOOPBACK
 from ledgers.zookeeper.kazoo_internals import (
+    KAZOO_VERSION,
     SEND_BYTES_MAX,
     AddWatch,
     OneSessionHandler,
-    PipelinedConnection,
     RemoveWatches,
     WatchMode,
+    replace_connection,
 )
+
+
+def test_kazoo_is_the_version_that_its_replaced_parts_were_written_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+
+    assert f"kazoo=={KAZOO_VERSION}" in project["dependencies"]
+    assert importlib.metadata.version("kazoo") == KAZOO_VERSION
 
 
 class Outcome:
@@ -127,9 +138,7 @@ class Wire:
 
     def __init__(self, handler: OneSessionHandler) -> None:
         self.client = KazooClient(handler=handler)
-        self.connection = PipelinedConnection.in_place_of(
-            self.client._connection, on_event=lambda number, path, zxid: None
-        )
+        self.connection = replace_connection(self.client, on_event=lambda number, path, zxid: None)
         self.connection._read_sock, self.connection._write_sock = socket.socketpair()
         self.connection._read_sock.setblocking(False)
         self.connection._socket, self.peer = socket.socketpair()
@@ -279,9 +288,7 @@ def test_requests_about_watches_are_written_as_zookeeper_reads_them(
 def test_an_event_is_told_with_its_number_its_path_and_its_zxid(handler: OneSessionHandler) -> None:
     told: list[tuple[int, str, int]] = []
     client = KazooClient(handler=handler)
-    connection = PipelinedConnection.in_place_of(
-        client._connection, on_event=lambda *event: told.append(event)
-    )
+    connection = replace_connection(client, on_event=lambda *event: told.append(event))
 
     for number in (1, 2, 3, 4):
         event = number.to_bytes(4) + (3).to_bytes(4) + (2).to_bytes(4) + b"/a"

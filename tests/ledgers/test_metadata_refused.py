@@ -65,7 +65,7 @@ def test_segments_that_make_no_sense_are_refused(
         pytest.param({"quorumSize": 3}, "impossible quorums", id="W > E"),
         pytest.param({"quorumSize": -1}, "impossible quorums", id="a negative W"),
         pytest.param({"lastEntryId": -2}, "below -1", id="an end below -1"),
-        pytest.param({"lastEntryId": 1 << 62}, "beyond what", id="an end that nobody reaches"),
+        pytest.param({"lastEntryId": 1 << 62}, "impossibly high", id="an end that nobody reaches"),
         pytest.param(
             {"lastEntryId": None}, "without its last entry id", id="closed without an end"
         ),
@@ -81,8 +81,8 @@ def test_values_that_make_no_sense_are_refused(changes: dict[str, Any], what: st
 @pytest.mark.parametrize(
     ("extra", "what"),
     [
-        pytest.param("3809", "strange value", id="a digest type that we do not know"),
-        pytest.param("2a0131", "strange value", id="a known field of another type"),
+        pytest.param("3809", "unknown value", id="a digest type that we do not know"),
+        pytest.param("2a0131", "unknown value", id="a known field of another type"),
         pytest.param("5a050a01ff1200", "not UTF-8", id="a custom key that is not UTF-8"),
         pytest.param("3206", "not the bytes", id="a field cut short"),
         pytest.param("32020a00", "lacks segment", id="a segment without its first entry"),

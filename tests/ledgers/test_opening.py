@@ -212,7 +212,7 @@ def test_too_few_answers_are_an_error_that_says_who_said_what() -> None:
             await world.open()
         said = str(raised.value.context["replies"])
         assert f"{A}: neither LAC nor entry" in said
-        assert f"{B}: as told to" in said
+        assert f"{B}: a fault of the test" in said
 
     run(scenario())
 

@@ -74,8 +74,8 @@ def test_the_second_request_to_a_silent_bookie_costs_no_time() -> None:
         assert scene.clock.now_s() == before_s
         assert result.failures == {A: dict.fromkeys(range(0, 10, 2), Answer.UNKNOWN)}
         assert result.entry_count == 5, "what B has is had from B"
-        assert scene.bookies.source_health(A).is_ailing
-        assert not scene.bookies.source_health(B).is_ailing
+        assert scene.bookies.source_health(A).is_unhealthy
+        assert not scene.bookies.source_health(B).is_unhealthy
 
     in_scene(act)
 
@@ -200,7 +200,7 @@ def test_a_source_that_was_given_up_after_a_short_silence_is_no_better_than_befo
 
         result = await scene.bookies.transfer(transfer())
 
-        assert result.silent == frozenset()
+        assert result.unresponsive == frozenset()
         assert scene.quarantine.is_shut(A)
 
     in_scene(act)

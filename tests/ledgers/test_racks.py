@@ -2,11 +2,11 @@
 
 import pytest
 
-from ledgers.codec.pulsar import parse_pulsar_racks
 from ledgers.codec.registration import Address
 from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK
+from ledgers.placement.pulsar import parse_pulsar_racks
 from ledgers.placement.topology import Racks, clean_rack, find_rack, names_of
 
 A, B = BookieId("bookie-a:3181"), BookieId("bookie-b:3181")

@@ -31,7 +31,7 @@ async def test_every_write_is_a_mistake_of_ours_and_is_not_sent(
     inner = MemoryStore(tree)
     before, sent = tree.snapshot(), inner.request_count
 
-    with pytest.raises(AssertionError, match="told to write"):
+    with pytest.raises(AssertionError, match="must not write"):
         await write(ReadOnlyStore(inner))
 
     assert (tree.snapshot(), inner.request_count) == (before, sent)

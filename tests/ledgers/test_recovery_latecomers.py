@@ -28,7 +28,7 @@ def test_the_no_of_a_bookie_that_came_later_and_kept_its_entries_is_believed() -
         world = await moved_to_young_bookies(A, B, C)
         world.down = {A}
 
-        assert (await world.recover(young={B, C})).last_entry_id == 5
+        assert (await world.recover(reformatted={B, C})).last_entry_id == 5
 
     run(scenario())
 
@@ -45,7 +45,7 @@ def test_one_that_came_later_and_lacks_its_first_entry_was_wiped_since() -> None
         world.down = {A}
 
         with pytest.raises(UnavailableError):
-            await world.recover(young={B, C})
+            await world.recover(reformatted={B, C})
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
 
     run(scenario())
@@ -60,7 +60,7 @@ def test_a_founding_member_that_is_younger_than_its_ledger_is_never_believed() -
         world.down = {A}
 
         with pytest.raises(UnavailableError):
-            await world.recover(young={B})
+            await world.recover(reformatted={B})
 
     run(scenario())
 
@@ -71,8 +71,8 @@ def test_what_is_saved_makes_nobody_believed_before_all_of_it_is() -> None:
     async def scenario() -> None:
         world = await moved_to_young_bookies(A)
 
-        with pytest.raises(UnavailableError, match="2 to 5 are left"):
-            await world.recover(young={B, C})
+        with pytest.raises(UnavailableError, match="2 to 5 remain"):
+            await world.recover(reformatted={B, C})
 
         order = [call.entry_id for call in world.bookies.called("add") if call.bookie == B]
         assert order == [5, 4, 3, 2]
@@ -86,7 +86,7 @@ def test_one_that_is_known_to_have_lost_entries_is_not_believed_for_having_its_f
         world.down = {A}
 
         with pytest.raises(UnavailableError):
-            await world.recover(young={B, C}, distrusted={B})
+            await world.recover(reformatted={B, C}, distrusted={B})
 
     run(scenario())
 
@@ -123,13 +123,13 @@ def test_a_recovery_that_is_cut_short_makes_no_wiped_bookie_believed(
         world = await wiped_latecomer(silent_from=silent_from, is_needed=is_needed)
         for _ in range(3):
             with pytest.raises(UnavailableError):
-                await world.recover(young={B})
+                await world.recover(reformatted={B})
             assert all(A in world.holders(entry_id) for entry_id in range(2, silent_from))
         assert B not in world.holders(2)
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
 
         world.bookies.before, world.down = nothing, set()
-        assert (await world.recover(young={B})).last_entry_id == 6
+        assert (await world.recover(reformatted={B})).last_entry_id == 6
         assert all(len(world.holders(entry_id)) >= 3 for entry_id in range(2, 7))
 
     run(scenario())
@@ -152,10 +152,10 @@ def test_nor_does_one_that_is_stopped_between_its_adds(is_needed: bool) -> None:
             world.bookies.before = stop
             with suppress(TimeoutError):
                 async with asyncio.timeout(60):
-                    await world.recover(young={B})
+                    await world.recover(reformatted={B})
             world.bookies.before, world.down = answer, {C}
             with suppress(UnavailableError):
-                assert (await world.recover(young={B})).last_entry_id == 6, adds_max
+                assert (await world.recover(reformatted={B})).last_entry_id == 6, adds_max
 
     run(scenario())
 
@@ -164,7 +164,7 @@ def test_another_takes_over_from_a_bookie_that_may_have_been_wiped() -> None:
     async def scenario() -> None:
         world = await wiped_latecomer()
 
-        recovered = await world.recover(young={B})
+        recovered = await world.recover(reformatted={B})
 
         assert recovered.last_entry_id == 6
         assert B not in recovered.last_segment.ensemble
@@ -178,7 +178,7 @@ def test_but_none_does_where_nothing_is_to_be_added() -> None:
         world = World()
         made = await world.make_ledger([A, E, F], [A, B, C], firsts=(0, 2))
 
-        assert (await world.recover(young={B})).segments == made.metadata.segments
+        assert (await world.recover(reformatted={B})).segments == made.metadata.segments
 
     run(scenario())
 
@@ -189,7 +189,7 @@ def test_nothing_is_asked_of_young_bookies_that_are_no_members_any_more() -> Non
         await world.make_ledger([A, E, F], [A, D, F], [A, B, C], firsts=(0, 1, 2))
         await world.put(2, A, C, lac=1)
 
-        assert (await world.recover(young={D, B})).last_entry_id == 2
+        assert (await world.recover(reformatted={D, B})).last_entry_id == 2
 
     run(scenario())
 
@@ -203,7 +203,7 @@ def test_one_that_is_needed_and_does_not_take_all_is_not_given_its_first_entry()
                 raise ReadOnlyError("its disk is full")
 
         world.bookies.before = fill_up
-        assert (await world.recover(young={B})).last_entry_id == 6
+        assert (await world.recover(reformatted={B})).last_entry_id == 6
 
         assert [world.holders(entry_id) for entry_id in (2, 3, 6)] == [{A, C}, {A, B, C}, {A, C}]
 
@@ -222,7 +222,7 @@ def test_many_entries_go_to_one_that_is_needed_at_a_time() -> None:
 
         world.bookies.before = be_slow
         began_s = world.clock.now_s()
-        assert (await world.recover(young={B})).last_entry_id == 999
+        assert (await world.recover(reformatted={B})).last_entry_id == 999
         assert world.clock.now_s() - began_s < 30
 
     run(scenario())
@@ -238,10 +238,10 @@ def test_but_no_first_entry_while_one_who_is_away_may_have_more() -> None:
 
         for _ in range(2):
             with pytest.raises(UnavailableError):
-                await world.recover(young={B})
+                await world.recover(reformatted={B})
         assert [world.holders(entry_id) for entry_id in (2, 3, 5)] == [{A}, {A, B}, {A, B}]
 
         world.down = set()
-        assert (await world.recover(young={B})).last_entry_id == 6
+        assert (await world.recover(reformatted={B})).last_entry_id == 6
 
     run(scenario())

@@ -84,9 +84,9 @@ def test_what_is_left_has_its_copies_again_even_where_the_end_cannot_be_proven(l
 
         with (
             capture_logs() as logs,
-            pytest.raises(UnprovenEndError, match="0 to 3 are left, and have their copies again"),
+            pytest.raises(UnprovenEndError, match="0 to 3 remain; their copies are restored"),
         ):
-            await world.recover(young={A, B})
+            await world.recover(reformatted={A, B})
 
         assert [(line["event"], line["ledger_id"]) for line in logs] == [
             ("recovery.end_unproven", LEDGER_ID)
@@ -105,8 +105,8 @@ def test_what_an_unproven_end_leaves_begins_with_the_last_segment() -> None:
         for entry_id in (2, 3):
             await world.put(entry_id, C)
 
-        with pytest.raises(UnavailableError, match="2 to 3 are left"):
-            await world.recover(young={A, B})
+        with pytest.raises(UnavailableError, match="2 to 3 remain"):
+            await world.recover(reformatted={A, B})
 
         assert {call.entry_id for call in world.bookies.called("add")} == {2, 3}
 
@@ -118,8 +118,8 @@ def test_an_unproven_end_without_any_entry_is_told_as_such() -> None:
         world = World()
         await world.make_ledger([A, B, C])
 
-        with pytest.raises(UnavailableError, match="no bookie has any"):
-            await world.recover(young={A, B})
+        with pytest.raises(UnavailableError, match="no bookie returned an entry"):
+            await world.recover(reformatted={A, B})
 
     run(scenario())
 
@@ -135,8 +135,8 @@ def test_what_is_left_beyond_entries_that_nobody_has_is_saved_too() -> None:
             if entry_id % 3:
                 await world.put(entry_id, C)
 
-        with pytest.raises(UnavailableError, match="0 to 5 are left, but for 2 that"):
-            await world.recover(young={A, B})
+        with pytest.raises(UnavailableError, match="0 to 5 remain, except 2 that"):
+            await world.recover(reformatted={A, B})
 
         holders = [world.holders(entry_id) for entry_id in range(6)]
         assert holders == [set(), {B, C}, {C, A}] * 2
@@ -151,8 +151,8 @@ def test_what_is_saved_tells_no_less_of_what_is_acknowledged_than_before() -> No
         for entry_id in range(4):
             await world.put(entry_id, C)
 
-        with pytest.raises(UnavailableError, match="0 to 3 are left"):
-            await world.recover(young={A, B})
+        with pytest.raises(UnavailableError, match="0 to 3 remain"):
+            await world.recover(reformatted={A, B})
 
         assert (await world.open()).lac == 2
 
@@ -167,8 +167,8 @@ def test_what_is_saved_is_not_given_again_to_those_that_have_it() -> None:
             await world.put(entry_id, C)
 
         for _ in range(2):
-            with pytest.raises(UnavailableError, match="0 to 3 are left"):
-                await world.recover(young={A, B})
+            with pytest.raises(UnavailableError, match="0 to 3 remain"):
+                await world.recover(reformatted={A, B})
 
         assert len(world.bookies.called("add")) == 8
 
@@ -188,8 +188,8 @@ def test_who_refuses_a_copy_keeps_none_from_the_others() -> None:
 
         world.bookies.before = refuse
 
-        with pytest.raises(UnavailableError, match=f"have their copies again, but on {B}"):
-            await world.recover(young={A, B})
+        with pytest.raises(UnavailableError, match=f"their copies are restored, except on {B}"):
+            await world.recover(reformatted={A, B})
 
         assert all(world.holders(entry_id) == {A, C} for entry_id in range(4)), "nobody takes over"
 
@@ -204,8 +204,8 @@ def test_a_damaged_last_entry_keeps_none_of_the_others_from_being_saved() -> Non
             await world.put(entry_id, C)
         await world.put(3, C, digest=EntryDigest(DigestType.CRC32, PASSWORD))
 
-        with pytest.raises(UnavailableError, match="0 to 2 are left"):
-            await world.recover(young={A, B})
+        with pytest.raises(UnavailableError, match="0 to 2 remain"):
+            await world.recover(reformatted={A, B})
 
         assert all(world.holders(entry_id) == {A, B, C} for entry_id in range(3))
 
@@ -223,8 +223,8 @@ def test_a_wiped_bookie_is_given_what_is_left_though_another_is_away_for_good() 
             await world.put(entry_id, C)
         world.down = {B}
 
-        with pytest.raises(UnavailableError, match="could be fenced; 0 to 3 are left"):
-            await world.recover(young={A})
+        with pytest.raises(UnavailableError, match="could be fenced; entries 0 to 3 remain"):
+            await world.recover(reformatted={A})
 
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
         assert all(world.holders(entry_id) == {A, C} for entry_id in range(4))

@@ -158,7 +158,7 @@ def test_nothing_acknowledged_is_cut_off_and_what_no_end_is_known_of_is_saved(se
         given, told = aftermath.given(), aftermath.told_lac()
         closed, error = None, ""
         try:
-            closed = await world.recover(young=aftermath.young)
+            closed = await world.recover(reformatted=aftermath.young)
         except BookmenderError as failure:
             error = str(failure)
 

@@ -71,7 +71,7 @@ def test_a_break_is_waited_for_until_it_is_told(is_told_before: bool) -> None:
         if is_told_before:
             session.suspend()
             session.resume()
-        waiting = asyncio.create_task(session.wait_break_told(0))
+        waiting = asyncio.create_task(session.wait_break_reported(0))
         for _ in range(5):
             await turn()
 

@@ -34,7 +34,7 @@ class WatchingSession(ScriptedSession):
     def subscription_count(self, path: str) -> int:
         return self.life.subscription_count(path)
 
-    def tell(self, request: Any) -> None:
+    def send_without_reply(self, request: Any) -> None:
         self.sent.append(request)
 
 

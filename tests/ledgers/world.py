@@ -76,7 +76,7 @@ class World:
         *,
         manager: LedgerManager | None = None,
         fallback: EntryDigest | None = None,
-        young: Collection[BookieId] = (),
+        reformatted: Collection[BookieId] = (),
         distrusted: Collection[BookieId] = (),
         guards: Sequence[Operation] = (),
     ) -> LedgerMetadata:
@@ -88,7 +88,7 @@ class World:
             pool=self.pool,
             clock=self.clock,
             fallback=fallback,
-            young=young,
+            reformatted=reformatted,
             distrusted=distrusted,
             guards=guards,
         )

@@ -81,9 +81,9 @@ def test_small_ledgers_are_read_from_one_source_each_and_from_all_together() -> 
 @pytest.mark.parametrize(
     ("first", "second", "least", "most"),
     [
-        pytest.param(SourceHealth(is_ailing=True), SourceHealth(), 0, 0, id="one failed lately"),
+        pytest.param(SourceHealth(is_unhealthy=True), SourceHealth(), 0, 0, id="one failed lately"),
         pytest.param(
-            SourceHealth(is_ailing=True),
+            SourceHealth(is_unhealthy=True),
             SourceHealth(waiting_bytes=10**9, reply_s=3.0),
             0,
             0,
@@ -96,8 +96,8 @@ def test_small_ledgers_are_read_from_one_source_each_and_from_all_together() -> 
             SourceHealth(waiting_bytes=10**6), SourceHealth(), 1_000, 1_700, id="one has much to do"
         ),
         pytest.param(
-            SourceHealth(is_ailing=True),
-            SourceHealth(is_ailing=True),
+            SourceHealth(is_unhealthy=True),
+            SourceHealth(is_unhealthy=True),
             1_900,
             2_100,
             id="both failed",

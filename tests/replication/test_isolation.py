@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Mapping
 import pytest
 from structlog.testing import capture_logs
 
-from ledgers.codec.pulsar import CONFIG_KEY, PULSAR_RACKS_PATH, Isolation, isolation_of
 from ledgers.errors import UnauthorizedError
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import RandomPlacement
+from ledgers.placement.pulsar import CONFIG_KEY, PULSAR_RACKS_PATH, Isolation, isolation_of
 from ledgers.registration import Registration
 from replication.cluster import IsolationGroups, ViewSource, bookies_within
 from replication.outcome import OutcomeKind

@@ -144,7 +144,7 @@ async def test_what_a_silent_bookie_demands_is_told_with_the_ledger() -> None:
     await lost(cluster, 1, 2)
     for bookie in (B1, B4):
         silence(cluster, bookie)
-    demand = "it requires authentication (SASL), which bookmender has not"
+    demand = "the bookie requires authentication (SASL), which bookmender does not support"
     async with cluster.node() as node:
         for bookie in (B1, B4):
             node.quarantine.note_silence(bookie, demand)

@@ -262,7 +262,7 @@ async def test_the_last_copies_are_saved_where_no_end_can_be_proven() -> None:
         lease = await node.lease()
         failed = await node.repairer.repair(lease)
         assert failed.reason is Reason.END_UNPROVEN
-        assert "0 to 3 are left" in blocked_by(failed).facts.errors[0]
+        assert "0 to 3 remain" in blocked_by(failed).facts.errors[0]
 
         assert (await node.repairer.repair(lease)).kind is OutcomeKind.DONE
 

@@ -68,7 +68,7 @@ async def test_it_is_known_when_the_ledger_has_its_copies_and_its_mark_is_gone()
     assert await unproven(cluster) == [LEDGER]
     end = await read_unproven_end(cluster.store, PATHS, LEDGER)
     assert end is not None
-    assert "0 to 3 are left" in end.facts.errors[0]
+    assert "0 to 3 remain" in end.facts.errors[0]
     assert end.facts.reformatted == (B1, B2)
     assert not end.facts.unresponsive, "all its bookies are there"
     assert await unproven_among(cluster.store, cluster.manager, PATHS, {LEDGER, 99}) == [end]

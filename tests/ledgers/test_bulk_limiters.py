@@ -3,7 +3,6 @@ order."""
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import pytest
 
@@ -16,8 +15,7 @@ from ledgers.bulk.flow_control import (
     BookieFlow,
     flow_limits,
 )
-from ledgers.bulk.limiters import BURST_S, Pace, Way
-from ledgers.bulk.transfer import AnyReading
+from ledgers.bulk.limiters import BURST_S, Limiter, LimiterChain, RateLimiter
 from tests.ledgers.bulk_cases import Scene, play
 from tests.replication.cluster import in_virtual_time
 
@@ -26,42 +24,37 @@ MINUTE_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class Copying:
-    """A reading that wants ever more entries of one size through the pace. It is its own job and
-    lane."""
+    """A read part that always requests more entries of one size. It is its own transfer state."""
 
-    pace: Pace
-    second_pace: Pace | None = None
+    pace: RateLimiter
+    second_pace: RateLimiter | None = None
     expected_bytes: int = 100
     quantum: int = 16
-    let_go_by: set[object] = field(default_factory=set)
-    is_begun: bool = False
+    woken_by: set[Limiter] = field(default_factory=set)
+    has_started: bool = False
     is_small: bool = False
     """It wants no more than the first it gets."""
     passages: list[tuple[float, int]] = field(default_factory=list)
     """When how many were let through."""
 
     @property
-    def job(self) -> "Copying":
+    def state(self) -> "Copying":
         return self
 
     @property
-    def lane(self) -> "Copying":
-        return self
-
-    @property
-    def gates(self) -> tuple[Pace, ...]:
+    def limiters(self) -> tuple[RateLimiter, ...]:
         return (self.pace,) if self.second_pace is None else (self.pace, self.second_pace)
 
     @property
     def entry_count(self) -> int:
         return sum(count for _, count in self.passages)
 
-    def enqueue(self, reading: Any) -> None:
+    def enqueue(self) -> None:
         asyncio.get_running_loop().call_soon(self.go_on)
 
     def go_on(self) -> None:
-        way, reading = Way(*self.gates), cast(AnyReading, self)
-        while self.quantum and (count := way.take(reading, self.quantum)):
+        chain = LimiterChain(*self.limiters)
+        while self.quantum and (count := chain.admit(self, self.quantum)):
             self.passages.append((asyncio.get_running_loop().time(), count))
             if self.is_small:
                 self.quantum = 0
@@ -72,8 +65,8 @@ async def copied_in_a_minute(*copyings: Copying) -> None:
         copying.go_on()
     await asyncio.sleep(MINUTE_S)
     for copying in copyings:
-        for gate in copying.gates:
-            gate.close()
+        for limiter in copying.limiters:
+            limiter.close()
 
 
 @pytest.mark.compat(
@@ -96,7 +89,7 @@ async def copied_in_a_minute(*copyings: Copying) -> None:
 async def test_copying_keeps_to_its_pace(
     limits: dict[str, int], entry_bytes: int, entries_per_s: float
 ) -> None:
-    pace = Pace()
+    pace = RateLimiter()
     pace.set(**limits)
     copying = Copying(pace, expected_bytes=entry_bytes)
 
@@ -108,7 +101,7 @@ async def test_copying_keeps_to_its_pace(
 
 @in_virtual_time
 async def test_what_was_not_used_is_not_saved_up_beyond_a_fraction_of_a_second() -> None:
-    pace = Pace()
+    pace = RateLimiter()
     pace.set(entries_per_s=1_000, bytes_per_s=0)
     copying = Copying(pace)
     await asyncio.sleep(MINUTE_S)
@@ -121,7 +114,7 @@ async def test_what_was_not_used_is_not_saved_up_beyond_a_fraction_of_a_second()
 
 @in_virtual_time
 async def test_a_pace_counts_what_entries_turned_out_to_weigh() -> None:
-    pace = Pace()
+    pace = RateLimiter()
     pace.set(entries_per_s=0, bytes_per_s=10_000)
     copying = Copying(pace, quantum=1)
     copying.go_on()
@@ -138,12 +131,12 @@ async def test_a_pace_counts_what_entries_turned_out_to_weigh() -> None:
 
 @in_virtual_time
 async def test_entries_that_were_not_given_are_not_counted() -> None:
-    pace = Pace()
+    pace = RateLimiter()
     pace.set(entries_per_s=10, bytes_per_s=0)
     copying = Copying(pace, quantum=1)
     copying.go_on()
     for _ in range(100):
-        pace.give_back(100, count=1)
+        pace.refund(100, count=1)
 
     await asyncio.sleep(0.2)
 
@@ -153,7 +146,7 @@ async def test_entries_that_were_not_given_are_not_counted() -> None:
 
 @in_virtual_time
 async def test_a_pace_may_be_changed_and_lifted_while_copies_wait_for_it() -> None:
-    pace = Pace()
+    pace = RateLimiter()
     pace.set(entries_per_s=1, bytes_per_s=0)
     copying = Copying(pace)
     copying.go_on()
@@ -168,12 +161,12 @@ async def test_a_pace_may_be_changed_and_lifted_while_copies_wait_for_it() -> No
     copying.quantum = 0  # it has all it wanted
     pace.set(entries_per_s=0, bytes_per_s=0)
     await asyncio.sleep(0.1)
-    assert pace.take(cast(AnyReading, Copying(pace)), 1_000_000) == 1_000_000
+    assert pace.admit(Copying(pace), 1_000_000) == 1_000_000
 
 
 @in_virtual_time
 async def test_all_copies_get_their_turn_at_a_narrow_pace() -> None:
-    pace = Pace()
+    pace = RateLimiter()
     pace.set(entries_per_s=100, bytes_per_s=0)
     copyings = [Copying(pace) for _ in range(7)]
 
@@ -183,7 +176,7 @@ async def test_all_copies_get_their_turn_at_a_narrow_pace() -> None:
     assert max(counts) < 1.1 * min(counts)
 
 
-def pace_of_adds() -> Pace:
+def pace_of_adds() -> RateLimiter:
     """To a bookie whose clients are active."""
     return BookieFlow(flow_limits(Activity.ACTIVE, yields=True, sharer_count=1)).adds
 
@@ -242,14 +235,14 @@ async def test_small_and_large_transfers_share_a_pace() -> None:
 def test_a_check_is_not_held_to_the_pace_of_copying() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(500))
-        scene.bulk.pace.set(entries_per_s=1, bytes_per_s=0)
+        scene.bulk.rate_limit.set(entries_per_s=1, bytes_per_s=0)
         copying = asyncio.create_task(scene.run(scene.halves(500)))
 
         result = await scene.run(scene.halves(500, target=None))
 
         assert result.entry_count == 500
         assert not copying.done()
-        scene.bulk.pace.set(entries_per_s=0, bytes_per_s=0)
+        scene.bulk.rate_limit.set(entries_per_s=0, bytes_per_s=0)
         assert (await copying).entry_count == 500
 
     play(act)
@@ -261,17 +254,17 @@ def test_where_reads_are_paced_a_check_waits_for_its_turn_and_no_time_runs_out(
 ) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(500))
-        scene.bulk.pace.set(entries_per_s=100, bytes_per_s=0)
+        scene.bulk.rate_limit.set(entries_per_s=100, bytes_per_s=0)
         reading = asyncio.create_task(scene.run(scene.halves(500, target=None)))
 
         await scene.wait_checks(3.0)
 
         assert 0 < scene.bulk.totals.entries_read <= 300
         assert not reading.done()
-        scene.bulk.pace.set(entries_per_s=0, bytes_per_s=0)
+        scene.bulk.rate_limit.set(entries_per_s=0, bytes_per_s=0)
         assert (await reading).entry_count == 500
 
-    play(act, paces_reads=True, reads_batches=reads_batches, timeout_s=1.0)
+    play(act, limits_check_rate=True, reads_batches=reads_batches, timeout_s=1.0)
 
 
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
@@ -350,9 +343,9 @@ def test_copies_keep_to_what_each_bookie_is_asked_for(
     async def act(scene: Scene) -> None:
         scene.fill(range(count))
         bookie = scene.target if of_target else scene.a
-        pace: Pace = getattr(scene.bulk.flow.of(bookie.bookie_id), pace_name)
+        pace: RateLimiter = getattr(scene.bulk.flow.of(bookie.bookie_id), pace_name)
         pace.set(entries_per_s=1, bytes_per_s=0)
-        pace.take(cast(AnyReading, Copying(Pace())), 1)  # the first passes always
+        pace.admit(Copying(RateLimiter()), 1)  # the first passes always
         shape = scene.runs if in_runs else scene.halves
         copying = asyncio.create_task(scene.run(shape(count)))
         await scene.run(shape(count, reads={scene.b.bookie_id: range(count)}, target=None))
@@ -393,7 +386,7 @@ def test_copies_that_wait_go_on_at_once_when_clients_no_longer_go_first() -> Non
         scene.bulk.flow.yields = False
 
         assert (await copying).entry_count == 500
-        assert adds.take(cast(AnyReading, Copying(Pace())), 1_000_000) == 1_000_000
+        assert adds.admit(Copying(RateLimiter()), 1_000_000) == 1_000_000
 
     play(act, yields=True)
 
@@ -406,7 +399,7 @@ def test_copies_that_wait_go_on_at_once_when_clients_are_gone() -> None:
         await scene.run(scene.halves(500, target=None))  # as long as the copy would take
         assert not copying.done()
 
-        scene.bulk.flow.tell(lambda bookie: Activity.QUIET, sharer_count=1)
+        scene.bulk.flow.set_activity(lambda bookie: Activity.QUIET, sharer_count=1)
 
         assert (await copying).entry_count == 500
 

@@ -5,7 +5,7 @@ import asyncio
 
 import pytest
 
-from ledgers.bulk.connection import RECEIVE_BYTES, Inbox, ReceiveBuffer
+from ledgers.bulk.connection import RECEIVE_BYTES, BulkProtocol, ReceiveBuffer
 from ledgers.bulk.frames import BATCH_REPLY_BYTES
 
 
@@ -19,14 +19,14 @@ class Judge:
         self.ends.append(end)
         return 0
 
-    def opened(self, inbox: Inbox, transport: asyncio.Transport) -> None: ...
+    def opened(self, inbox: BulkProtocol, transport: asyncio.Transport) -> None: ...
 
-    def closed(self, inbox: Inbox, error: Exception | None) -> None: ...
+    def closed(self, inbox: BulkProtocol, error: Exception | None) -> None: ...
 
-    def is_full(self, inbox: Inbox, is_full: bool) -> None: ...
+    def write_buffer_changed(self, protocol: BulkProtocol, *, is_full: bool) -> None: ...
 
 
-def feed(inbox: Inbox, data: bytes) -> None:
+def feed(inbox: BulkProtocol, data: bytes) -> None:
     inbox.get_buffer(-1)[: len(data)] = data
     inbox.buffer_updated(len(data))
 
@@ -34,7 +34,7 @@ def feed(inbox: Inbox, data: bytes) -> None:
 @pytest.mark.parametrize("byte_count", range(4, BATCH_REPLY_BYTES))
 @pytest.mark.parametrize("length", [0x7FFF_FFFF, -1])
 def test_no_room_is_made_for_a_length_that_nobody_has_judged(byte_count: int, length: int) -> None:
-    inbox = Inbox(judge := Judge(), ReceiveBuffer())
+    inbox = BulkProtocol(judge := Judge(), ReceiveBuffer())
     head = length.to_bytes(4, "big", signed=True)
 
     feed(inbox, head + bytes(byte_count - 4))
@@ -46,7 +46,7 @@ def test_no_room_is_made_for_a_length_that_nobody_has_judged(byte_count: int, le
 
 
 def test_a_long_frame_is_completed_in_a_buffer_of_its_own() -> None:
-    inbox = Inbox(Judge(), ReceiveBuffer())
+    inbox = BulkProtocol(Judge(), ReceiveBuffer())
 
     feed(inbox, (1_000_000).to_bytes(4, "big") + bytes(BATCH_REPLY_BYTES))
 

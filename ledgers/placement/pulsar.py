@@ -1,11 +1,9 @@
-"""Apache Pulsar's znode of racks (its BookieRackAffinityMapping): JSON, not BookKeeper's own.
+"""Reads what Apache Pulsar stores about bookies, as JSON.
 
-Groups of bookies, by the id or address of each its ``rack`` and, for people, its ``hostname``.
-
-Apache Pulsar's bookie isolation, as a ledger's custom metadata has it (its
-EnsemblePlacementPolicyConfig): JSON.
-
-``policyClass``, and ``properties``: for the policy that isolates, two lists of groups of bookies.
+- Racks (Pulsar's BookieRackAffinityMapping): groups of bookies; each bookie, by id or address, with its
+  ``rack`` and, for people, its ``hostname``.
+- Bookie isolation (EnsemblePlacementPolicyConfig) in the custom metadata of a ledger: ``policyClass``, and
+  ``properties`` with two lists of groups.
 """
 
 from collections.abc import Mapping
@@ -21,10 +19,10 @@ PULSAR_RACKS_PATH = "/bookies"
 
 
 def parse_pulsar_racks(data: bytes) -> dict[str, str]:
-    """Racks by what the bookie is called there. Raises CorruptionError.
+    """Return the racks by the names of bookies in the znode. Raises CorruptionError.
 
-    A bookie in two groups has the rack that comes last; one without a rack is left out. The host
-    name counts where no bookie is called by it.
+    A bookie in two groups has the rack of the last one. Bookies without a rack are left out. A host
+    name is included unless a bookie has this name.
     """
     racks: dict[str, str] = {}
     hosts: dict[str, str] = {}
@@ -38,7 +36,7 @@ def parse_pulsar_racks(data: bytes) -> dict[str, str]:
 
 
 def parse_pulsar_groups(data: bytes) -> dict[str, frozenset[BookieId]]:
-    """The bookies of each group. Raises CorruptionError."""
+    """Return the bookies of each group. Raises CorruptionError."""
     return {group: frozenset(map(BookieId, bookies)) for group, bookies in _decode(data).items()}
 
 
@@ -51,17 +49,17 @@ def _decode(data: bytes) -> dict[str, dict[str, dict[str, Any]]]:
 
 CONFIG_KEY = "EnsemblePlacementPolicyConfig"
 ANY_GROUP = "*"
-"""In place of a group: every bookie is good, as for Pulsar's system topics."""
+"""Stands for any bookie, as for Pulsar's system topics."""
 POLICY_CLASSES = frozenset(
     f"org.apache.pulsar.{package}IsolatedBookieEnsemblePlacementPolicy"
     for package in ("bookie.rackawareness.", "zookeeper.Zk")
 )
-"""Under its present name, and that of Pulsar before 2.9."""
+"""The present class name, and the name before Pulsar 2.9."""
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """Groups of bookies, by name. ``secondary``: for where the primary ones have too few
-    bookies."""
+    """The names of groups whose bookies may store a ledger. ``secondary``: used if the primary groups
+    have too few bookies."""
 
     primary: frozenset[str]
     secondary: frozenset[str] = frozenset()
@@ -73,8 +71,10 @@ class _Config(msgspec.Struct):
 
 
 def isolation_of(metadata: LedgerMetadata) -> Isolation | None:
-    """None for a ledger that may be anywhere; so is, as for Pulsar, one whose configuration cannot
-    be read."""
+    """Return the isolation of a ledger; None if it may be on any bookie.
+
+    A configuration that cannot be parsed also means any bookie, as in Pulsar.
+    """
     data = dict(metadata.custom).get(CONFIG_KEY)
     if data is None:
         return None
@@ -90,6 +90,6 @@ def isolation_of(metadata: LedgerMetadata) -> Isolation | None:
 
 
 def _groups(value: object) -> frozenset[str]:
-    """Names with commas between them, or a list of such."""
+    """Parse names joined by commas, or a list of such strings."""
     texts = value if isinstance(value, list) else [value or ""]
     return frozenset(name for text in texts for name in str(text).split(",") if name)

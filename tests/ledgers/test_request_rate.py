@@ -2,10 +2,10 @@
 
 import pytest
 
-from ledgers.zookeeper.flow import BURST_S, Pace
+from ledgers.zookeeper.flow import BURST_S, RequestRate
 
 
-def went_in(pace: Pace, duration_s: float, *, start_s: float = 1_000.0) -> int:
+def went_in(pace: RequestRate, duration_s: float, *, start_s: float = 1_000.0) -> int:
     """How many go within that time when somebody always wants to."""
     now_s, count = start_s, 0
     while now_s < start_s + duration_s:
@@ -20,25 +20,25 @@ def went_in(pace: Pace, duration_s: float, *, start_s: float = 1_000.0) -> int:
 
 @pytest.mark.parametrize("per_s", [1, 7, 100, 5_000])
 def test_so_many_go_in_a_second_and_the_burst(per_s: int) -> None:
-    assert went_in(Pace(per_s), 10.0) == pytest.approx(10 * per_s + per_s * BURST_S, abs=1)
+    assert went_in(RequestRate(per_s), 10.0) == pytest.approx(10 * per_s + per_s * BURST_S, abs=1)
 
 
 def test_zero_is_no_limit() -> None:
-    pace = Pace(0)
+    pace = RequestRate(0)
     for _ in range(10_000):
         assert pace.wait_s(0.0) == 0
         pace.took(0.0)
 
 
 def test_what_was_not_used_for_long_is_not_saved_up() -> None:
-    pace = Pace(100)
+    pace = RequestRate(100)
     went_in(pace, 1.0)
 
     assert went_in(pace, 0.001, start_s=5_000.0) == pytest.approx(100 * BURST_S, abs=1)
 
 
 def test_a_change_takes_effect_at_once() -> None:
-    pace = Pace(1)
+    pace = RequestRate(1)
     pace.took(0.0)
     pace.took(0.0)
     assert pace.wait_s(0.0) > 1
@@ -49,7 +49,7 @@ def test_a_change_takes_effect_at_once() -> None:
 
 
 def test_being_told_the_same_again_frees_nothing() -> None:
-    pace = Pace(1)
+    pace = RequestRate(1)
     pace.took(0.0)
     pace.took(0.0)
     waits_s = pace.wait_s(0.0)

@@ -2,12 +2,10 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import pytest
 
-from ledgers.bulk.limiters import Pace, Way, Window, WindowGate
-from ledgers.bulk.transfer import AnyReading
+from ledgers.bulk.limiters import Limiter, LimiterChain, RateLimiter, Window, WindowLimiter
 from tests.replication.cluster import in_virtual_time
 
 QUANTUM = 16
@@ -18,45 +16,41 @@ PACE_PER_S = 12_000
 
 @dataclass(slots=True, eq=False)
 class Copying:
-    """A reading without end, whose entries its target acknowledges after a while. It is its own job
-    and lane."""
+    """A read part without end. Its target acknowledges entries after a while. It is its own transfer
+    state."""
 
-    way: Way
+    chain: LimiterChain
     reply_s: float
     quantum: int = QUANTUM
     expected_bytes: int = ENTRY_BYTES
-    let_go_by: set[object] = field(default_factory=set)
-    is_begun: bool = False
+    woken_by: set[Limiter] = field(default_factory=set)
+    has_started: bool = False
     acknowledged_count: int = 0
     is_queued: bool = False
     flying_count: int = 0
 
     @property
-    def job(self) -> "Copying":
+    def state(self) -> "Copying":
         return self
 
-    @property
-    def lane(self) -> "Copying":
-        return self
-
-    def enqueue(self, reading: Any) -> None:
+    def enqueue(self) -> None:
         self.is_queued = True
         asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         if self.flying_count >= 4 * QUANTUM:
             self.is_queued = False
-        elif count := self.way.take(cast(AnyReading, self), self.quantum):
+        elif count := self.chain.admit(self, self.quantum):
             self.flying_count += count
             asyncio.get_running_loop().call_later(self.reply_s, self._acknowledge, count)
-            self.enqueue(self)
+            self.enqueue()
 
     def _acknowledge(self, count: int) -> None:
         self.flying_count -= count
         self.acknowledged_count += count
-        self.way.release(count * self.expected_bytes, count=count)
+        self.chain.release(count * self.expected_bytes, count=count)
         if not self.is_queued:
-            self.enqueue(self)
+            self.enqueue()
 
 
 @pytest.mark.parametrize(
@@ -72,22 +66,22 @@ class Copying:
 async def test_a_target_whose_window_is_small_is_not_starved_by_one_that_uses_up_the_pace(
     copying_counts: tuple[int, int], slow_window: int, slow_reply_s: float
 ) -> None:
-    pace = Pace()
+    pace = RateLimiter()
     pace.set(entries_per_s=PACE_PER_S, bytes_per_s=0)
-    memory = WindowGate(Window(count_max=32_768, bytes_max=32 << 20))
-    windows = [WindowGate(Window(count_max=n, bytes_max=8 << 20)) for n in (1_000, slow_window)]
+    memory = WindowLimiter(Window(count_max=32_768, bytes_max=32 << 20))
+    windows = [WindowLimiter(Window(count_max=n, bytes_max=8 << 20)) for n in (1_000, slow_window)]
     fast, slow = (
-        [Copying(Way(pace, window, memory), reply_s) for _ in range(count)]
+        [Copying(LimiterChain(pace, window, memory), reply_s) for _ in range(count)]
         for window, reply_s, count in zip(
             windows, (0.003, slow_reply_s), copying_counts, strict=True
         )
     )
     for copying in (*fast, *slow):
-        copying.enqueue(copying)
+        copying.enqueue()
     for _ in range(40):
         await asyncio.sleep(0.25)
         for window in (*windows, memory):
-            window.unpark_if_free()
+            window.wake_if_half_free()
     pace.close()
 
     assert all(copying.acknowledged_count for copying in slow)
@@ -101,12 +95,12 @@ async def test_a_target_whose_window_is_small_is_not_starved_by_one_that_uses_up
 async def test_an_entry_that_needs_most_of_a_window_gets_it_though_others_are_there(
     share: float,
 ) -> None:
-    window = WindowGate(Window(count_max=1_000, bytes_max=100 * ENTRY_BYTES))
-    small = [Copying(Way(window), 0.003 + 0.0001 * n) for n in range(20)]
+    window = WindowLimiter(Window(count_max=1_000, bytes_max=100 * ENTRY_BYTES))
+    small = [Copying(LimiterChain(window), 0.003 + 0.0001 * n) for n in range(20)]
     entry_bytes = int(share * 100 * ENTRY_BYTES)
-    large = Copying(Way(window), 0.01, quantum=1, expected_bytes=entry_bytes)
+    large = Copying(LimiterChain(window), 0.01, quantum=1, expected_bytes=entry_bytes)
     for copying in (*small, large):
-        copying.enqueue(copying)
+        copying.enqueue()
 
     await asyncio.sleep(10)
 
