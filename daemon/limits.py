@@ -56,10 +56,10 @@ def limits_in_force(order: LimitsOrder, settings: Settings) -> Limits:
         requests_per_s=settings.zookeeper.requests_per_s,
         yields_to_writers=ours.yields_to_writers,
     )
-    return replace(own, **given(order))
+    return replace(own, **ordered_limits(order))
 
 
-def given(order: LimitsOrder) -> dict[str, Any]:
+def ordered_limits(order: LimitsOrder) -> dict[str, Any]:
     """What it says, by key."""
     return {key: value for key, value in asdict(order).items() if value is not None}
 

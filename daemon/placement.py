@@ -264,7 +264,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placing:
+class SessionPlacement:
     """The placement policy of one session. ``rack_keeper`` keeps the racks up to date; None if racks
     have no source."""
 
@@ -280,7 +280,7 @@ class Placing:
                 tasks.create_task(self.rack_keeper.run())
 
 
-async def begin_placing(
+async def load_placement(
     settings: PlacementSettings,
     *,
     store: MetadataStore,
@@ -290,7 +290,7 @@ async def begin_placing(
     clock: Clock,
     rng: random.Random,
     resolve: ResolveHost = resolve_host,
-) -> Placing:
+) -> SessionPlacement:
     """Build the policy and read the racks once, if their source answers in time.
 
     Racks of absent bookies come from ``rack_memory``. ``local``: the bookie that is preferred among
@@ -322,12 +322,12 @@ async def begin_placing(
         may_leave=settings.may_leave_isolation,
     )
     await groups.refresh()
-    return Placing(policy=policy, racks=racks, rack_keeper=rack_keeper, groups=groups)
+    return SessionPlacement(policy=policy, racks=racks, rack_keeper=rack_keeper, groups=groups)
 
 
-async def placing_of(session: Session, settings: PlacementSettings) -> Placing:
+async def session_placement(session: Session, settings: PlacementSettings) -> SessionPlacement:
     """Build the policy for a session."""
-    return await begin_placing(
+    return await load_placement(
         settings,
         store=session.store,
         ur=session.ur,

@@ -12,7 +12,7 @@ from auditor.scan import may_be_named
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import known_bookies, require_known
 from daemon.local_bookie import local_bookie
-from daemon.placement import begin_placing
+from daemon.placement import load_placement
 from daemon.status.gathering import gather_status
 from daemon.status.verdict import verdict_text
 from ledgers.client import BookieClient, open_bookies
@@ -39,7 +39,7 @@ READS_AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class SelectedLedgers:
     """Ledgers to plan for, and how many more there are: None where nobody has counted.
 
     ``unreadable``: those that may be among them, which nobody can tell.
@@ -52,7 +52,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Previews:
-    """``more``, ``unreadable``: as in ``Chosen``.
+    """``more``, ``unreadable``: as in ``SelectedLedgers``.
 
     ``none_marked``: what ``status`` says where the marked ledgers were asked for and there is none,
     though all is not well, or nobody may have looked; else empty.
@@ -78,7 +78,7 @@ async def plan_for(
     """
     none_marked, every_unproven = "", list[int]()
     if ledger_ids:
-        chosen = Chosen(ledger_ids=list(dict.fromkeys(ledger_ids)))
+        chosen = SelectedLedgers(ledger_ids=list(dict.fromkeys(ledger_ids)))
     elif bookie is not None:
         require_known([bookie], await known_bookies(cluster))
         chosen = await ledgers_of(cluster, bookie, limit=limit)
@@ -124,7 +124,7 @@ async def preview_all(
         return await gather_in_parts(preview, ledger_ids, at_once=LEDGERS_AT_ONCE)
 
 
-async def most_endangered(cluster: AdminSession, *, limit: int) -> Chosen:
+async def most_endangered(cluster: AdminSession, *, limit: int) -> SelectedLedgers:
     """Of both queues: what the leader calls urgent, then most bookies missing, then the oldest
     loss.
 
@@ -146,10 +146,10 @@ async def most_endangered(cluster: AdminSession, *, limit: int) -> Chosen:
         ranks[each.ledger_id] = min(rank, ranks.get(each.ledger_id, rank))
     ordered = [*urgent, *sorted(ranks, key=lambda ledger_id: (ranks[ledger_id], ledger_id))]
     unread = max(0, len(rest) - MARKS_READ_MAX)
-    return Chosen(ledger_ids=ordered[:limit], more=max(0, len(ordered) - limit) + unread)
+    return SelectedLedgers(ledger_ids=ordered[:limit], more=max(0, len(ordered) - limit) + unread)
 
 
-async def ledgers_of(cluster: AdminSession, bookie: BookieId, *, limit: int) -> Chosen:
+async def ledgers_of(cluster: AdminSession, bookie: BookieId, *, limit: int) -> SelectedLedgers:
     """The first ledgers whose metadata names the bookie, and those met on the way that may."""
     found: list[int] = []
     unreadable: list[int] = []
@@ -160,7 +160,7 @@ async def ledgers_of(cluster: AdminSession, bookie: BookieId, *, limit: int) -> 
         if len(found) > limit:
             break
     doubtful = await may_be_named(cluster.store, cluster.manager, unreadable, [bookie])
-    return Chosen(
+    return SelectedLedgers(
         ledger_ids=found[:limit],
         more=None if len(found) > limit else 0,
         unreadable=doubtful.get(bookie, []),
@@ -186,7 +186,7 @@ async def _names(cluster: AdminSession, ledger_id: int, bookie: BookieId) -> boo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looking:
+class Inspection:
     """What a command looks at ledgers with. ``view``: of the cluster as it was when it began."""
 
     inspector: Inspector
@@ -199,7 +199,7 @@ class Looking:
 
 
 @asynccontextmanager
-async def open_looking(cluster: AdminSession) -> AsyncIterator[Looking]:
+async def open_inspection(cluster: AdminSession) -> AsyncIterator[Inspection]:
     """The eyes of a worker, at a command's pace."""
     ours, clock, rng = cluster.settings.replication, SystemClock(), random.Random()
     views = ViewSource(cluster.registration, clock, OrderBook(cluster.store, cluster.ur))
@@ -219,7 +219,7 @@ async def open_looking(cluster: AdminSession) -> AsyncIterator[Looking]:
             checked_share=ours.checked_share,
             entry_lists=ours.entry_lists,
         )
-        yield Looking(
+        yield Inspection(
             inspector=inspector,
             bookies=bookies,
             views=views,
@@ -237,38 +237,38 @@ async def open_previewer(
     """Looks at the cluster as it is now; with ``drained`` as if that one were being drained,
     too."""
     ours = cluster.settings
-    async with open_looking(cluster) as looking:
-        local = local_bookie(ours.node.bookie_id, looking.view)
-        placing = await begin_placing(
+    async with open_inspection(cluster) as inspection:
+        local = local_bookie(ours.node.bookie_id, inspection.view)
+        placement = await load_placement(
             ours.placement,
             store=cluster.store,
             ur=cluster.ur,
-            views=looking.views,
+            views=inspection.views,
             local=local,
-            clock=looking.clock,
-            rng=looking.rng,
+            clock=inspection.clock,
+            rng=inspection.rng,
         )
         rooms = DiskSpaceSource(
-            looking.bookies,
-            looking.views,
+            inspection.bookies,
+            inspection.views,
             floor_share=ours.replication.free_room_min,
-            clock=looking.clock,
-            rng=looking.rng,
+            clock=inspection.clock,
+            rng=inspection.rng,
         )
         await rooms.ask_due()
         target_selector = TargetSelector(
-            placing.policy,
-            clock=looking.clock,
+            placement.policy,
+            clock=inspection.clock,
             local=local,
             is_local_only=ours.replication.target == "local",
             rooms=rooms,
-            rack=placing.racks.rack,
-            allowed=placing.groups.allowed,
+            rack=placement.racks.rack,
+            allowed=placement.groups.allowed,
         )
         yield Previewer(
-            looking.inspector,
+            inspection.inspector,
             target_selector,
-            _as_if_drained(looking.view, drained),
+            _as_if_drained(inspection.view, drained),
             moves_misplaced=ours.checks.repairs_placement,
         )
 

@@ -32,7 +32,7 @@ from auditor.records import Records
 from auditor.safety_hold import Holds
 from daemon.checking import LeaderChecks
 from daemon.limits import keep_to_our_share, keep_to_pace, yield_to_clients
-from daemon.placement import Placing, placing_of
+from daemon.placement import SessionPlacement, session_placement
 from daemon.session import Session, open_session, tell_of_returns
 from daemon.settings import Settings
 from ledgers.bulk.engine import BulkTransfers
@@ -101,7 +101,7 @@ async def open_worker(
         bookies = session.bookie_client(budgets, bulk)
         stack.push_async_callback(bookies.close)
         batcher = Batcher(session.store, [session.membership.guard])
-        placing = await placing_of(session, settings.placement)
+        placement = await session_placement(session, settings.placement)
         quarantine = Quarantine(session.clock, session.views.life)
         rooms = DiskSpaceSource(
             bookies,
@@ -118,7 +118,7 @@ async def open_worker(
             batcher=batcher,
             queue=make_queue(session, batcher),
             bookies=bookies,
-            placing=placing,
+            placement=placement,
             rooms=rooms,
             quarantine=quarantine,
             on_written=on_written,
@@ -140,7 +140,7 @@ async def open_worker(
                     ),
                     _pause_while_suspended(session.store, bulk),
                     tell_of_returns(session.views, bookies, bulk),
-                    placing.run(),
+                    placement.run(),
                     rooms.run(),
                 )
             ]
@@ -158,7 +158,7 @@ class _Parts:
     batcher: Batcher
     queue: Queue
     bookies: BookieClient
-    placing: Placing
+    placement: SessionPlacement
     rooms: DiskSpaceSource
     quarantine: Quarantine
     on_written: OnWritten
@@ -260,14 +260,14 @@ class _Parts:
 
     def _target_selector(self) -> TargetSelector:
         return TargetSelector(
-            self.placing.policy,
+            self.placement.policy,
             clock=self.session.clock,
             local=self.session.local,
             is_local_only=self.settings.replication.target == "local",
             rooms=self.rooms,
-            rack=self.placing.racks.rack,
+            rack=self.placement.racks.rack,
             quarantine=self.quarantine,
-            allowed=self.placing.groups.allowed,
+            allowed=self.placement.groups.allowed,
         )
 
 
@@ -322,8 +322,8 @@ async def run_auditor_session(
         if settings.auditor.standbys_keep_index:
             tasks.create_task(updater.run())
         # Prepared before the election, so that a new leader can act at once.
-        placing = await placing_of(session, settings.placement)
-        tasks.create_task(placing.run())
+        placement = await session_placement(session, settings.placement)
+        tasks.create_task(placement.run())
         election = Election(
             session.store,
             session.ur,
@@ -335,7 +335,7 @@ async def run_auditor_session(
         tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
         if not settings.auditor.standbys_keep_index:
             tasks.create_task(updater.run())
-        await _lead(settings, session, leadership, updater, placing, outages)
+        await _lead(settings, session, leadership, updater, placement, outages)
 
 
 async def _lead(
@@ -343,21 +343,21 @@ async def _lead(
     session: Session,
     leadership: Leadership,
     updater: LedgerMapUpdater,
-    placing: Placing,
+    placement: SessionPlacement,
     outages: Outages,
 ) -> None:
     """Run all tasks of the leader until its session or its leadership ends."""
     batcher = Batcher(session.store, leadership.guards)
     records = Records(session.store, batcher, session.ur)
     findings = Findings(session.store, batcher, session.ur, session.clock)
-    auditor = _auditor(settings, session, batcher, updater, placing, records, outages)
+    auditor = _auditor(settings, session, batcher, updater, placement, records, outages)
     checks = LeaderChecks(
         settings=settings,
         session=session,
         batcher=batcher,
         updater=updater,
         findings=findings,
-        placing=placing,
+        placement=placement,
         is_audit_pending=lambda: auditor.is_loss_pending,
     )
     drainer = _drainer(session, batcher, updater, records)
@@ -369,7 +369,7 @@ async def _lead(
             batcher.run(),
             drainer.run(),
             findings.run(),
-            _remember_racks(session, batcher, placing),
+            _remember_racks(session, batcher, placement),
             checks.run(),
             teller.run(),
             meter_last(session.store, session.ur),
@@ -384,7 +384,7 @@ def _auditor(
     session: Session,
     batcher: Batcher,
     updater: LedgerMapUpdater,
-    placing: Placing,
+    placement: SessionPlacement,
     records: Records,
     outages: Outages,
 ) -> Auditor:
@@ -394,7 +394,7 @@ def _auditor(
         ur=session.ur,
         settings=settings.hold,
         clock=session.clock,
-        rack_of=placing.racks.rack,
+        rack_of=placement.racks.rack,
     )
     tracker = LossTracker(
         store=session.store,
@@ -451,14 +451,14 @@ def _drainer(
     )
 
 
-async def _remember_racks(session: Session, batcher: Batcher, placing: Placing) -> None:
-    if placing.rack_keeper is not None:
+async def _remember_racks(session: Session, batcher: Batcher, placement: SessionPlacement) -> None:
+    if placement.rack_keeper is not None:
         memory = RackMemory(
             store=session.store,
             batcher=batcher,
             ur=session.ur,
-            racks=placing.racks,
-            rack_keeper=placing.rack_keeper,
+            racks=placement.racks,
+            rack_keeper=placement.rack_keeper,
             views=session.views,
             clock=session.clock,
         )

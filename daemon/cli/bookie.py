@@ -14,7 +14,7 @@ from daemon.cli.identities import trust_identities
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.maintenance import maintenance
 from daemon.cli.orders import unreadable_texts
-from daemon.cli.progress import counted, tell
+from daemon.cli.progress import counted, echo_notes
 from daemon.status.leader import losses_due_ms
 from ledgers.clock import Clock, SystemClock
 from replication.orders import OrderBook
@@ -60,7 +60,7 @@ def list_bookies(config: Path | None, output: str, room: bool) -> None:
         for row in rows:
             click.echo(row.to_text(now_ms=SystemClock().wall_ms()))
         click.echo(counted(len(rows), "bookie"))
-    tell(unreadable_texts(unreadable))
+    echo_notes(unreadable_texts(unreadable))
     sys.exit(EXIT_FAILED if unreadable else 0)
 
 

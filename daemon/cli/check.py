@@ -40,8 +40,8 @@ from daemon.cli.progress import (
     Show,
     counted,
     duration_text,
-    saying_when_interrupted,
-    tell,
+    echo_notes,
+    explain_interrupt,
 )
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import NodeExistsError, NoNodeError, SettingsError
@@ -390,7 +390,7 @@ def list_checks(config: Path | None, output: str) -> None:
     """
     clock = SystemClock()
     found = run_in_session(config, lambda cluster: read_checks(cluster, clock=clock))
-    tell(found.concerns)
+    echo_notes(found.concerns)
     if output == "json":
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
@@ -416,7 +416,7 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
         before = (await read_checks(cluster, clock=clock)).row(name).last
         await force_check(cluster, name)
         checks = await read_checks(cluster, clock=clock)
-        tell(checks.concerns)
+        echo_notes(checks.concerns)
         if not wait:
             return checks, None
         line = ProgressLine("ledger")
@@ -427,9 +427,7 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
         finally:
             line.close()
 
-    with saying_when_interrupted(
-        f"what was asked for stands: bookmender check list tells of {name}"
-    ):
+    with explain_interrupt(f"what was asked for stands: bookmender check list tells of {name}"):
         checks, run = run_in_session(config, act)
     if output == "json":
         record = {"check": name, "leader": checks.leader, "run": run_record(run) if run else None}

@@ -19,10 +19,10 @@ from itertools import chain
 
 from auditor.checks.idle import Sighting, read_sightings, seen_again
 from daemon.admin_session import AdminSession, writing_session
-from daemon.cli.progress import duration_text, printable, tell
-from daemon.cli.stuck import try_now
-from daemon.placement import begin_placing
-from daemon.previews import Looking, open_looking
+from daemon.cli.blocked import try_now
+from daemon.cli.progress import duration_text, echo_notes, printable
+from daemon.placement import load_placement
+from daemon.previews import Inspection, open_inspection
 from daemon.settings import Settings
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -57,7 +57,7 @@ from replication.znodes import own_path, read_found_bad
 DAMAGE_ENTRIES_MAX = 10_000
 """Entries after the LAC that are read before a ledger is closed: a writer has fewer under way."""
 
-Told = Mapping[BookieId, LastEntry | None]
+LastEntries = Mapping[BookieId, LastEntry | None]
 """Of each member of a last ensemble how far it says it reaches, None where it does not answer."""
 
 
@@ -66,7 +66,7 @@ class CloseRefusedError(RejectedError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class CloseResult:
     """A ledger as it was found, and as it was left: ``closed`` is None while nothing was done.
 
     ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why
@@ -119,7 +119,7 @@ def doubts_about(
     return []
 
 
-def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> str:
+def why_unclosable(metadata: LedgerMetadata, told: LastEntries, view: ClusterView) -> str:
     """Why a recovery could not find the ledger's end now, and what helps, for people; empty where
     it may."""
     silent = silent_of(told, view)
@@ -131,7 +131,7 @@ def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> s
     )
 
 
-def silent_of(told: Told, view: ClusterView) -> frozenset[BookieId]:
+def silent_of(told: LastEntries, view: ClusterView) -> frozenset[BookieId]:
     """Return the bookies that do not answer. What is said in the place of one that is not
     registered is not its answer."""
     return frozenset(b for b, last in told.items() if last is None or b not in view.answering)
@@ -196,13 +196,13 @@ class LedgerCloser:
         self._clock = clock
         self._tell = tell
 
-    async def look(self, ledger_id: int) -> Closing:
+    async def look(self, ledger_id: int) -> CloseResult:
         """Nothing is written, or fenced. Raises NoSuchLedgerError, CorruptionError."""
         await self._manager.sync(ledger_id)
         found = await self._manager.read(ledger_id)
         view = await self._views.refresh()  # a hold may have begun while somebody was waited for
         if found.metadata.is_closed:
-            return Closing(found=found)
+            return CloseResult(found=found)
         told = await self._last_entries(found)
         last_entry_id = max((r.last_entry_id for r in told.values() if r is not None), default=None)
         doubts: list[str] = []
@@ -214,7 +214,7 @@ class LedgerCloser:
                 now_ms=self._clock.wall_ms(),
                 after_s=self._after_s,
             )
-        return Closing(
+        return CloseResult(
             found=found,
             last_entry_id=last_entry_id,
             doubts=tuple(doubts),
@@ -224,7 +224,7 @@ class LedgerCloser:
             damage=await self._damage(found, told),
         )
 
-    async def _damage(self, found: VersionedMetadata, told: Told) -> str:
+    async def _damage(self, found: VersionedMetadata, told: LastEntries) -> str:
         """Reads the entries after the LAC from every registered member of the last ensemble,
         without fencing."""
         last_entries = [each for each in told.values() if each is not None]
@@ -246,7 +246,7 @@ class LedgerCloser:
             "damaged"
         )
 
-    async def _why_unclosable(self, found: VersionedMetadata, told: Told) -> str:
+    async def _why_unclosable(self, found: VersionedMetadata, told: LastEntries) -> str:
         """As ``why_unclosable``, and likewise where its last entries could not be written again."""
         if why := why_unclosable(found.metadata, told, self._views.current):
             return why
@@ -257,7 +257,7 @@ class LedgerCloser:
         why = self._open_ledgers.why_no_target(found, silent)
         return f"{_no_answer(silent, self._views.current)}, and {why}, then give the same command again"
 
-    async def _last_entries(self, found: VersionedMetadata) -> Told:
+    async def _last_entries(self, found: VersionedMetadata) -> LastEntries:
         """One that ZooKeeper does not show is asked, too: it may have lost its session alone."""
         members = found.metadata.last_segment.ensemble
         told = await asyncio.gather(
@@ -273,7 +273,7 @@ class LedgerCloser:
         holder: str,
         is_forced: bool = False,
         accepts_loss: bool = False,
-    ) -> Closing:
+    ) -> CloseResult:
         """Recover and close it, and mark it in our private queue, so that nodes check its copies at
         once; one that is closed already stays as it is.
 
@@ -301,11 +301,11 @@ class LedgerCloser:
             found = await self._manager.read(ledger_id)
             if not found.metadata.is_closed:
                 raise
-            return Closing(found=found)  # by whoever has it, and sees to its copies now
+            return CloseResult(found=found)  # by whoever has it, and sees to its copies now
 
     async def _close(
         self, ledger_id: int, *, is_forced: bool, accepts_loss: bool, guards: Sequence[Check]
-    ) -> Closing:
+    ) -> CloseResult:
         before = await self._look_to_close(ledger_id, is_forced=is_forced)
         if before.found.metadata.is_closed:
             return before
@@ -314,14 +314,14 @@ class LedgerCloser:
             UnavailableError, SessionLostError, LockLostError, RejectedError
         ):  # it is closed, and tried again one day
             await try_now(ledger_id, self._store, self._ur, guards=guards, clock=self._clock)
-        return Closing(
+        return CloseResult(
             found=before.found,
             last_entry_id=before.last_entry_id,
             doubts=before.doubts,
             closed=closed,
         )
 
-    async def _look_to_close(self, ledger_id: int, *, is_forced: bool) -> Closing:
+    async def _look_to_close(self, ledger_id: int, *, is_forced: bool) -> CloseResult:
         """Raises CloseRefusedError."""
         before = await self.look(ledger_id)
         if refused := before.refusal(is_forced=is_forced):
@@ -422,7 +422,7 @@ def _held_back(orders: Orders) -> str:
     return f"a hold stands{why}, and nothing is fenced before it has ended: bookmender hold"
 
 
-async def look_before_closing(cluster: AdminSession, ledger_id: int) -> Closing:
+async def look_before_closing(cluster: AdminSession, ledger_id: int) -> CloseResult:
     """Errors are those of ``LedgerCloser.look``."""
     async with _open_closer(cluster, cluster.manager) as closer:
         return await closer.look(ledger_id)
@@ -430,7 +430,7 @@ async def look_before_closing(cluster: AdminSession, ledger_id: int) -> Closing:
 
 async def close_by_hand(
     settings: Settings, ledger_id: int, *, is_forced: bool, accepts_loss: bool
-) -> Closing:
+) -> CloseResult:
     """Errors are those of ``LedgerCloser.close``; SettingsError where nothing can be recorded."""
     async with (
         writing_session(settings) as ours,
@@ -449,44 +449,44 @@ async def close_by_hand(
 async def _open_closer(
     cluster: AdminSession, manager: LedgerManager
 ) -> AsyncIterator[LedgerCloser]:
-    async with open_looking(cluster) as looking:
+    async with open_inspection(cluster) as inspection:
         yield LedgerCloser(
             store=cluster.store,
             manager=manager,
-            bookies=looking.bookies,
-            views=looking.views,
-            open_ledgers=await _open_ledgers(cluster, manager, looking),
+            bookies=inspection.bookies,
+            views=inspection.views,
+            open_ledgers=await _open_ledgers(cluster, manager, inspection),
             ur=cluster.ur,
             after_s=cluster.settings.checks.counts_as_idle_after_s,
-            clock=looking.clock,
-            tell=lambda text: tell([printable(text)]),
+            clock=inspection.clock,
+            tell=lambda text: echo_notes([printable(text)]),
         )
 
 
 async def _open_ledgers(
-    cluster: AdminSession, manager: LedgerManager, looking: Looking
+    cluster: AdminSession, manager: LedgerManager, inspection: Inspection
 ) -> OpenLedgers:
     """What a worker recovers with. Who takes over from bookies that fail is chosen by the
     policy."""
-    placing = await begin_placing(
+    placement = await load_placement(
         cluster.settings.placement,
         store=cluster.store,
         ur=cluster.ur,
-        views=looking.views,
+        views=inspection.views,
         local=None,
-        clock=looking.clock,
-        rng=looking.rng,
+        clock=inspection.clock,
+        rng=inspection.rng,
     )
     return OpenLedgers(
         manager=manager,
-        bookies=looking.bookies,
-        views=looking.views,
-        fallback_digest=looking.fallback_digest,
+        bookies=inspection.bookies,
+        views=inspection.views,
+        fallback_digest=inspection.fallback_digest,
         target_selector=TargetSelector(
-            placing.policy,
-            clock=looking.clock,
-            rack=placing.racks.rack,
-            allowed=placing.groups.allowed,
+            placement.policy,
+            clock=inspection.clock,
+            rack=placement.racks.rack,
+            allowed=placement.groups.allowed,
         ),
-        clock=looking.clock,
+        clock=inspection.clock,
     )

@@ -20,6 +20,16 @@ from auditor.absence import read_delay
 from auditor.election import current_leader
 from auditor.records import DrainProgress
 from daemon.admin_session import AdminSession, run_in_session
+from daemon.cli.blocked import (
+    NO_WAITS,
+    BlockedLedgers,
+    all_marked,
+    count_waiting,
+    first_reasons,
+    read_all_marks,
+    still_naming,
+    waiting_text,
+)
 from daemon.cli.bookies import (
     BookieArgument,
     drain_progress,
@@ -38,18 +48,8 @@ from daemon.cli.progress import (
     ProgressLine,
     Show,
     duration_text,
-    saying_when_interrupted,
-    tell,
-)
-from daemon.cli.stuck import (
-    NOBODY_WAITS,
-    StuckLedgers,
-    listed,
-    marks_of,
-    shown,
-    still_naming,
-    waiting_text,
-    waits_among,
+    echo_notes,
+    explain_interrupt,
 )
 from daemon.status.leader import losses_due_ms
 from ledgers.clock import Clock, SystemClock
@@ -73,7 +73,7 @@ class Drains:
 
     orders: Orders
     progress: dict[BookieId, DrainProgress]
-    stuck: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
     """Why each ledger that is left cannot move before somebody helps, where that holds for all of
     them."""
 
@@ -113,14 +113,14 @@ class Drains:
                 for bookie, order in sorted(self.orders.draining.items())
             },
             "unreadable_orders": list(self.orders.unreadable),
-            "waiting_for_help": list(self.stuck),
+            "waiting_for_help": list(self.blocked),
         }
 
     def to_text(self) -> str:
         lines = [f"{b}: {drain_text(self.progress.get(b))}" for b in sorted(self.orders.draining)]
-        if self.stuck:
+        if self.blocked:
             lines += ["none of those that are left can move before that is helped:"]
-            lines += [f"  {text}" for text in shown(self.stuck)]
+            lines += [f"  {text}" for text in first_reasons(self.blocked)]
         return "\n".join(lines) or "no bookie is being drained"
 
 
@@ -175,17 +175,17 @@ async def wait_drained(
     cluster: AdminSession,
     bookies: Sequence[BookieId],
     *,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     show: Show,
     clock: Clock,
 ) -> Drains:
     """Until no ledger that can be read names any of them, an order is taken back, or none that is
     left can move.
 
-    ``tell``: of what keeps nodes from the work, now and whenever it changes. Returns the drains as
-    they are then: one may still be in doubt, or ``stuck``.
+    ``notify``: receives what keeps nodes from the work, now and whenever it changes. Returns the drains as
+    they are then: one may still be in doubt, or ``blocked``.
     """
-    left, roll_call = _LeftLedgers(cluster, clock), _RollCall(cluster, tell, clock)
+    left, roll_call = _LeftLedgers(cluster, clock), _RollCall(cluster, notify, clock)
     while True:
         drains = (await read_drains(cluster)).only(bookies)
         if drains.orders.draining.keys() != set(bookies):
@@ -195,7 +195,7 @@ async def wait_drained(
         await roll_call.call()
         if drains.ledgers_left is not None:
             if reasons := await left.look(drains):
-                return replace(drains, stuck=tuple(reasons))
+                return replace(drains, blocked=tuple(reasons))
             waits = left.waits
             show(
                 drains.ledgers_left,
@@ -208,9 +208,9 @@ async def wait_drained(
 class _RollCall:
     """Whether nodes are at work on what is ordered."""
 
-    def __init__(self, cluster: AdminSession, tell: Callable[[str], None], clock: Clock) -> None:
+    def __init__(self, cluster: AdminSession, notify: Callable[[str], None], clock: Clock) -> None:
         self._cluster = cluster
-        self._tell = tell
+        self._notify = notify
         self._clock = clock
         self._due_s = -math.inf
         self._told: list[str] = []
@@ -224,7 +224,7 @@ class _RollCall:
         found = await nobody_at_work(self._cluster, self._nodes)
         if found != self._told:
             for text in found or ["that is over: nodes are at work on it"]:
-                self._tell(text)
+                self._notify(text)
         self._told = found
 
 
@@ -234,9 +234,9 @@ class _LeftLedgers:
     def __init__(self, cluster: AdminSession, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._stuck = StuckLedgers(cluster, clock)
+        self._blocked = BlockedLedgers(cluster, clock)
         self._due_s = 0.0
-        self.waits = NOBODY_WAITS
+        self.waits = NO_WAITS
         """As it was when they were last looked at."""
 
     async def look(self, drains: Drains) -> list[str]:
@@ -244,15 +244,15 @@ class _LeftLedgers:
         if self._clock.now_s() < self._due_s:
             return []
         ledger_ids = await self._marked(drains)
-        self.waits = await waits_among(self._cluster, ledger_ids)
-        reasons = await self._stuck.look(ledger_ids)
+        self.waits = await count_waiting(self._cluster, ledger_ids)
+        reasons = await self._blocked.look(ledger_ids)
         self._due_s = self._clock.now_s() + len(ledger_ids) / POLLED_MARKS_PER_S
         return reasons
 
     async def _marked(self, drains: Drains) -> set[int]:
         """Those marked for the bookies that name them still, or whose marks cannot be read; none
         while others are not marked yet."""
-        marks = await marks_of(self._cluster, await listed(self._cluster))
+        marks = await read_all_marks(self._cluster, await all_marked(self._cluster))
         named = {
             bookie: {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
             for bookie in drains.progress
@@ -425,35 +425,35 @@ def drain(
         require_known(bookies, await known_bookies(cluster))
         if cancel:
             cancelled = await cancel_drains(cluster, bookies)
-            tell(
+            echo_notes(
                 f"{b} is not drained any more: what has moved stays moved"
                 if b in cancelled
                 else f"{b} was not being drained"
                 for b in bookies
             )
             return await read_drains(cluster)
-        tell(await _away(cluster, bookies, is_sure=yes))
+        echo_notes(await _away(cluster, bookies, is_sure=yes))
         await order_drains(cluster, bookies, may_fence=fence_open, clock=SystemClock())
         if not wait:
-            tell(await concerns(cluster, bookies))
+            echo_notes(await concerns(cluster, bookies))
             return (await read_drains(cluster)).only(bookies)
-        tell(await concerns_of_bookies(cluster, bookies))
+        echo_notes(await concerns_of_bookies(cluster, bookies))
         line = ProgressLine("ledger")
 
         def say(text: str) -> None:
             line.close()
-            tell([text])
+            echo_notes([text])
 
         try:
             return await wait_drained(
-                cluster, bookies, tell=say, show=line.show, clock=SystemClock()
+                cluster, bookies, notify=say, show=line.show, clock=SystemClock()
             )
         finally:
             line.close()
 
-    with saying_when_interrupted(_what_stays(bookies, is_ordered=wait)):
+    with explain_interrupt(_what_stays(bookies, is_ordered=wait)):
         drains = run_in_session(config, act)
-    tell(unreadable_texts(drains.orders.unreadable))
+    echo_notes(unreadable_texts(drains.orders.unreadable))
     click.echo(json.dumps(drains.to_json(), indent=2) if output == "json" else drains.to_text())
     if wait or not bookies:
         sys.exit(_exit_code(drains, bookies or tuple(drains.orders.draining)))

@@ -19,7 +19,7 @@ from daemon.cli.bookies import registered_bookies
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts
-from daemon.cli.progress import counted, duration_text, printable, tell
+from daemon.cli.progress import counted, duration_text, echo_notes, printable
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId
 from replication.orders import HoldOrder, OrderBook, Orders, hold_place
@@ -285,7 +285,7 @@ async def _read(cluster: AdminSession, clock: Clock) -> HoldState:
     """And tell who does not keep to one that stands."""
     state = await read_hold(cluster, clock=clock)
     if state.hold is not None:
-        tell(await leader_concerns(cluster, "holds"))
+        echo_notes(await leader_concerns(cluster, "holds"))
     return state
 
 
@@ -295,4 +295,4 @@ def _print(state: HoldState, output: str) -> None:
     else:
         click.echo(state.to_text(now_ms=SystemClock().wall_ms()))
     if state.unreadable:
-        tell(unreadable_texts([state.unreadable]))
+        echo_notes(unreadable_texts([state.unreadable]))

@@ -18,7 +18,7 @@ import click
 from auditor.checks.idle import Sighting, read_sightings
 from auditor.checks.records import IDLE_OPEN, read_check
 from daemon.admin_session import AdminSession, admin_session, log_errors_only, run_in_session
-from daemon.cli.close_ledger import Closing, close_by_hand, look_before_closing
+from daemon.cli.close_ledger import CloseResult, close_by_hand, look_before_closing
 from daemon.cli.main import (
     EXIT_FAILED,
     EXIT_UNKNOWN,
@@ -220,18 +220,18 @@ def close(
         sys.exit(EXIT_FAILED)
 
 
-async def _look(settings: Settings, ledger_id: int) -> Closing:
+async def _look(settings: Settings, ledger_id: int) -> CloseResult:
     async with admin_session(settings) as cluster:
         return await look_before_closing(cluster, ledger_id)
 
 
 async def _close(
     settings: Settings, ledger_id: int, is_forced: bool, accepts_loss: bool
-) -> Closing:
+) -> CloseResult:
     return await close_by_hand(settings, ledger_id, is_forced=is_forced, accepts_loss=accepts_loss)
 
 
-def _closing_record(done: Closing) -> dict[str, Any]:
+def _closing_record(done: CloseResult) -> dict[str, Any]:
     left = done.found if done.closed is None else done.closed
     metadata = left.metadata
     return {
@@ -249,7 +249,7 @@ def _closing_record(done: Closing) -> dict[str, Any]:
     }
 
 
-def closing_text(done: Closing, *, is_forced: bool) -> str:
+def closing_text(done: CloseResult, *, is_forced: bool) -> str:
     """For people. ``is_forced``: as it was asked for."""
     ledger = f"ledger {done.found.ledger_id}"
     if done.closed is not None:
@@ -273,12 +273,12 @@ def closing_text(done: Closing, *, is_forced: bool) -> str:
     return "\n".join(lines)
 
 
-def _end_doubt(done: Closing) -> str:
+def _end_doubt(done: CloseResult) -> str:
     """Not beside what rules out that it is tried at all."""
     return "" if done.cannot_close else done.end_doubt
 
 
-def _next_step(done: Closing, *, is_forced: bool) -> str:
+def _next_step(done: CloseResult, *, is_forced: bool) -> str:
     if in_the_way := done.refusal(is_forced=True):
         return in_the_way
     proviso = ", if its end can be proven" if done.end_doubt else ""

@@ -12,8 +12,8 @@ from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Limit
 from daemon.cli.orders import unreadable_texts
-from daemon.cli.progress import tell
-from daemon.limits import given, limits_in_force
+from daemon.cli.progress import echo_notes
+from daemon.limits import limits_in_force, ordered_limits
 from daemon.settings import Settings
 from ledgers.errors import CorruptionError
 from replication.orders import LimitsOrder, OrderBook, limits_place
@@ -75,7 +75,7 @@ def limits(
     found, is_unreadable = run_in_session(
         config, lambda cluster: _change_or_read(cluster, wanted, reset=reset)
     )
-    tell(concerns(found))
+    echo_notes(concerns(found))
     if output == "json":
         record = {each.key: {"value": each.value, "is_ordered": each.is_ordered} for each in found}
         click.echo(json.dumps(record, indent=2))
@@ -96,7 +96,7 @@ async def _change_or_read(
     orders = await OrderBook(cluster.store, cluster.ur).read()
     is_unreadable = path in orders.unreadable
     if is_unreadable:
-        tell(unreadable_texts([path]))
+        echo_notes(unreadable_texts([path]))
     return effective_limits(orders.limits, cluster.settings), is_unreadable
 
 
@@ -134,7 +134,7 @@ async def change_limits(cluster: AdminSession, wanted: LimitsOrder, *, reset: bo
 
 def merged(before: LimitsOrder, wanted: LimitsOrder) -> LimitsOrder:
     """``before``, but for what is wanted otherwise."""
-    return replace(before, **given(wanted))
+    return replace(before, **ordered_limits(wanted))
 
 
 def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
@@ -149,7 +149,7 @@ def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
 
 def effective_limits(order: LimitsOrder, settings: Settings) -> list[EffectiveLimit]:
     """What holds for a node with these settings, and by whose word."""
-    ordered = given(order)
+    ordered = ordered_limits(order)
     return [
         EffectiveLimit(key=key, value=value, is_ordered=key in ordered)
         for key, value in asdict(limits_in_force(order, settings)).items()

@@ -32,7 +32,7 @@ from daemon.cli.hold import current_hold
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts, unreadable_windows
-from daemon.cli.progress import counted, duration_text, tell
+from daemon.cli.progress import counted, duration_text, echo_notes
 from daemon.status.leader import is_named_by_none
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
@@ -205,9 +205,9 @@ def maintenance(
                 )
         windows = await read_windows(cluster, clock)
         if windows if bookie is None else bookie in windows:
-            tell(await leader_concerns(cluster, "maintenance windows"))
+            echo_notes(await leader_concerns(cluster, "maintenance windows"))
         unreadable = await read_unreadable_windows(cluster, bookie)
-        tell(unreadable_texts(unreadable))
+        echo_notes(unreadable_texts(unreadable))
         return {b: window for b, window in windows.items() if bookie in (None, b)}, unreadable
 
     windows, unreadable = run_in_session(config, act)
@@ -217,7 +217,7 @@ def maintenance(
         why = {"error": refusal, "exit_code": EXIT_FAILED} if refusal else {}
         click.echo(json.dumps(told | why, indent=2))
     if refusal:
-        tell([f"{refusal}; nothing was changed: --yes begins the window all the same"])
+        echo_notes([f"{refusal}; nothing was changed: --yes begins the window all the same"])
     if output == "text":
         now_ms = SystemClock().wall_ms()
         for each, window in sorted(windows.items()):
@@ -245,12 +245,12 @@ async def _change(
     """Open its window, or end it, as is wanted, if either is."""
     if duration_s is not None:
         await open_window(cluster, bookie, duration_s=duration_s, reason=reason, clock=clock)
-        tell(await concerns(cluster, bookie, clock=clock))
+        echo_notes(await concerns(cluster, bookie, clock=clock))
     if end:
         has_ended = await end_window(cluster, bookie)
-        tell([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
+        echo_notes([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
         if has_ended:
-            tell(await end_concerns(cluster, bookie, clock=SystemClock()))
+            echo_notes(await end_concerns(cluster, bookie, clock=SystemClock()))
 
 
 async def open_window(

@@ -145,16 +145,16 @@ NODES_GO_ON = "the nodes go on with it, as soon as any run and auto-recovery is 
 
 
 @contextmanager
-def saying_when_interrupted(what_stays: str) -> Iterator[None]:
+def explain_interrupt(what_stays: str) -> Iterator[None]:
     """Whoever presses Ctrl-C is told what it did not end."""
     try:
         yield
     except KeyboardInterrupt:
-        tell([f"interrupted; {what_stays}"])
+        echo_notes([f"interrupted; {what_stays}"])
         raise
 
 
-def tell(lines: Iterable[str]) -> None:
+def echo_notes(lines: Iterable[str]) -> None:
     """For people, beside the output proper."""
     for line in lines:
         click.echo(line, err=True)

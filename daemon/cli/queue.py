@@ -11,9 +11,9 @@ import click
 
 from auditor.findings import MarkReasons
 from daemon.admin_session import AdminSession, run_in_session
+from daemon.cli.blocked import access_denied_text, current_notes
 from daemon.cli.main import config_option, output_option
 from daemon.cli.progress import counted, printable
-from daemon.cli.stuck import current_notes, shut_text
 from daemon.status.command import age_s, seconds_until
 from daemon.status.records import lock_record, note_record
 from replication.ledger_record import WaitingNotes
@@ -103,7 +103,7 @@ async def queue_rows(
 def _unreadable(ledger: MarkedLedger) -> str:
     """Return why the mark cannot be read; if access is denied, with who may change that."""
     if ledger.refusal:
-        return shut_text(ledger)
+        return access_denied_text(ledger)
     return "its mark is damaged; the ledger is checked all the same"
 
 

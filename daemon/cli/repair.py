@@ -24,6 +24,7 @@ from auditor.marker import Marker
 from auditor.scan import scan_ledgers
 from auditor.underreplication import UnderreplicatedLedger, fewest_copies_first
 from daemon.admin_session import AdminSession, admin_session, log_errors_only
+from daemon.cli.blocked import order_retries
 from daemon.cli.bookies import BookieArgument, known_bookies, require_known
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.cli.progress import (
@@ -32,10 +33,9 @@ from daemon.cli.progress import (
     Show,
     counted,
     duration_text,
+    explain_interrupt,
     printable,
-    saying_when_interrupted,
 )
-from daemon.cli.stuck import order_tries
 from daemon.roles import open_worker
 from daemon.session import Session, open_session
 from daemon.settings import Settings, load_settings
@@ -172,7 +172,7 @@ async def mark_for_repair(
     for ledger_id in waiting:
         await notes.let_go(ledger_id, guards=[session.membership.guard.check])
     if waiting:
-        await order_tries(waiting, session.store, session.ur, session.clock)
+        await order_retries(waiting, session.store, session.ur, session.clock)
 
 
 async def access_denied(store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> dict[int, str]:
@@ -294,7 +294,7 @@ def repair(
         raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
-    with saying_when_interrupted(f"what was marked stays marked: {NODES_GO_ON}"):
+    with explain_interrupt(f"what was marked stays marked: {NODES_GO_ON}"):
         done = asyncio.run(_run(settings, ledger_ids, bookie, mark_only))
     if output == "json":
         click.echo(json.dumps(_record(done), indent=2))

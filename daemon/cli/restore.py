@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from daemon.admin_session import AdminSession, admin_session, log_errors_only, writing_session
+from daemon.cli.blocked import order_retries
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
-from daemon.cli.progress import counted, printable, tell
-from daemon.cli.stuck import order_tries
-from daemon.previews import open_looking
+from daemon.cli.progress import counted, echo_notes, printable
+from daemon.previews import open_inspection
 from daemon.settings import Settings, load_settings
 from daemon.state import state_dir
 from ledgers.clock import SystemClock
@@ -109,7 +109,7 @@ def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
     try:
         return read_journal(directory, ledger_id)
     except FileNotFoundError:
-        tell([f"{directory} is not there: see node.state_dir, and who runs the daemon"])
+        echo_notes([f"{directory} is not there: see node.state_dir, and who runs the daemon"])
         return []
     except OSError as error:
         raise SettingsError(
@@ -137,7 +137,7 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
             UnavailableError, SessionLostError, LockLostError, RejectedError
         ):  # it is done, and tried again one day
             cluster = ours.cluster
-            await order_tries([record.ledger_id], cluster.store, cluster.ur, SystemClock())
+            await order_retries([record.ledger_id], cluster.store, cluster.ur, SystemClock())
         return done
 
 
@@ -145,16 +145,16 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
 async def _open_restorer(
     cluster: AdminSession, manager: LedgerManager, cluster_id: str | None
 ) -> AsyncIterator[Restorer]:
-    async with open_looking(cluster) as looking:
+    async with open_inspection(cluster) as inspection:
         yield Restorer(
             store=cluster.store,
             manager=manager,
-            inspector=looking.inspector,
-            view=looking.view,
+            inspector=inspection.inspector,
+            view=inspection.view,
             ur=cluster.ur,
             cluster=cluster_id,
-            clock=looking.clock,
-            tell=lambda text: tell([printable(text)]),
+            clock=inspection.clock,
+            tell=lambda text: echo_notes([printable(text)]),
         )
 
 

@@ -22,7 +22,7 @@ from auditor.fsck.verdicts import Grade
 from daemon.admin_session import log_errors_only
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, note_output
 from daemon.cli.option_types import Duration, Limit
-from daemon.cli.progress import ProgressLine, tell
+from daemon.cli.progress import ProgressLine, echo_notes
 from daemon.fsck.running import (
     SPARK_LOG,
     Marked,
@@ -335,7 +335,7 @@ def run_command(
     )
     launch = check_spark(wanted)
     if launch is not None and launch.ignored:
-        tell([f"not used for a run on this machine: {', '.join(launch.ignored)}"])
+        echo_notes([f"not used for a run on this machine: {', '.join(launch.ignored)}"])
     with holding_output(output):
         with failing_as_unknown(lambda: what_stays(wanted)):
             summary = _run(settings, wanted)
@@ -358,7 +358,7 @@ def _run(settings: Settings, wanted: Wanted) -> Summary:
     except (UnavailableError, SessionLostError, OSError):
         log = wanted.output / SPARK_LOG
         said = f"; what Spark said is in {log}" if log.exists() else ""
-        tell([f"the run broke off; {what_stays(wanted)}{said}"])
+        echo_notes([f"the run broke off; {what_stays(wanted)}{said}"])
         raise
 
 
@@ -378,7 +378,7 @@ def _left(
         came_of_it = _mark(settings, results, faults, is_marking=is_marking)
     except BookmenderError as error:  # what was found is to be told all the same
         failed = "not marked" if is_marking else "what changed since it was looked at is not known"
-        tell([f"{failed}: {error}"])
+        echo_notes([f"{failed}: {error}"])
     record = {
         **summary.to_record(),
         "output": str(output),
@@ -478,7 +478,7 @@ def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
     elif past:
         click.echo("\n".join(past_lines(past)))
     else:
-        tell([f"{folder}: no run whose rows are there has looked at ledger {ledger_id}"])
+        echo_notes([f"{folder}: no run whose rows are there has looked at ledger {ledger_id}"])
     sys.exit(_exit_code(past))
 
 
@@ -516,7 +516,7 @@ def diff_command(before: str, after: str | None, output_format: str) -> None:
         runs = {"before": pair[0].summary.run, "after": pair[1].summary.run}
         click.echo(json.dumps({**runs, **changes_record(changes)}, indent=2))
     else:
-        tell([f"run {pair[0].summary.run}, then run {pair[1].summary.run}"])
+        echo_notes([f"run {pair[0].summary.run}, then run {pair[1].summary.run}"])
         click.echo("\n".join(changes_lines(changes)))
     sys.exit(EXIT_FAILED if changes.has_worsened else 0)
 

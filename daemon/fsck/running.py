@@ -53,10 +53,10 @@ from auditor.fsck.results.summary import Summary, note_marked, write_last
 from auditor.marker import BothQueues
 from daemon.admin_session import AdminSession, admin_session, by_hand
 from daemon.cli.main import EXIT_UNKNOWN
-from daemon.cli.progress import printable, tell
+from daemon.cli.progress import echo_notes, printable
 from daemon.fsck.forking import started_ahead
 from daemon.local.java import OPTION_VARIABLES, Java
-from daemon.placement import begin_placing, rule_of
+from daemon.placement import load_placement, rule_of
 from daemon.settings import Settings
 from ledgers.clock import SystemClock
 from ledgers.errors import (
@@ -435,7 +435,7 @@ async def find_places(cluster: AdminSession) -> Places:
     clock = SystemClock()
     views = ViewSource(cluster.registration, clock)
     await views.refresh()
-    placing = await begin_placing(
+    placing = await load_placement(
         cluster.settings.placement,
         store=cluster.store,
         ur=cluster.ur,
@@ -648,7 +648,7 @@ def failing_as_unknown(advice: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tell([f"interrupted; {advice()}"])
+        echo_notes([f"interrupted; {advice()}"])
         raise
     except (
         SettingsError,
@@ -663,7 +663,7 @@ def failing_as_unknown(advice: Callable[[], str]) -> Iterator[None]:
         raise UnavailableError(f"could not tell: {error}") from error
     except Exception as error:
         traceback.print_exc()
-        tell([f"could not tell; {advice()}"])
+        echo_notes([f"could not tell; {advice()}"])
         raise click.exceptions.Exit(EXIT_UNKNOWN) from error
 
 

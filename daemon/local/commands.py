@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from daemon.cli.main import output_option
-from daemon.cli.progress import printable, tell
+from daemon.cli.progress import echo_notes, printable
 from daemon.local import control, folder, views
 from daemon.local.control import NotRunningError, Question, Verb
 from daemon.local.jars import BOOKKEEPER_DEFAULT
@@ -212,7 +212,7 @@ def _saying_what_is_left(data: Path) -> Iterator[None]:
             )
         else:
             left = "no cluster was made" if data.exists() else "nothing is left of it"
-        tell([f"interrupted; {left}"])
+        echo_notes([f"interrupted; {left}"])
         raise
 
 
@@ -276,11 +276,11 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     try:
         write_ledgers(found.metadata_service_uri, ledgers, written=written, open_count=left_open)
     except KeyboardInterrupt:
-        tell(so_far(written, ledger_count=ledgers, ended="interrupted"))
+        echo_notes(so_far(written, ledger_count=ledgers, ended="interrupted"))
         raise
     except (UnavailableError, SessionLostError) as error:
         if written:
-            tell(so_far(written, ledger_count=ledgers, ended="stopped"))
+            echo_notes(so_far(written, ledger_count=ledgers, ended="stopped"))
         way_on = views.way_on(_status(data), data_option=folder.data_option(data))
         raise UnavailableError(f"{error}; {way_on}") from error
     for line in what_was_written(written, ledger_count=ledgers):

@@ -10,9 +10,9 @@ from auditor.fsck.results.summary import read_closer, read_last
 from auditor.marker import read_private_queue
 from auditor.records import AuditRecord, last_audit
 from daemon.admin_session import AdminSession
+from daemon.cli.blocked import current_notes
 from daemon.cli.bookies import BookieState, bookie_rows, missed, registered_bookies, with_losses
 from daemon.cli.hold import current_hold
-from daemon.cli.stuck import current_notes
 from daemon.limits import limits_in_force
 from daemon.status.leader import gather_leader
 from daemon.status.pace import copying_pace

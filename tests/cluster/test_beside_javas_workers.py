@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from auditor.findings import read_findings
-from daemon.cli.stuck import listed
+from daemon.cli.blocked import listed
 from daemon.local.cluster import LocalCluster
 from ledgers.bookies import Answer, Transfer
 from ledgers.digest import EntryDigest

@@ -22,7 +22,7 @@ from typing import Any
 from auditor.fsck.levels import Level
 from auditor.fsck.results.reading import Results
 from auditor.fsck.verdicts import Finding, Grade
-from daemon.cli.stuck import listed
+from daemon.cli.blocked import listed
 from daemon.local.cluster import LocalCluster
 from ledgers.errors import BookmenderError
 from tests.cluster.steps import Bench, bench, nodes, wait_for

@@ -41,13 +41,13 @@ from replication.reasons import Reason
 from replication.znodes import own_path
 
 
-async def listed(cluster: AdminSession) -> set[int]:
+async def all_marked(cluster: AdminSession) -> set[int]:
     """Ledgers in either queue."""
     store, ur = cluster.store, cluster.ur
     return {*await marked_ledger_ids(store, ur), *await marked_ledger_ids(store, own_path(ur))}
 
 
-async def marks_of(cluster: AdminSession, ledger_ids: Collection[int]) -> list[MarkedLedger]:
+async def read_all_marks(cluster: AdminSession, ledger_ids: Collection[int]) -> list[MarkedLedger]:
     """Theirs, in either queue: two of a ledger that is in both."""
     ordered = sorted(ledger_ids)
     return [
@@ -60,7 +60,7 @@ async def marked_since(cluster: AdminSession, ledger_ids: Collection[int]) -> di
     """When the mark of each was made (czxid), of those that are marked: of both as in
     ``QueuedLedger.czxid``."""
     czxids: dict[int, int] = {}
-    for marked in await marks_of(cluster, ledger_ids):  # the shared ones first
+    for marked in await read_all_marks(cluster, ledger_ids):  # the shared ones first
         czxids.setdefault(marked.ledger_id, marked.czxid)
     return czxids
 
@@ -81,12 +81,12 @@ async def current_notes(cluster: AdminSession, notes: Sequence[WaitingNote]) -> 
     ]
 
 
-def shut_text(marked: MarkedLedger) -> str:
+def access_denied_text(marked: MarkedLedger) -> str:
     """Of one that ACLs shut away: what that means, and who may open it, as ZooKeeper says."""
     return f"its mark cannot be read, so that no node takes it: {marked.refusal}"
 
 
-STUCK_S = 60.0
+BLOCKED_S = 60.0
 """All that is left has waited for help so long: nodes try again within that when a bookie comes."""
 SOON_S = 400.0
 """A next try that is not farther off is waited for: by their default settings nodes try most
@@ -103,7 +103,7 @@ MARKS_READ_AT_ONCE = 50
 be read."""
 
 
-class StuckLedgers:
+class BlockedLedgers:
     """What is known of them from the command's beginning to its end. Times are the ``clock``'s."""
 
     def __init__(self, cluster: AdminSession, clock: Clock) -> None:
@@ -113,7 +113,7 @@ class StuckLedgers:
         self._seen_first: dict[int, WaitingNote] = {}
         self._seen_last: list[WaitingNote] = []
         self._since: tuple[float, frozenset[int]] | None = None
-        """Since when all that is left is stuck, and which ledgers these are."""
+        """Since when all that is left is blocked, and which ledgers these are."""
         self._still: tuple[float, frozenset[int]] | None = None
         """Since when the same ledgers are left, and which."""
         self._unexplained: frozenset[int] = frozenset()
@@ -128,7 +128,7 @@ class StuckLedgers:
             self._since = None
         elif self._since is None or self._since[1] != left:  # something moved: more may
             self._since = now_s, left
-        elif now_s - self._since[0] >= STUCK_S:
+        elif now_s - self._since[0] >= BLOCKED_S:
             if not await self._are_any_old():
                 return [told[ledger_id] for ledger_id in sorted(told)]
             self._since = None
@@ -152,7 +152,7 @@ class StuckLedgers:
         return any(node.info.role is not Role.AUDITOR for node in nodes)
 
     async def _told(self, ledger_ids: Sequence[int]) -> dict[int, str]:
-        """Of each, where all of them are stuck; else of some, or none."""
+        """Of each, where all of them are blocked; else of some, or none."""
         store, ur = self._cluster.store, self._cluster.ur
         noted = (await self._notes.ledger_ids()).intersection(ledger_ids)
         locked = await locked_ledger_ids(store, ur)
@@ -169,7 +169,7 @@ class StuckLedgers:
         # A note from before its mark was shut away tells nothing any more.
         told |= await self._shut(sorted(noted.difference(told)), locked)
         # A note without a mark means nothing, and the first audit may be still to come.
-        return told if (await listed(self._cluster)).issuperset(ledger_ids) else {}
+        return told if (await all_marked(self._cluster)).issuperset(ledger_ids) else {}
 
     async def _are_any_old(self) -> bool:
         """Whether a note is of a mark that is gone: of the one that stands now nobody has said
@@ -185,9 +185,11 @@ class StuckLedgers:
         told: dict[int, str] = {}
         for start in range(0, len(ledger_ids), MARKS_READ_AT_ONCE):
             part = ledger_ids[start : start + MARKS_READ_AT_ONCE]
-            marks = await marks_of(self._cluster, part)
+            marks = await read_all_marks(self._cluster, part)
             takable = {marked.ledger_id for marked in marks if not marked.refusal}.union(locked)
-            told |= {m.ledger_id: _shut_text(m) for m in marks if m.ledger_id not in takable}
+            told |= {
+                m.ledger_id: _access_denied_text(m) for m in marks if m.ledger_id not in takable
+            }
             if len(told) < start + len(part):
                 break
         return told
@@ -205,7 +207,7 @@ def unexplained_text(count: int, *, still_s: float) -> str:
     )
 
 
-def shown(reasons: Sequence[str]) -> list[str]:
+def first_reasons(reasons: Sequence[str]) -> list[str]:
     """Some of very many, and how many more there are."""
     more = len(reasons) - SHOWN_MAX
     rest = [f"and {more:,} more; bookmender queue list shows them all"] if more > 0 else []
@@ -213,7 +215,7 @@ def shown(reasons: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class WaitingCounts:
     """``count``: of ledgers that wait, ``looked_at`` of them to see why; ``for_windows``: of those,
     the ones that wait for a maintenance window to end, of which the first is tried again at
     ``next_try_ms`` (wall clock); ``for_writers``: likewise, for their writers to close them."""
@@ -225,7 +227,7 @@ class Waits:
     for_writers: int = 0
 
 
-NOBODY_WAITS = Waits(count=0)
+NO_WAITS = WaitingCounts(count=0)
 
 
 async def still_naming(
@@ -250,13 +252,13 @@ async def still_naming(
     return [i for i, is_left in zip(ledger_ids, are_left, strict=True) if is_left]
 
 
-async def waits_among(cluster: AdminSession, ledger_ids: Collection[int]) -> Waits:
+async def count_waiting(cluster: AdminSession, ledger_ids: Collection[int]) -> WaitingCounts:
     """Of these ledgers; of very many, why some do."""
     notes = WaitingNotes(cluster.store, cluster.ur)
     noted = sorted((await notes.ledger_ids()).intersection(ledger_ids))
     looked_at = await notes.read_all(noted[:WAITS_READ_MAX])
     for_windows = [note for note in looked_at if note.reason is Reason.MAINTENANCE]
-    return Waits(
+    return WaitingCounts(
         count=len(noted),
         looked_at=len(looked_at),
         for_windows=len(for_windows),
@@ -265,7 +267,7 @@ async def waits_among(cluster: AdminSession, ledger_ids: Collection[int]) -> Wai
     )
 
 
-def waiting_text(waits: Waits, *, left: int, now_ms: int) -> str:
+def waiting_text(waits: WaitingCounts, *, left: int, now_ms: int) -> str:
     """That so many of those ``left`` wait, for whoever waits for them; empty if none does.
 
     A window may last for days, and ends by itself: nobody is told that waiting for it ends soon.
@@ -316,8 +318,8 @@ def _help_text(note: WaitingNote, *, is_old: bool) -> str:
     return text
 
 
-def _shut_text(marked: MarkedLedger) -> str:
-    return printable(f"ledger {marked.ledger_id} waits for help: {shut_text(marked)}")
+def _access_denied_text(marked: MarkedLedger) -> str:
+    return printable(f"ledger {marked.ledger_id} waits for help: {access_denied_text(marked)}")
 
 
 GIVES_MAX = 10
@@ -336,14 +338,14 @@ async def try_now(
     if not await _is_marked(ledger_id, store, ur):
         return
     await WaitingNotes(store, ur).let_go(ledger_id, guards=guards)
-    await order_tries([ledger_id], store, ur, clock)
+    await order_retries([ledger_id], store, ur, clock)
 
 
 async def _is_marked(ledger_id: int, store: MetadataStore, ur: str) -> bool:
     return any([await read_marks(store, queue, [ledger_id]) for queue in (ur, own_path(ur))])
 
 
-async def order_tries(
+async def order_retries(
     ledger_ids: Iterable[int], store: MetadataStore, ur: str, clock: Clock
 ) -> None:
     """Whose notes bind nobody any more: the nodes are to forget them."""
