@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from daemon.logs import set_up_logs
-from daemon.session import open_store
 from daemon.settings import Settings, load_settings
 from daemon.state import open_journal
+from daemon.zookeeper import open_store
 from ledgers.clock import SystemClock
 from ledgers.errors import UnauthorizedError
 from ledgers.manager import LedgerManager

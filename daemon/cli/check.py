@@ -368,15 +368,16 @@ async def wait_checked(
 
 @click.group()
 def check() -> None:
-    """The periodic checks: what the leader looks at from time to time.
+    """Show, start or pause the periodic checks of the leader.
 
     \b
-      bookmender check list                 when each ran, is due, how far it is, what it found
-      bookmender check run all-ledgers      now, whenever it is due
-      bookmender check pause                until bookmender check resume
+      bookmender check list               last runs, due times and findings
+      bookmender check run all-ledgers    run a check now
+      bookmender check pause              pause all checks
+      bookmender check resume             resume them
 
-    When a check ran last stands where Java's auditor keeps it, so that either goes by the other's
-    runs.
+    The time of each run is stored where Java's auditor stores it, so each respects the runs of the
+    other.
     """
 
 
@@ -384,9 +385,9 @@ def check() -> None:
 @config_option
 @output_option
 def list_checks(config: Path | None, output: str) -> None:
-    """Each check: its last run, when it is due, how far it is now, and what the last run found.
+    """List the checks: last run, due time, progress and findings.
 
-    The intervals are those of this host's settings; the leader's decide.
+    The intervals come from this host's settings. The settings of the leader decide.
     """
     clock = SystemClock()
     found = run_in_session(config, lambda cluster: read_checks(cluster, clock=clock))
@@ -401,14 +402,16 @@ def list_checks(config: Path | None, output: str) -> None:
 @click.argument("name", type=click.Choice(FORCIBLE))
 @config_option
 @output_option
-@click.option("--wait", is_flag=True, help="Until it has ended. Ctrl-C leaves it running.")
+@click.option("--wait", is_flag=True, help="Wait until the run has ended.")
 def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
-    """Ask for a check now; the leader runs it, after one that runs already.
+    """Ask the leader to run a check now.
 
-    One that runs now is not begun anew. With --wait exits 0 when all was well, 1 when something was
-    found, 3 when that could not be told of some ledgers. What is on a bookie that is away is no
-    check's business: its ledgers are marked once it is lost, and bookmender status tells of them.
-    Where no source of racks is set, placement has nothing to compare: it says so, and all is well.
+    A check that is already running is not restarted. The leader runs one check at a time. Ledgers
+    of absent bookies are no finding: they are marked when the bookie is lost. Without a source of
+    racks the check placement has nothing to compare, and reports that.
+
+    Exit codes: 0 requested; with --wait: nothing found. 1 (--wait) something was found.
+    3 (--wait) some ledgers could not be checked.
     """
     clock = SystemClock()
 
@@ -445,9 +448,10 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
 @config_option
 @output_option
 def pause(config: Path | None, output: str) -> None:
-    """Let every check wait, one that runs included, until bookmender check resume.
+    """Pause all periodic checks until bookmender check resume.
 
-    Lost bookies are marked as ever. That they are paused already is no error.
+    A running check pauses too. Ledgers of lost bookies are still marked. Exit code 0 also if the
+    checks were paused already.
     """
     _report(
         output,
@@ -462,7 +466,7 @@ def pause(config: Path | None, output: str) -> None:
 @config_option
 @output_option
 def resume(config: Path | None, output: str) -> None:
-    """Let the checks run again; one that waits goes on where it was."""
+    """Resume the periodic checks. A paused check continues where it was."""
     _report(output, is_paused=False, has_changed=run_in_session(config, resume_checks))
 
 

@@ -311,11 +311,11 @@ def _cookie_path(cluster: AdminSession, bookie: BookieId) -> str:
 
 @click.command()
 @click.argument("bookie", metavar="ID", type=BookieArgument())
-@click.option("--ignore-unknown", is_flag=True, help="An id that nothing names is no error.")
+@click.option("--ignore-unknown", is_flag=True, help="Exit with 0 if the bookie is unknown.")
 @click.option(
     "--ignore-unreadable",
     is_flag=True,
-    help="Go on though ledgers that cannot be read may name it: what they have there only, is lost with it.",
+    help="Ignore unreadable ledgers; they may lose data.",
 )
 @config_option
 @output_option
@@ -326,20 +326,16 @@ def decommission(
     config: Path | None,
     output: str,
 ) -> None:
-    """Take a stopped bookie out of the cluster: once no ledger names it, its cookie goes.
+    """Remove a stopped bookie from the cluster for good.
 
-    Asks the auditors to handle it as lost at once (and with it every other bookie that is away,
-    whatever the recovery delay), and waits until every ledger has its copies elsewhere: a walk of
-    its own over all metadata is the proof. A running bookie is refused, unless it is read-only,
-    drained and empty.
+    The command asks the auditor to treat all absent bookies as lost now, and waits until no ledger
+    names this bookie. It proves that by reading all metadata. Then it deletes the bookie's cookie.
+    A running bookie is refused, unless it is read-only, drained and empty. You can interrupt the
+    command with Ctrl-C and run it again: the repairs go on.
 
-    It may be interrupted at any moment and started again: Ctrl-C stops the waiting, not the repair.
-    Exits 0 when nothing of the bookie is left, 1 when something must be done first (all ledgers
-    that are left wait for help: it says which and why, and ends), 2 when nothing ever spoke of it:
-    no cookie, ledger, mark or order (a wrong id, or it is decommissioned already; a script that may
-    run twice wants --ignore-unknown), 3 when it could not tell: the metadata of some ledgers, which
-    it names, cannot be read, and nothing proves that they name other bookies only. Its cookie stays
-    then.
+    Exit codes: 0 decommissioned. 1 blocked: the remaining ledgers need an operator (listed).
+    2 unknown bookie, or already decommissioned (see --ignore-unknown). 3 unknown: unreadable
+    ledgers may name it, and its cookie stays.
     """
 
     async def act(cluster: AdminSession) -> Decommissioned:

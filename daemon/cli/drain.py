@@ -383,12 +383,11 @@ def _loss_text(due_ms: int | None, *, delay_s: int, now_ms: int) -> str:
 @click.option(
     "--fence-open/--leave-open",
     default=None,
-    help="Whether open ledgers on it are recovered and closed, or left until their writers close them. "
-    "Not said: as the order stands; a new one leaves them.",
+    help="Close open ledgers, or leave them (default).",
 )
-@click.option("--wait", is_flag=True, help="Until no ledger names it. Ctrl-C leaves the order.")
-@click.option("--cancel", is_flag=True, help="Take the order back. What has moved stays moved.")
-@click.option("--yes", is_flag=True, help="Order it though the bookie is away.")
+@click.option("--wait", is_flag=True, help="Wait until the drain is complete.")
+@click.option("--cancel", is_flag=True, help="Withdraw the order. Moved copies stay moved.")
+@click.option("--yes", is_flag=True, help="Drain even a bookie that is absent.")
 def drain(
     bookies: tuple[BookieId, ...],
     config: Path | None,
@@ -398,21 +397,16 @@ def drain(
     cancel: bool,
     yes: bool,
 ) -> None:
-    """Move all that a bookie holds to others, while it serves; several at once are no more work.
+    """Move all copies of running bookies to other bookies.
 
-    Without an ID, and after --cancel: how far those are that are being drained. The bookie should
-    be read-only, else new ledgers are put on it meanwhile; the order stands until --cancel, or
-    until it is decommissioned.
+    Make the bookie read-only first, or it gets new ledgers. Without an ID the command shows the
+    progress of all drains. The order stands until --cancel, or until the bookie is decommissioned.
+    An absent bookie cannot be read, and its ledgers are copied anyway once it is lost. So a drain
+    of one is refused without --yes.
 
-    Of a bookie that is away (not registered) nothing can be read, and its ledgers are copied when
-    it counts as lost, drained or not. A drain of one is refused (exit 1) without --yes, and says
-    so.
-
-    Exits 0 when nothing is left to move (or, without --wait, when the order is given), 1 when
-    something is (with --wait: all that is left waits for help: it says which and why, and ends), or
-    an order cannot be read, 2 for a bookie that the cluster does not know, 3 when nothing else is
-    left but ledgers that cannot be read and may name it: bookie decommission --ignore-unreadable
-    goes on without those.
+    Exit codes: 0 drained; without --wait: ordered. 1 copies are left (with --wait: all are blocked,
+    and the reasons are listed), the drain is refused, or an order is unreadable. 2 unknown bookie.
+    3 only unreadable ledgers are left: see bookie decommission --ignore-unreadable.
     """
     if cancel and (wait or fence_open is not None or yes):
         raise click.UsageError("--cancel goes with no other option")

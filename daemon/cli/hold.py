@@ -185,33 +185,19 @@ class _ShowingGroup(click.Group):
 
 @click.group(cls=_ShowingGroup)
 def hold() -> None:
-    """The safety hold: no further ledger is marked for lost bookies, and nothing is fenced, by any
-    node.
+    """Show, start or end the safety hold, which pauses marking and fencing.
 
     \b
-      bookmender hold                               whether one stands, and why
-      bookmender hold begin --for 2h --reason "…"   before work on the network
-      bookmender hold end                           ends it, unless bookies are away: then it shows them
-      bookmender hold end --yes                     ends it in any case: those are lost
+      bookmender hold                        is there a hold, and why?
+      bookmender hold begin --for 2h         before work on the network
+      bookmender hold end                    end it, unless bookies are absent
+      bookmender hold end --yes              end it: absent bookies count as lost
 
-    The leader begins one by itself when so many bookies go at once that it is hardly they who
-    failed (section [hold] of the settings). What was marked before is repaired meanwhile, but for
-    ledgers that would have to be fenced.
-
-    \b
-    It ends
-      by hand       at any time: bookmender hold end
-      in time       after hold.lasts_s; an operator's after --for, if that was given
-      by itself     soon after enough of its bookies are back; not an operator's
-
-    Whoever is away at its end is lost, at once if the recovery delay is over by then: their ledgers
-    are marked and copied elsewhere, open ones fenced. So bring bookies back first. For those that
-    come later, bookmender bookie maintenance ID --for 2h says that they are away on purpose.
-
-    With the default recovery delay of 0 the first bookies of a wave are marked before the others
-    are gone. One of some seconds, longer than ZooKeeper's session time-outs lie apart (30 s, say),
-    lets the hold see a wave before the first mark: the znode lostBookieRecoveryDelay, or in a new
-    cluster auditor.lost_bookie_recovery_delay_s.
+    The leader starts a hold by itself when many bookies disappear at once (settings: [hold]). It
+    ends that hold soon after the bookies return, or after hold.lasts_s. Ledgers marked before are
+    still repaired. A recovery delay of about 30 s lets the leader see a mass failure before it
+    marks the first ledger. Bring bookies back before you end a hold, or give them a window with
+    bookmender bookie maintenance.
     """
 
 
@@ -219,8 +205,10 @@ def hold() -> None:
 @config_option
 @output_option
 def show(config: Path | None, output: str) -> None:
-    """Whether a hold stands, since when and why. Exits 1 if so, 0 if not. One that cannot be read
-    stands."""
+    """Show the safety hold, its reason and the absent bookies.
+
+    Exit codes: 0 no hold. 1 a hold. An unreadable order counts as a hold.
+    """
     state = run_in_session(config, lambda cluster: _read(cluster, SystemClock()))
     _print(state, output)
     sys.exit(0 if state.hold is None else EXIT_FAILED)
@@ -229,13 +217,14 @@ def show(config: Path | None, output: str) -> None:
 @hold.command()
 @config_option
 @output_option
-@click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
-@click.option("--reason", type=ReasonText(), default="", help="For people who see the hold.")
+@click.option("--for", "duration_s", type=Duration(), help="Length from now on: 30m, 2h, 1d.")
+@click.option("--reason", type=ReasonText(), default="", help="Shown with the hold.")
 def begin(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
-    """Hold everything from now on, whatever the bookies do. It takes the place of one that stands.
+    """Start a safety hold, or replace the present one.
 
-    Without --for until it is ended by hand. Bookies that are still away at its own end are lost
-    then, unless they are so many that the leader holds on their account.
+    Use this before work during which many bookies may disappear. Without --for the hold lasts until
+    bookmender hold end. Bookies that are absent at its end are lost, unless there are so many that
+    the leader starts its own hold.
     """
 
     async def act(cluster: AdminSession) -> HoldState:
@@ -249,17 +238,15 @@ def begin(config: Path | None, output: str, duration_s: int | None, reason: str)
 @hold.command()
 @config_option
 @output_option
-@click.option(
-    "--yes", is_flag=True, help="Do it though bookies are away. Without it that is shown."
-)
+@click.option("--yes", is_flag=True, help="End it even if bookies are absent.")
 def end(config: Path | None, output: str, yes: bool) -> None:
-    """End the hold: whoever is away now is lost, once the recovery delay is over.
+    """End the safety hold. Bookies that are absent now count as lost.
 
-    Their ledgers are marked and copied elsewhere, and open ones fenced. Nothing holds again on
-    their account until they were back; a further wave of others does. That nothing is held is no
-    error.
+    After the recovery delay their ledgers are marked and copied, and open ones are fenced. They
+    cause no new hold until they were registered again; other bookies can.
 
-    Exits 1 when bookies are away and --yes was not given: nothing was changed then.
+    Exit codes: 0 ended, or there was no hold. 1 bookies are absent and --yes is missing: nothing
+    was changed.
     """
 
     async def act(cluster: AdminSession) -> tuple[HoldState, bool]:

@@ -32,19 +32,23 @@ LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
 @click.command()
 @config_option
 @output_option
-@click.option("--bytes-per-s", type=Limit("bytes_per_s"), help="0 or none: no limit.")
-@click.option("--entries-per-s", type=Limit("entries_per_s"), help="0 or none: no limit.")
-@click.option("--reads-in-flight", type=Limit("reads_in_flight_per_bookie"), help="1 to 500.")
-@click.option("--requests-per-s", type=Limit("requests_per_s"), help="0 or none: no limit.")
+@click.option("--bytes-per-s", type=Limit("bytes_per_s"), help="Copied bytes. 0: no limit.")
+@click.option("--entries-per-s", type=Limit("entries_per_s"), help="Copied entries. 0: no limit.")
+@click.option(
+    "--reads-in-flight",
+    type=Limit("reads_in_flight_per_bookie"),
+    help="Reads in flight for each bookie.",
+)
+@click.option(
+    "--requests-per-s", type=Limit("requests_per_s"), help="Requests to ZooKeeper. 0: no limit."
+)
 @click.option(
     "--full-speed",
     is_flag=True,
-    help="As fast as the other limits allow, whoever else is active.",
+    help="Do not yield to clients.",
 )
-@click.option(
-    "--gentle", is_flag=True, help="Yield at bookies whose clients are active: the default."
-)
-@click.option("--reset", is_flag=True, help="Back to what each node's settings say, first.")
+@click.option("--gentle", is_flag=True, help="Yield where clients are active (default).")
+@click.option("--reset", is_flag=True, help="First withdraw all ordered limits.")
 def limits(
     config: Path | None,
     output: str,
@@ -56,12 +60,17 @@ def limits(
     gentle: bool,
     reset: bool,
 ) -> None:
-    """What each node may cost. Set here, it holds for all nodes at once, over their settings.
+    """Show or change the limits of all nodes.
 
-    Only what is given changes; without any option they are shown. Every number is a node's own:
-    with ten nodes, ten times as much is copied. What no order says is shown as this host's settings
-    have it; other nodes' may differ. An order that cannot be read leaves in force what was before,
-    or a node's settings if it started since: exit code 1.
+    \b
+      bookmender limits                      show them
+      bookmender limits --bytes-per-s 50M    change one, on all nodes at once
+      bookmender limits --reset              use each node's own settings again
+
+    The limits override the settings of the nodes. Each number applies to one node: ten nodes copy
+    ten times as much. Without an order, this host's settings are shown; other nodes may differ.
+
+    Exit code 1: the order cannot be read. Nodes then keep the limits they had.
     """
     if full_speed and gentle:
         raise click.UsageError("--full-speed or --gentle: one of them")

@@ -149,13 +149,13 @@ class _Look:
 @click.argument("bookie", metavar="[ID]", type=BookieArgument(), required=False)
 @config_option
 @output_option
-@click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
-@click.option("--reason", type=ReasonText(), default="", help="For people who see the window.")
+@click.option("--for", "duration_s", type=Duration(), help="Length from now on: 30m, 2h, 1d.")
+@click.option("--reason", type=ReasonText(), default="", help="Shown with the window.")
 @click.option("--end", is_flag=True, help="End the window now.")
 @click.option(
     "--yes",
     is_flag=True,
-    help="Begin it though other bookies are away, without looking at ledgers.",
+    help="Do not check for ledgers that become unreadable.",
 )
 def maintenance(
     bookie: BookieId | None,
@@ -166,18 +166,19 @@ def maintenance(
     end: bool,
     yes: bool,
 ) -> None:
-    """Let a bookie be away on purpose, for a while: nothing of it is marked or copied before the
-    end.
+    """Let a bookie be absent for a while without copying its ledgers.
 
-    Nor is it a target for copies, and open ledgers on it are not fenced. A second --for replaces
-    the first. The window stays when the bookie is back, as it may go again: --end ends it. If it is
-    still away at the end, the recovery delay begins then (where there is none it is lost at once),
-    and after that its ledgers are marked, and copied to others. Without --for or --end: the windows
-    that stand; exits 1 when the order of one cannot be read.
+    \b
+      bookmender bookie maintenance ID --for 30m    before the restart of a host
+      bookmender bookie maintenance ID --end        when the work is done
+      bookmender bookie maintenance                 show all windows
 
-    While others are away, or under maintenance, it looks first (for 15 s at most) whether ledgers
-    would have entries without any copy that is there: nobody could read these meanwhile. If so, or
-    if it cannot tell, nothing is changed without --yes: it exits 1, and says how many it saw.
+    Until the end of the window nothing is marked or copied for the bookie, it gets no copies, and
+    its open ledgers are not fenced. If it is still absent at the end, the recovery delay begins.
+    If other bookies are absent too, ledgers may become unreadable. The command then checks the
+    metadata for up to 15 s, and refuses without --yes if that could happen.
+
+    Exit codes: 0 done. 1 refused, or an order is unreadable. 2 unknown bookie.
     """
     if end and duration_s is not None:
         raise click.UsageError("--for begins a window, and --end ends it: one of them")

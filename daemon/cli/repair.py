@@ -259,8 +259,10 @@ async def _notes(store: MetadataStore, ur: str, ledger_ids: Collection[int]) -> 
 
 @click.command()
 @click.argument("ledger_ids", metavar="[LEDGER]...", type=LedgerId(), nargs=-1)
-@click.option("--bookie", type=BookieArgument(), help="Every ledger that names it, too.")
-@click.option("--mark-only", is_flag=True, help="Leave the work to the nodes.")
+@click.option(
+    "--bookie", type=BookieArgument(), help="Also repair all ledgers that name this bookie."
+)
+@click.option("--mark-only", is_flag=True, help="Only mark them; nodes do the work.")
 @config_option
 @output_option
 def repair(
@@ -270,25 +272,19 @@ def repair(
     config: Path | None,
     output: str,
 ) -> None:
-    """Check ledgers copy by copy and repair what they lack, here and now.
+    """Check ledgers and repair their missing copies in this process.
 
-    Of each copy its first and last entry are asked for (replication.checked_share: some of the
-    others, too), and every entry where a check or fsck found the copy bad; bookmender fsck run
-    --level full reads all.
+    \b
+      bookmender repair 17 4711
+      bookmender repair --bookie host:3181
 
-    They are marked in a queue that only bookmender's nodes see, and worked on by this very process,
-    under the locks that all use; nodes that run take their part. It needs no daemon, and goes on
-    while auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
+    No daemon is needed, and it works while auto-recovery is disabled. Of each copy the first and
+    last entries are read, and all entries where a check found damage. Use bookmender fsck run
+    --level full to read everything. The ledgers are marked in bookmender's private queue, so nodes
+    help, and continue after Ctrl-C. The open-ledger grace of writers is waited out.
 
-    An open ledger whose end misses a bookie is left to its writer for the open-ledger grace
-    (replication.open_ledger_grace_s), which is waited for, and then closed. One that merely lacks
-    copies at its end waits until it is closed, by its writer or bookmender ledger close: that is
-    told, and not waited for.
-
-    Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help,
-    for their writers, or for a safety hold or a maintenance window to end, have an end that cannot
-    be proven, are not there or cannot be read, which keeps none of the others from being repaired;
-    3 when it could not tell.
+    Exit codes: 0 repaired (--mark-only: marked). 1 some ledgers are blocked, unproven, missing or
+    unreadable. 3 unknown.
     """
     if not ledger_ids and bookie is None:
         raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")

@@ -24,8 +24,9 @@ from daemon.limits import keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
 from daemon.placement import load_placement
 from daemon.previews import Previews, preview_all
-from daemon.session import end_with_session, open_store
+from daemon.session import end_with_session
 from daemon.settings import Settings
+from daemon.zookeeper import open_store
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.placement.topology import Racks
