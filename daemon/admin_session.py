@@ -1,8 +1,7 @@
-"""A short session for a command that looks, or leaves an order, and goes: it joins nothing of
-itself.
+"""The ZooKeeper session of a command.
 
-A visit that writes a ledger's metadata by hand: each write is recorded on this host, and proves
-its session.
+``admin_session`` only reads, or writes orders. ``writing_session`` also writes ledger metadata: each
+write is recorded in the journal of this host and proves its session (rule S3).
 """
 
 import asyncio

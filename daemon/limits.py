@@ -47,7 +47,7 @@ class Limits:
 
 
 def limits_in_force(order: LimitsOrder, settings: Settings) -> Limits:
-    """What holds for a node with these settings."""
+    """Return the limits of a node: its settings, overridden by the order."""
     ours = settings.replication
     own = Limits(
         bytes_per_s=ours.bytes_per_s,
@@ -60,7 +60,7 @@ def limits_in_force(order: LimitsOrder, settings: Settings) -> Limits:
 
 
 def ordered_limits(order: LimitsOrder) -> dict[str, Any]:
-    """What it says, by key."""
+    """Return the limits that the order sets, by key."""
     return {key: value for key, value in asdict(order).items() if value is not None}
 
 

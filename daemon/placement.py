@@ -1,8 +1,7 @@
-"""Builds the placement policy from the settings, with the source of racks that it uses.
+"""Builds the placement policy and its source of racks from the settings.
 
-Racks from a file, or from a script like those of BookKeeper and Hadoop.
-
-Both run in a separate thread: the disk of the file may hang, and a script may be slow.
+Racks come from a file, from a script like those of BookKeeper and Hadoop, or from a znode. The file
+is read and the script run in a separate thread, because a disk may hang and a script may be slow.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
-"""Which ledgers a plan is shown for, and the parts that make one: those of a worker, without its
-locks."""
+"""Plans repairs without executing them: selects the ledgers, and builds a worker's parts without
+locks.
+"""
 
 import asyncio
 import random
@@ -40,9 +41,10 @@ READS_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedLedgers:
-    """Ledgers to plan for, and how many more there are: None where nobody has counted.
+    """Ledgers to plan for. ``more``: how many more there are; None if they were not counted.
 
-    ``unreadable``: those that may be among them, which nobody can tell.
+    ``unreadable``: ledgers that may belong to the selection, but cannot be read.
+
     """
 
     ledger_ids: Sequence[int]
@@ -187,7 +189,7 @@ async def _names(cluster: AdminSession, ledger_id: int, bookie: BookieId) -> boo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What a command looks at ledgers with. ``view``: of the cluster as it was when it began."""
+    """What a command inspects ledgers with. ``view``: the cluster when the command began."""
 
     inspector: Inspector
     bookies: BookieClient
@@ -200,7 +202,7 @@ class Inspection:
 
 @asynccontextmanager
 async def open_inspection(cluster: AdminSession) -> AsyncIterator[Inspection]:
-    """The eyes of a worker, at a command's pace."""
+    """Build a worker's inspector with a command's small share of reads."""
     ours, clock, rng = cluster.settings.replication, SystemClock(), random.Random()
     views = ViewSource(cluster.registration, clock, OrderBook(cluster.store, cluster.ur))
     view = await views.refresh()

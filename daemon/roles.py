@@ -1,10 +1,8 @@
-"""The worker service: builds a replication worker and the tasks around it.
+"""The two services of a node, each in one session.
 
-Everything opened here is closed here, in reverse order.
-
-The auditor service: stands for election, and runs all tasks of the leader while elected.
-
-Everything opened here is closed here, in reverse order.
+The worker service builds a replication worker and the tasks around it. The auditor service stands
+for election, and runs all tasks of the leader while elected. Everything opened here is closed here,
+in reverse order.
 """
 
 import asyncio

@@ -1,17 +1,11 @@
-"""Ledgers that a command waits for and that will not move before somebody helps: which, and why.
+"""Ledgers that a command waits for and that cannot move without an operator.
 
-A note says what was in the way at the last try, and may be older than the help that came. So it
-counts only once a try that is due soon has been made, too; and all of them have to be in that case,
-for a while. One of an earlier mark does not count. Java's workers leave no notes: where only they
-are at work, it is said that nobody says why.
+A worker's note says why its last attempt failed, and may be older than the help. So a command
+reports ledgers as blocked only if all remaining ledgers are, for a while, and each was tried again
+if a try was due soon. A note from an earlier mark does not count. Java's workers leave no notes.
 
-The marks of both queues, the one that Java shares and our own, as a command sees them.
-
-Having a marked ledger tried at once, when its world has changed in a way that no node sees by
-itself.
-
-What it waits for stands in its note, and in what each node remembers of it. So the note binds
-nobody any more, and an order that all nodes follow tells them to forget it.
+Also here: the marks of both queues (shared and private), and orders that make nodes retry a ledger
+at once.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -42,13 +36,13 @@ from replication.znodes import own_path
 
 
 async def all_marked(cluster: AdminSession) -> set[int]:
-    """Ledgers in either queue."""
+    """Return the IDs of all ledgers marked in either queue."""
     store, ur = cluster.store, cluster.ur
     return {*await marked_ledger_ids(store, ur), *await marked_ledger_ids(store, own_path(ur))}
 
 
 async def read_all_marks(cluster: AdminSession, ledger_ids: Collection[int]) -> list[MarkedLedger]:
-    """Theirs, in either queue: two of a ledger that is in both."""
+    """Return the marks of these ledgers from both queues. A ledger in both has two."""
     ordered = sorted(ledger_ids)
     return [
         *await read_marks(cluster.store, cluster.ur, ordered),
@@ -57,8 +51,7 @@ async def read_all_marks(cluster: AdminSession, ledger_ids: Collection[int]) -> 
 
 
 async def marked_since(cluster: AdminSession, ledger_ids: Collection[int]) -> dict[int, int]:
-    """When the mark of each was made (czxid), of those that are marked: of both as in
-    ``QueuedLedger.czxid``."""
+    """Return the czxid of the mark of each marked ledger, as ``QueuedLedger.czxid`` does."""
     czxids: dict[int, int] = {}
     for marked in await read_all_marks(cluster, ledger_ids):  # the shared ones first
         czxids.setdefault(marked.ledger_id, marked.czxid)
@@ -82,7 +75,7 @@ async def current_notes(cluster: AdminSession, notes: Sequence[WaitingNote]) -> 
 
 
 def access_denied_text(marked: MarkedLedger) -> str:
-    """Of one that ACLs shut away: what that means, and who may open it, as ZooKeeper says."""
+    """Return what follows from a mark that an ACL denies access to, with ZooKeeper's hint."""
     return f"its mark cannot be read, so that no node takes it: {marked.refusal}"
 
 
@@ -104,7 +97,7 @@ be read."""
 
 
 class BlockedLedgers:
-    """What is known of them from the command's beginning to its end. Times are the ``clock``'s."""
+    """Remembers, while a command runs, why the remaining ledgers do not move."""
 
     def __init__(self, cluster: AdminSession, clock: Clock) -> None:
         self._cluster = cluster
@@ -196,7 +189,7 @@ class BlockedLedgers:
 
 
 def unexplained_text(count: int, *, still_s: float) -> str:
-    """For people."""
+    """Return a note that nothing moves and no node says why."""
     what = (
         "the ledger that is left has" if count == 1 else f"none of the {count:,} ledgers left has"
     )
@@ -208,7 +201,7 @@ def unexplained_text(count: int, *, still_s: float) -> str:
 
 
 def first_reasons(reasons: Sequence[str]) -> list[str]:
-    """Some of very many, and how many more there are."""
+    """Return the first of many reasons, and how many more there are."""
     more = len(reasons) - SHOWN_MAX
     rest = [f"and {more:,} more; bookmender queue list shows them all"] if more > 0 else []
     return [*reasons[:SHOWN_MAX], *rest]
@@ -348,7 +341,7 @@ async def _is_marked(ledger_id: int, store: MetadataStore, ur: str) -> bool:
 async def order_retries(
     ledger_ids: Iterable[int], store: MetadataStore, ur: str, clock: Clock
 ) -> None:
-    """Whose notes bind nobody any more: the nodes are to forget them."""
+    """Order all nodes to forget the notes of these ledgers and to try them now."""
     ledger_ids = list(ledger_ids)
     book, place = OrderBook(store, ur), tries_place(ur)
     for _ in range(GIVES_MAX):

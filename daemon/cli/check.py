@@ -1,12 +1,8 @@
-"""``bookmender check``.
+"""``bookmender check``: shows the periodic checks, and asks the leader to run one.
 
-The periodic checks at one moment, for people and for programs. ``checks`` gathers them.
-
-The periodic checks as operators see and order them: how far each is, and asking for one now.
-
-Whoever asks only writes: the leader follows. For a check of ledgers it is the time of the last run
-that is taken back, as Java's ``forceauditchecks`` does; for the audit of the bookies the recovery
-delay is written again as it is, as its ``triggeraudit`` does.
+The command only writes a request, and the leader reads it. For a check of ledgers it resets the time
+of the last run, as Java's ``forceauditchecks`` does. For the audit of bookies it writes the recovery
+delay again, as Java's ``triggeraudit`` does.
 """
 
 import json
@@ -254,7 +250,7 @@ async def _overdue_row(cluster: AdminSession) -> CheckRow:
 
 
 async def _leader(cluster: AdminSession) -> tuple[str | None, list[str]]:
-    """Who leads, and what is to be said of that."""
+    """Return the leader's name, and sentences about it."""
     leader = await current_leader(cluster.store, cluster.ur)
     if leader is None:
         return None, ["nobody leads, so no check runs: bookmender daemon"]
@@ -333,7 +329,7 @@ async def _trigger_audit(cluster: AdminSession) -> None:
 
 
 async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
-    """Whether they were not paused before. Raises ConflictError."""
+    """Pause the checks, and return False if they were paused already. Raises ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), checks_place(cluster.ur)
     standing = await book.stored(place)
     if standing is not None and standing.order is not None:
@@ -343,7 +339,7 @@ async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
 
 
 async def resume_checks(cluster: AdminSession) -> bool:
-    """Whether they were paused. Raises ConflictError."""
+    """Resume the checks, and return False if they were not paused. Raises ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), checks_place(cluster.ur)
     standing = await book.stored(place)
     if standing is None:

@@ -1,10 +1,8 @@
-"""Closing an open ledger by hand: whether somebody may still write it, and then recovery, under its
-lock.
+"""Closes an open ledger by hand: checks whether a writer may be alive, then recovers it.
 
-Nobody can know that a writer is gone; that the ledger got no entry for long is the best there is to
-go by. To close it locks the writer out for good. So where it may be alive that takes a person's
-word. Where so few of its bookies answer that nobody can find its end (rule S5), or no bookie can
-take its last entries, nothing is begun: it would lock the writer out for nothing.
+Nobody can prove that a writer is gone; the best evidence is a long time without entries. Closing
+locks the writer out for good, so an operator must confirm it if the writer may be alive. If too few
+bookies answer to find the end (rule S5), or no bookie can take the last entries, nothing is fenced.
 """
 
 import asyncio

@@ -1,10 +1,8 @@
-"""``bookmender bookie decommission``.
+"""``bookmender bookie decommission``: removes a bookie from the cluster for good.
 
-Taking a bookie out of the cluster for good: until nothing names it, and then its cookie.
-
-Each step is done only if it is still to be done, and nothing is remembered between runs, so that
-whoever was interrupted starts again. The proof is a walk of our own over all metadata, complete or
-an error (rule S8); no index, record or count of somebody else's is believed.
+The command waits until no ledger names the bookie, then deletes its cookie. It stores nothing
+between runs and skips steps that are done, so an interrupted command can be run again. The proof is
+a complete read of all metadata (rule S8). No index, record or count of another node is used.
 """
 
 import asyncio
@@ -388,5 +386,5 @@ def decommission(
 
 
 def unknown_text(bookie: BookieId) -> str:
-    """Without ids that resemble it, as elsewhere: what is taken out by mistake is gone."""
+    """Return a note that the bookie is unknown. Similar IDs are not suggested: a mistake here is final."""
     return f"the cluster knows no bookie {bookie} (any more); bookmender bookie list shows those that it knows"

@@ -1,9 +1,7 @@
-"""``bookmender bookie drain``.
+"""``bookmender bookie drain``: orders drains, withdraws them, and waits until they are complete.
 
-Draining bookies: giving the orders, taking them back, and waiting until all has moved.
-
-What a drain means for a bookie that is away, before it is ordered: nothing can be read from it,
-and as one that is lost its ledgers are copied anyway.
+The command refuses to drain an absent bookie without --yes: nothing can be read from it, and its
+ledgers are copied anyway once it is lost.
 """
 
 import json
@@ -69,7 +67,7 @@ POLLED_MARKS_PER_S = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drains:
-    """Those that are ordered, and how far each is."""
+    """The ordered drains and the progress of each."""
 
     orders: Orders
     progress: dict[BookieId, DrainProgress]
@@ -125,7 +123,7 @@ class Drains:
 
 
 async def read_drains(cluster: AdminSession) -> Drains:
-    """Of the orders those about drains."""
+    """Read the drain orders and their progress."""
     every = await OrderBook(cluster.store, cluster.ur).read()
     orders = Orders(draining=every.draining, unreadable=unreadable_drains(every.unreadable))
     return Drains(orders=orders, progress=await drain_progress(cluster, orders))
@@ -159,7 +157,7 @@ async def order_drains(
 
 
 async def cancel_drains(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[BookieId]:
-    """Take the orders back; returns those that there was one for. Raises ConflictError."""
+    """Withdraw the orders, and return the bookies that had one. Raises ConflictError."""
     book = OrderBook(cluster.store, cluster.ur)
     cancelled = []
     for bookie in bookies:
@@ -206,7 +204,7 @@ async def wait_drained(
 
 
 class _RollCall:
-    """Whether nodes are at work on what is ordered."""
+    """Reports whether nodes work on the drains."""
 
     def __init__(self, cluster: AdminSession, notify: Callable[[str], None], clock: Clock) -> None:
         self._cluster = cluster
@@ -229,7 +227,7 @@ class _RollCall:
 
 
 class _LeftLedgers:
-    """What is left of drains, by the marks: whether any of it moves."""
+    """Finds out from the marks whether the remaining ledgers of the drains move."""
 
     def __init__(self, cluster: AdminSession, clock: Clock) -> None:
         self._cluster = cluster
@@ -270,7 +268,7 @@ class _LeftLedgers:
 
 
 async def concerns(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[str]:
-    """What keeps these from being drained, or from staying so: sentences that say what to do."""
+    """Return sentences about what keeps these bookies from being drained, with next steps."""
     return [
         *await concerns_of_bookies(cluster, bookies),
         *await nobody_at_work(cluster),

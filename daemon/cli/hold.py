@@ -1,7 +1,6 @@
-"""``bookmender hold``.
+"""``bookmender hold``: shows, starts and ends the safety hold.
 
-The safety hold as operators see and order it: no further ledger is marked for lost bookies,
-nothing fenced.
+During a hold no further ledger is marked for lost bookies, and no ledger is fenced.
 """
 
 import json
@@ -113,14 +112,14 @@ def _end_text(hold: HoldOrder, *, now_ms: int, are_back: bool) -> str:
 
 
 async def current_hold(cluster: AdminSession, *, clock: Clock) -> HoldOrder | None:
-    """The one that stands now. Raises UnavailableError."""
+    """Return the present hold; None without one. Raises UnavailableError."""
     standing = await OrderBook(cluster.store, cluster.ur).stored(hold_place(cluster.ur))
     orders = Orders(hold=None if standing is None else standing.order).at(clock.wall_ms())
     return orders.hold if orders.is_held else None
 
 
 async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
-    """It, and who is away. Raises UnavailableError."""
+    """Read the hold and the absent bookies. Raises UnavailableError."""
     orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
     place = hold_place(cluster.ur)
     available = (await registered_bookies(cluster)).available

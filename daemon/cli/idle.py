@@ -1,6 +1,7 @@
 """``bookmender ledger idle`` and ``bookmender ledger close``.
 
-Open ledgers that nobody writes any more, as the last periodic check saw them.
+``idle`` lists open ledgers without new entries, as the last periodic check saw them. ``close`` shows
+or closes one ledger; ``close_ledger`` decides and does it.
 """
 
 import asyncio

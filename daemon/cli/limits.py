@@ -142,12 +142,12 @@ async def change_limits(cluster: AdminSession, wanted: LimitsOrder, *, reset: bo
 
 
 def merged(before: LimitsOrder, wanted: LimitsOrder) -> LimitsOrder:
-    """``before``, but for what is wanted otherwise."""
+    """Return ``before`` with the wanted limits changed."""
     return replace(before, **ordered_limits(wanted))
 
 
 def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
-    """What is so low that a node hardly gets anywhere."""
+    """Return warnings about limits so low that repairs make no progress."""
     return [
         f"{each.key} is {each.value:,}, less than {LOWEST_SENSIBLE[each.key]:,}: repairs will take for "
         "ever, and ledgers lack copies all that time; the value none lifts the limit"
@@ -157,7 +157,7 @@ def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
 
 
 def effective_limits(order: LimitsOrder, settings: Settings) -> list[EffectiveLimit]:
-    """What holds for a node with these settings, and by whose word."""
+    """Return the limits of a node with these settings, and where each comes from."""
     ordered = ordered_limits(order)
     return [
         EffectiveLimit(key=key, value=value, is_ordered=key in ordered)

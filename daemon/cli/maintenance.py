@@ -266,7 +266,7 @@ async def open_window(
 
 
 async def end_window(cluster: AdminSession, bookie: BookieId) -> bool:
-    """False when there was none. Raises ConflictError."""
+    """End the window, and return False if there was none. Raises ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), maintenance_place(cluster.ur, bookie)
     standing = await book.stored(place)
     if standing is None:
@@ -284,7 +284,7 @@ async def read_unreadable_windows(
 
 
 async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, MaintenanceWindow]:
-    """Those that stand. Such as are over, which nobody needs any more, are deleted by the way."""
+    """Return the present windows. Deletes those that are over."""
     book = OrderBook(cluster.store, cluster.ur)
     orders = await book.read()
     current = dict(orders.at(clock.wall_ms()).maintenance)

@@ -1,11 +1,8 @@
-"""``bookmender repair``.
+"""``bookmender repair``: repairs ledgers in this process, with the locks and code of a worker.
 
-Repairing ledgers from a command: in this process, with the locks and the engine that daemons
-have.
-
-The ledgers are marked in our private queue first. So nodes that run help, a crash or Ctrl-C leaves the
-rest to them, and the lock keeps bookies' garbage collectors and Java's workers off (G16: Java's own
-tool takes none).
+The ledgers are first marked in the private queue. So running nodes help, and they continue after a
+crash or Ctrl-C. The lock keeps garbage collectors of bookies and Java's workers away from the
+ledger (G16: Java's own tool takes no lock).
 """
 
 import asyncio

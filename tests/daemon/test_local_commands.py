@@ -283,9 +283,9 @@ def begin_in_vain(data: Path, written: str) -> None:
     ("before", "said"),
     [
         pytest.param(None, "interrupted; nothing is left of it", id="a folder that it made"),
-        pytest.param((), "DATA stays, with a cluster that was not ready yet", id="an empty one"),
-        pytest.param((SPEC,), "the cluster in DATA is stopped, and keeps what it", id="a cluster"),
-        pytest.param(("notes",), "DATA stays, with a cluster that was not", id="somebody else's"),
+        pytest.param((), "DATA contains a cluster that was not ready yet", id="an empty one"),
+        pytest.param((SPEC,), "the cluster in DATA is stopped; its data is kept", id="a cluster"),
+        pytest.param(("notes",), "DATA contains a cluster that was not", id="somebody else's"),
     ],
 )
 @pytest.mark.parametrize("arguments", [["up"], ["up", "--foreground"]])
