@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from auditor.findings import read_findings
-from daemon.cli.blocked import listed
+from daemon.cli.blocked import all_marked
 from daemon.local.cluster import LocalCluster
 from ledgers.bookies import Answer, Transfer
 from ledgers.digest import EntryDigest
@@ -79,7 +79,7 @@ def test_an_entry_that_a_bookie_lost_between_the_ends_is_given_back_to_it(
                 return dict((await client.bookies.transfer(asked)).failures.get(victim, {}))
 
             async def is_mended() -> bool:
-                return not await refused() and not await listed(on.seen)
+                return not await refused() and not await all_marked(on.seen)
 
             assert await refused() == {LOST: Answer.ABSENT}
             start("auditor", settings=EVERY_ENTRY)
@@ -90,7 +90,7 @@ def test_an_entry_that_a_bookie_lost_between_the_ends_is_given_back_to_it(
             await asyncio.sleep(JAVA_HAD_TIME_S)
 
             assert found.exit_code == 1, found
-            assert await listed(on.seen) == {ledger_id}
+            assert await all_marked(on.seen) == {ledger_id}
             store, ur = on.seen.store, on.seen.ur
             assert (await read_findings(store, ur, [ledger_id]))[ledger_id].bookies == (victim,)
             assert (await bookmender(uri, "status", "-o", "json")).record["verdict"] == "unattended"
