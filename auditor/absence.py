@@ -36,6 +36,7 @@ from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import until_answered
 from replication import znodes
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 
@@ -300,10 +301,12 @@ class Delay:
 class RecoveryDelay:
     """Follows the recovery delay. ``current`` is the one in force, after ``read``."""
 
-    def __init__(self, store: MetadataStore, ur: str, *, default_s: int, clock: Clock) -> None:
-        self._store, self._ur = store, ur
+    def __init__(
+        self, store: MetadataStore, paths: ClusterPaths, *, default_s: int, clock: Clock
+    ) -> None:
+        self._store, self._paths = store, paths
         self._clock = clock
-        self._path = znodes.recovery_delay_path(ur)
+        self._path = paths.recovery_delay
         self._default_s = default_s
         self._is_created = False
         self.current = Delay(delay_s=default_s, mzxid=0, is_stored=False)
@@ -344,14 +347,14 @@ class RecoveryDelay:
                     yield before, self.current
 
     async def _read(self) -> Delay:
-        return await read_delay(self._store, self._ur, default_s=self._default_s)
+        return await read_delay(self._store, self._paths, default_s=self._default_s)
 
 
-async def read_delay(store: MetadataStore, ur: str, *, default_s: int) -> Delay:
+async def read_delay(store: MetadataStore, paths: ClusterPaths, *, default_s: int) -> Delay:
     """Return the delay in force: ``default_s`` if the znode is missing or cannot be read."""
     mzxid, refusal = 0, ""
     try:
-        data, stat = await store.get(znodes.recovery_delay_path(ur))
+        data, stat = await store.get(paths.recovery_delay)
         mzxid = stat.mzxid
         delay_s = znodes.parse_recovery_delay(data)
         return Delay(delay_s=delay_s, mzxid=mzxid, is_stored=True)

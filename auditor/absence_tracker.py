@@ -34,6 +34,7 @@ from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import wait_woken
 from replication.cluster import ClusterView
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 
@@ -66,11 +67,15 @@ class AbsenceTracker:
     seconds."""
 
     def __init__(
-        self, store: MetadataStore, ur: str, clock: Clock, outages: Outages | None = None
+        self,
+        store: MetadataStore,
+        paths: ClusterPaths,
+        clock: Clock,
+        outages: Outages | None = None,
     ) -> None:
         """``outages``: of the connection through which the bookies are watched; None: outages are
         ignored."""
-        self._store, self._ur = store, ur
+        self._store, self._paths = store, paths
         self._clock = clock
         self._outages = outages
         self.since_s: dict[BookieId, float] = {}
@@ -90,7 +95,7 @@ class AbsenceTracker:
 
     async def resume(self) -> None:
         """Continue from the record of the leader before."""
-        stored = await read_absences(self._store, self._ur)
+        stored = await read_absences(self._store, self._paths)
         now_s = self._clock.now_s()
         self.since_s = stored.resumed(now_s=now_s, wall_ms=self._clock.wall_ms())
         self._written = frozenset(stored.since_ms)
@@ -229,15 +234,15 @@ class AbsenceTracker:
 class MarkCauses:
     """Why ledgers are marked, by bookie. Call ``resume`` first."""
 
-    def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
-        self._store, self._ur = store, ur
+    def __init__(self, store: MetadataStore, paths: ClusterPaths, clock: Clock) -> None:
+        self._store, self._paths = store, paths
         self._clock = clock
         self._causes: Mapping[BookieId, Cause] = {}
         """The causes as they are stored."""
 
     async def resume(self) -> None:
         """Read the stored causes."""
-        self._causes = await read_causes(self._store, self._ur)
+        self._causes = await read_causes(self._store, self._paths)
 
     def lost_since_s(self) -> dict[BookieId, float]:
         """Return since when the lost bookies are absent whose ledgers this leader or an earlier one

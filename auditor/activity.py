@@ -35,7 +35,7 @@ from ledgers.store import MetadataStore
 from replication.client_activity import WRITTEN_EVERY_S, ClientActivity
 from replication.cluster import ViewSource
 from replication.nodes import LiveNode, Role, live_nodes
-from replication.znodes import locks_path, own_path
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 
@@ -173,14 +173,14 @@ class ActivityWatch:
         self,
         *,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         updater: LedgerMapUpdater,
         views: ViewSource,
         bookies: Bookies,
         records: Records,
         clock: Clock,
     ) -> None:
-        self._store, self._ur = store, ur
+        self._store, self._paths = store, paths
         self._updater, self._views, self._bookies = updater, views, bookies
         self._records, self._clock = records, clock
         self._nodes: dict[str, LiveNode | None] = {}
@@ -278,14 +278,12 @@ class ActivityWatch:
     async def _count(self) -> None:
         """Count the locked ledgers and the workers."""
         try:
-            stats = [
-                await self._store.exists(locks_path(ur)) for ur in (self._ur, own_path(self._ur))
-            ]
-            nodes = await live_nodes(self._store, self._ur, self._nodes)
+            locks = await self._store.exists(self._paths.locks)
+            nodes = await live_nodes(self._store, self._paths, self._nodes)
         except (UnavailableError, UnauthorizedError) as error:
             log.debug("activity.count_failed", error=str(error))
             return
-        self._lock_count = sum(stat.child_count for stat in stats if stat is not None)
+        self._lock_count = 0 if locks is None else locks.child_count
         self._worker_count = sum(node.info.role is Role.WORKER for node in nodes)
 
     async def _say(self, found: ClientActivity, said: ClientActivity | None) -> None:

@@ -30,6 +30,7 @@ from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
 from replication.cluster import ClusterView, ViewSource
 from replication.orders import DisableSwitch
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 
@@ -62,7 +63,7 @@ class Auditor:
         self,
         *,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         updater: LedgerMapUpdater,
         views: ViewSource,
         tracker: LossTracker,
@@ -85,7 +86,7 @@ class Auditor:
         self._clock = clock
         self._marks = LossMarks(updater.ledger_map, marker)
         self._relisting = Relisting(
-            store, ur, self._marks, clock, updater=updater, on_gone=self._mark_again
+            store, paths, self._marks, clock, updater=updater, on_gone=self._mark_again
         )
         self._unavailable = UnavailableLedgerCounter(
             updater, clock, on_count=tracker.absences.note_soon
@@ -104,7 +105,7 @@ class Auditor:
         """By reformatted bookie and czxid of its cookie: until when it counts as missing, although
         its ledgers are marked. Until then metadata may start to name it for copies that the
         reformat deleted (``_settle``)."""
-        self._switch = DisableSwitch(store, ur, clock)
+        self._switch = DisableSwitch(store, paths, clock)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -249,7 +250,7 @@ class Auditor:
         tracker.see(view)
         self._unavailable.see(tracker.absences.away)
         return (
-            not self._switch.may_take
+            not self._switch.may_lease
             or view.orders.is_held
             or bool(tracker.absences.since_s.keys() - absent)
             or self._missing(view).causes != missing.causes
@@ -333,7 +334,7 @@ class Auditor:
     # --- Time of the next round -------------------------------------------------------------------
 
     def _wait_s(self) -> float:
-        is_disabled, now_s = not self._switch.may_take, self._clock.now_s()
+        is_disabled, now_s = not self._switch.may_lease, self._clock.now_s()
         return max(
             0.0,
             min(

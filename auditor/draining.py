@@ -27,11 +27,10 @@ from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
-from replication import znodes
 from replication.cluster import ViewSource
 from replication.marks import marked_ledger_ids
 from replication.orders import DrainOrder
-from replication.znodes import own_path
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 LEFT = Gauge(
@@ -73,7 +72,7 @@ class Drainer:
         self,
         *,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         manager: LedgerManager,
         updater: LedgerMapUpdater,
         views: ViewSource,
@@ -83,7 +82,7 @@ class Drainer:
     ) -> None:
         """``updater`` is run by somebody else."""
         self._store = store
-        self._ur = ur
+        self._paths = paths
         self._manager = manager
         self._updater = updater
         self._views = views
@@ -118,7 +117,7 @@ class Drainer:
             self._listed = None
             await self._tell({}, {})
             return None
-        if await self._store.exists(znodes.disable_path(self._ur)) is not None:
+        if await self._store.exists(self._paths.disable) is not None:
             return RETRY_S
         listed = await self._list(orders)
         named = self._named(orders)
@@ -150,7 +149,7 @@ class Drainer:
             and now_s < last.due_s
         ):
             return last
-        marked = set(await marked_ledger_ids(self._store, own_path(self._ur)))
+        marked = set(await marked_ledger_ids(self._store, self._paths.private))
         doubtful = await may_be_named(self._store, self._manager, sorted(unreadable), orders.keys())
         self._listed = _Listed(
             orders=orders,
@@ -210,7 +209,7 @@ class Drainer:
 
     async def _told(self) -> dict[BookieId, DrainProgress]:
         if self._progress is None:
-            record = await last_drains(self._store, self._ur)
+            record = await last_drains(self._store, self._paths)
             self._progress = {} if record is None else dict(record.bookies)
         return self._progress
 

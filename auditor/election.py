@@ -20,8 +20,9 @@ from ledgers.errors import CorruptionError, LeadershipLostError, NoNodeError
 from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore, MultiFailed, SetData
 from ledgers.tasks import task_scope, until_answered
 from replication import znodes
-from replication.nodes import Membership, ensure
+from replication.nodes import Membership
 from replication.transactions import Batcher, Guard
+from replication.znodes import ClusterPaths, ensure_znode
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class Election:
     def __init__(
         self,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         membership: Membership,
         *,
         candidate: str,
@@ -58,7 +59,7 @@ class Election:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._election = znodes.election_path(ur)
+        self._election = paths.election
         self._membership = membership
         self._vote = znodes.vote_to_bytes(candidate)
 
@@ -69,7 +70,7 @@ class Election:
         A node without a vote could not take over when the leader goes. So the loss of its own vote
         is noticed at once, too.
         """
-        await ensure(self._store, self._election)
+        await ensure_znode(self._store, self._election)
         vote_path = await self._store.create(
             f"{self._election}/{VOTE_PREFIX}", self._vote, is_ephemeral=True, is_sequential=True
         )
@@ -131,9 +132,9 @@ class Leader:
     session_id: int
 
 
-async def current_leader(store: MetadataStore, ur: str) -> Leader | None:
+async def current_leader(store: MetadataStore, paths: ClusterPaths) -> Leader | None:
     """Return the holder of the smallest vote; None if there is no vote."""
-    election = znodes.election_path(ur)
+    election = paths.election
     try:
         votes = in_order(await store.children(election))
         for vote in votes[:1]:

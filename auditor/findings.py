@@ -36,22 +36,21 @@ from ledgers.model import BookieId
 from ledgers.store import Create, Delete, MetadataStore, SetData, children_if_any
 from ledgers.tasks import gather_in_parts
 from replication.marks import READS_AT_ONCE, MarkTree
-from replication.nodes import ensure
-from replication.orders import DrainOrder, OrderBook
+from replication.orders import DrainOrder, OrderStore
 from replication.transactions import Batcher
 from replication.znodes import (
+    ClusterPaths,
     Mark,
     as_text,
-    findings_path,
+    ensure_znode,
     ledger_id_of_name,
-    own_path,
+    object_field,
     parse_record,
-    part,
-    read_aid,
+    read_if_allowed,
     read_record,
-    text,
-    texts,
-    time_ms,
+    text_field,
+    texts_field,
+    time_field,
 )
 
 log = structlog.get_logger()
@@ -99,18 +98,20 @@ class Finding:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
         return cls(
-            check=text(record, "check"),
-            bookies=tuple(map(BookieId, texts(record, "bookies"))),
-            detail=text(record, "detail"),
-            found_ms=time_ms(record, "found_ms"),
+            check=text_field(record, "check"),
+            bookies=tuple(map(BookieId, texts_field(record, "bookies"))),
+            detail=text_field(record, "detail"),
+            found_ms=time_field(record, "found_ms"),
         )
 
 
 class Findings:
     """The leader's: written through ``batcher``, whose guards prove the leadership (rule S9)."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, clock: Clock) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+    def __init__(
+        self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths, clock: Clock
+    ) -> None:
+        self._store, self._batcher, self._paths = store, batcher, paths
         self._clock = clock
         self._has_directory = False
         self._unmarked: dict[int, Sighting] = {}
@@ -120,7 +121,7 @@ class Findings:
         self, ledger_id: int, check: str, bookies: Collection[BookieId], detail: str
     ) -> None:
         """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's
-        place, and adds its bookies to those: what was found first may not be mended yet.
+        znode, and adds its bookies to those: what was found first may not be mended yet.
 
         Raises UnavailableError.
         """
@@ -130,7 +131,7 @@ class Findings:
             detail=detail,
             found_ms=self._clock.wall_ms(),
         )
-        path = findings_path(self._ur, ledger_id)
+        path = self._paths.finding(ledger_id)
         for _ in range(TRIES_MAX):
             await self._make_directory()
             try:
@@ -168,7 +169,7 @@ class Findings:
 
         Returns how many were looked at.
         """
-        ledger_ids = await _noted(self._store, self._ur)
+        ledger_ids = await _noted(self._store, self._paths)
         found = await gather_in_parts(self._sweep_one, ledger_ids, at_once=READS_AT_ONCE)
         self._unmarked = {
             ledger_id: seen
@@ -179,7 +180,7 @@ class Findings:
 
     async def _sweep_one(self, ledger_id: int) -> Sighting | None:
         """None unless it has no mark, and is to be looked at once more."""
-        path = findings_path(self._ur, ledger_id)
+        path = self._paths.finding(ledger_id)
         try:
             stat = await self._store.exists(path)
             if stat is None or await self._is_marked(ledger_id):
@@ -195,7 +196,7 @@ class Findings:
         return None
 
     async def _is_marked(self, ledger_id: int) -> bool:
-        trees = (MarkTree(self._store, self._ur), MarkTree(self._store, own_path(self._ur)))
+        trees = (MarkTree(self._store, self._paths), MarkTree(self._store, self._paths.private))
         return any([await tree.holds(ledger_id) for tree in trees])
 
     async def _make_directory(self) -> None:
@@ -204,20 +205,20 @@ class Findings:
 
         It is empty, and proves nothing, so that it needs no guard."""
         if not self._has_directory:
-            await ensure(self._store, findings_path(self._ur))
+            await ensure_znode(self._store, self._paths.findings)
             self._has_directory = True
 
 
 async def read_findings(
-    store: MetadataStore, ur: str, ledger_ids: Sequence[int]
+    store: MetadataStore, paths: ClusterPaths, ledger_ids: Sequence[int]
 ) -> dict[int, Finding]:
     """Those of the ledgers that have one which can be read."""
-    noted = await _noted(store, ur)
+    noted = await _noted(store, paths)
     wanted = sorted(set(noted).intersection(ledger_ids))
 
     async def read(ledger_id: int) -> Finding | None:
         try:
-            return await read_record(store, findings_path(ur, ledger_id), Finding.from_record)
+            return await read_record(store, paths.finding(ledger_id), Finding.from_record)
         except UnauthorizedError as error:
             log.warning("finding.access_denied", ledger_id=ledger_id, error=str(error))
             return None
@@ -226,9 +227,9 @@ async def read_findings(
     return {i: each for i, each in zip(wanted, findings, strict=True) if each is not None}
 
 
-async def _noted(store: MetadataStore, ur: str) -> list[int]:
+async def _noted(store: MetadataStore, paths: ClusterPaths) -> list[int]:
     """Ledgers that have a finding, ascending."""
-    names = await children_if_any(store, findings_path(ur))
+    names = await children_if_any(store, paths.findings)
     return sorted(i for i in map(ledger_id_of_name, names) if i is not None)
 
 
@@ -278,14 +279,14 @@ class Cause:
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Raises CorruptionError."""
         try:
-            why = Why(text(record, "cause"))
+            why = Why(text_field(record, "cause"))
         except ValueError as error:
             raise CorruptionError("a cause that this release does not know") from error
         has_ended = record.get("ended_ms") is not None
         return cls(
             why=why,
-            since_ms=time_ms(record, "since_ms"),
-            ended_ms=time_ms(record, "ended_ms") if has_ended else None,
+            since_ms=time_field(record, "since_ms"),
+            ended_ms=time_field(record, "ended_ms") if has_ended else None,
         )
 
 
@@ -313,21 +314,21 @@ def causes_to_bytes(causes: Mapping[BookieId, Cause]) -> bytes:
     return json.dumps({"version": 1, "bookies": bookies}).encode()
 
 
-async def read_causes(store: MetadataStore, ur: str) -> dict[BookieId, Cause]:
+async def read_causes(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, Cause]:
     """Those that can be read; the others are as good as unknown."""
-    path = causes_path(ur)
-    bookies = await read_aid(store, path, lambda record: part(record, "bookies")) or {}
+    path = paths.causes
+    bookies = (
+        await read_if_allowed(store, path, lambda record: object_field(record, "bookies")) or {}
+    )
     causes: dict[BookieId, Cause] = {}
     for name in bookies:
         try:
-            causes[BookieId(as_text(name, "bookie"))] = Cause.from_record(part(bookies, name))
+            causes[BookieId(as_text(name, "bookie"))] = Cause.from_record(
+                object_field(bookies, name)
+            )
         except CorruptionError:
             continue
     return causes
-
-
-def causes_path(ur: str) -> str:
-    return f"{own_path(ur)}/causes"
 
 
 # --- The reason of a mark ----------------------------------------------------------------------------
@@ -364,12 +365,14 @@ class MarkReasons:
     findings: Mapping[int, Finding] = field(default_factory=dict)
 
     @classmethod
-    async def read(cls, store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> "MarkReasons":
+    async def read(
+        cls, store: MetadataStore, paths: ClusterPaths, ledger_ids: Sequence[int]
+    ) -> "MarkReasons":
         """For the marks of these ledgers."""
         return cls(
-            causes=await read_causes(store, ur),
-            draining=(await OrderBook(store, ur).read()).draining,
-            findings=await read_findings(store, ur, ledger_ids),
+            causes=await read_causes(store, paths),
+            draining=(await OrderStore(store, paths).read()).draining,
+            findings=await read_findings(store, paths, ledger_ids),
         )
 
     def of(self, ledger_id: int, mark: Mark | None, *, is_own: bool) -> list[MarkReason]:

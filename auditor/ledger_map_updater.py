@@ -53,7 +53,7 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager, OnStray, VersionedMetadata
 from ledgers.store import UNTOLD, Event, EventKind, MetadataStore, Stat
 from ledgers.tasks import Changing, until_answered, wait_woken
-from replication.znodes import own_path, read_record, switch, time_ms, whole
+from replication.znodes import ClusterPaths, bool_field, int_field, read_record, time_field
 
 KEPT_MAX = 1_000
 """Ledgers: those that were not asked for meanwhile are read, as where another node keeps the
@@ -624,23 +624,21 @@ class LedgerMapRecord:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
         return cls(
-            session_id=whole(record, "session_id", least=-SESSION_MAX, most=SESSION_MAX),
-            written_ms=time_ms(record, "written_ms"),
-            is_complete=switch(record, "is_complete"),
-            ledger_count=whole(record, "ledger_count"),
-            unreadable_count=whole(record, "unreadable_count"),
-            read_count=whole(record, "read_count"),
-            expected_count=whole(record, "expected_count"),
+            session_id=int_field(record, "session_id", least=-SESSION_MAX, most=SESSION_MAX),
+            written_ms=time_field(record, "written_ms"),
+            is_complete=bool_field(record, "is_complete"),
+            ledger_count=int_field(record, "ledger_count"),
+            unreadable_count=int_field(record, "unreadable_count"),
+            read_count=int_field(record, "read_count"),
+            expected_count=int_field(record, "expected_count"),
         )
 
 
-async def read_ledger_map_record(store: MetadataStore, ur: str) -> LedgerMapRecord | None:
+async def read_ledger_map_record(
+    store: MetadataStore, paths: ClusterPaths
+) -> LedgerMapRecord | None:
     """None when there is none, or a later release tells of it in another way."""
-    return await read_record(store, ledger_map_path(ur), LedgerMapRecord.from_record)
-
-
-def ledger_map_path(ur: str) -> str:
-    return f"{own_path(ur)}/index"
+    return await read_record(store, paths.ledger_map, LedgerMapRecord.from_record)
 
 
 class LedgerMapReporter:

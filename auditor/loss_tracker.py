@@ -21,6 +21,7 @@ from ledgers.registration import UNTOLD_CZXID
 from ledgers.store import MetadataStore
 from replication.cluster import ClusterView, ViewSource
 from replication.orders import HoldOrder
+from replication.znodes import ClusterPaths
 
 
 class LossTracker:
@@ -30,7 +31,7 @@ class LossTracker:
         self,
         *,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         updater: LedgerMapUpdater,
         views: ViewSource,
         holds: Holds | ForeseenHolds,
@@ -39,14 +40,14 @@ class LossTracker:
         outages: Outages | None = None,
     ) -> None:
         """The caller runs ``updater`` and ``views``. ``outages``: as for ``AbsenceTracker``."""
-        self._store, self._ur = store, ur
+        self._store, self._paths = store, paths
         self._updater = updater
         self._views = views
         self._holds = holds
         default_s = settings.lost_bookie_recovery_delay_s
-        self.delay = RecoveryDelay(store, ur, default_s=default_s, clock=clock)
-        self.absences = AbsenceTracker(store, ur, clock, outages)
-        self.causes = MarkCauses(store, ur, clock)
+        self.delay = RecoveryDelay(store, paths, default_s=default_s, clock=clock)
+        self.absences = AbsenceTracker(store, paths, clock, outages)
+        self.causes = MarkCauses(store, paths, clock)
         self.identities: dict[BookieId, int] = {}
         """By bookie, the cookie (czxid) with which its ledgers were last inspected."""
         self.hold: HoldOrder | None = None
@@ -65,7 +66,7 @@ class LossTracker:
 
     async def read_records(self) -> None:
         """Read what leaders recorded of the ledgers that they marked."""
-        self.identities = await read_identities(self._store, self._ur)
+        self.identities = await read_identities(self._store, self._paths)
         await self.causes.resume()
 
     async def delay_changes(self) -> AsyncGenerator[None, None]:

@@ -65,9 +65,8 @@ from ledgers.store import (
 from ledgers.tasks import task_scope
 from replication import znodes
 from replication.marks import marked_in_parts, marked_ledger_ids
-from replication.nodes import ensure
 from replication.transactions import BATCH_BYTES_MAX, BATCH_TRANSACTIONS_MAX, Batcher
-from replication.znodes import Mark, own_path
+from replication.znodes import ClusterPaths, Mark, MarkPaths, ensure_znode
 
 log = structlog.get_logger()
 
@@ -98,10 +97,12 @@ class MarkSource(Protocol):
 class Marker:
     """Marks ledgers through ``batcher``, whose guards prove the leadership."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, clock: Clock) -> None:
+    def __init__(
+        self, store: MetadataStore, batcher: Batcher, paths: MarkPaths, clock: Clock
+    ) -> None:
         self._store = store
         self._batcher = batcher
-        self._ur = ur
+        self._paths = paths
         self._clock = clock
         self._ensuring = asyncio.Lock()
         """Directories are made by one at a time: what another one's multi made, and NodeExists told
@@ -174,7 +175,7 @@ class Marker:
         creations: list[Operation] = []
         for ledger in ledgers:
             new = Mark(replicas=ledger.lost, ctime_ms=ctime_ms)
-            creations += _creations(znodes.mark_path(self._ur, ledger.ledger_id), new)
+            creations += _creations(self._paths.mark(ledger.ledger_id), new)
         if request_bytes(creations) > BATCH_BYTES_MAX:  # each names very many bookies
             return False
         for _ in range(TRIES_MAX):
@@ -206,7 +207,7 @@ class Marker:
         """
         async with self._ensuring:
             if self._ensured_count == unless_since:
-                paths = (znodes.mark_path(self._ur, ledger.ledger_id) for ledger in ledgers)
+                paths = (self._paths.mark(ledger.ledger_id) for ledger in ledgers)
                 for parent in dict.fromkeys(path.rsplit("/", 2)[0] for path in paths):
                     await self._ensure(parent)
                 self._ensured_count += 1
@@ -216,7 +217,7 @@ class Marker:
     async def _try_mark(
         self, ledger_id: int, replicas: Collection[BookieId], *, is_renewed: bool
     ) -> bool:
-        path = znodes.mark_path(self._ur, ledger_id)
+        path = self._paths.mark(ledger_id)
         new = Mark(replicas=tuple(sorted(replicas)), ctime_ms=self._clock.wall_ms())
         try:
             data, stat = await self._store.get(path)
@@ -243,8 +244,10 @@ class Marker:
     async def _ensure(self, directory: str) -> None:
         """Create the directory and those above it, unless they are there."""
         above = directory.rpartition("/")[0]
-        if above == znodes.marks_path(self._ur):
-            await ensure(self._store, above)  # missing only if an operator deleted the whole queue
+        if above == self._paths.marks:
+            await ensure_znode(
+                self._store, above
+            )  # missing only if an operator deleted the whole queue
         else:
             await self._ensure(above)
         with suppress(NodeExistsError):
@@ -255,9 +258,11 @@ class BothQueues:
     """Marks where it helps: in the shared queue what Java's workers see, in our own what they would
     find whole."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, clock: Clock) -> None:
-        self._shared = Marker(store, batcher, ur, clock)
-        self._own = Marker(store, batcher, own_path(ur), clock)
+    def __init__(
+        self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths, clock: Clock
+    ) -> None:
+        self._shared = Marker(store, batcher, paths, clock)
+        self._own = Marker(store, batcher, paths.private, clock)
 
     async def mark(self, ledger_id: int, sight: Sight) -> bool:
         """Whether a mark is new or names more replicas now. Raises UnavailableError.
@@ -590,14 +595,14 @@ class Relisting:
     def __init__(
         self,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         marks: LossMarks,
         clock: Clock,
         *,
         updater: LedgerMapUpdater,
         on_gone: Callable[[Collection[int]], None],
     ) -> None:
-        self._store, self._ur = store, ur
+        self._store, self._paths = store, paths
         self._marks = marks
         self._clock = clock
         self._updater = updater
@@ -621,7 +626,7 @@ class Relisting:
     async def _look(self) -> None:
         began_s = self._clock.now_s()
         listed = array("q")  # a million in 8 MB
-        async for part in marked_in_parts(self._store, self._ur):
+        async for part in marked_in_parts(self._store, self._paths):
             listed.extend(part)
         lacking = await self._marks.lacking_among(listed)
         unlisted = frozenset(filter(self._updater.is_current, lacking))
@@ -649,12 +654,16 @@ class PrivateQueue:
 
 
 async def read_private_queue(
-    store: MetadataStore, ur: str, *, shared: Collection[int], known_damaged: Collection[int] = ()
+    store: MetadataStore,
+    paths: ClusterPaths,
+    *,
+    shared: Collection[int],
+    known_damaged: Collection[int] = (),
 ) -> PrivateQueue:
     """``shared``: what is marked in the other queue. ``known_damaged``: by an earlier look; a
     finding stays until its mark is gone, so that these are not read again."""
-    ledger_ids = set(await marked_ledger_ids(store, own_path(ur))).difference(shared)
+    ledger_ids = set(await marked_ledger_ids(store, paths.private)).difference(shared)
     damaged = ledger_ids.intersection(known_damaged)
-    findings = await read_findings(store, ur, sorted(ledger_ids - damaged))
+    findings = await read_findings(store, paths, sorted(ledger_ids - damaged))
     damaged |= {ledger_id for ledger_id, found in findings.items() if found.bookies}
     return PrivateQueue(damaged=tuple(sorted(damaged)), others=tuple(sorted(ledger_ids - damaged)))

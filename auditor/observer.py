@@ -27,9 +27,9 @@ from auditor.underreplication import Missing, UnderreplicatedLedger, fewest_copi
 from ledgers.clock import Clock
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
-from replication import znodes
 from replication.marks import marked_ledger_ids, read_marks
 from replication.orders import HoldOrder
+from replication.znodes import ClusterPaths
 
 
 class Absence(enum.Enum):
@@ -145,13 +145,13 @@ class Observer:
         self,
         *,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         updater: LedgerMapUpdater,
         tracker: LossTracker,
         clock: Clock,
     ) -> None:
         """The caller runs ``updater`` and prepares ``tracker``, which uses ``ForeseenHolds``."""
-        self._store, self._ur = store, ur
+        self._store, self._paths = store, paths
         self._updater = updater
         self._tracker = tracker
         self._clock = clock
@@ -179,7 +179,7 @@ class Observer:
         underreplicated, weight = await self._underreplicated(missing)
         await self._read_marks(underreplicated)
         self._own = await read_private_queue(
-            self._store, self._ur, shared=self._marks, known_damaged=self._own.damaged
+            self._store, self._paths, shared=self._marks, known_damaged=self._own.damaged
         )
         return Observation(
             seen_ms=self._clock.wall_ms(),
@@ -200,7 +200,7 @@ class Observer:
             marked_count=len(self._marks),
             difference=compare(underreplicated, self._marks),
             own=self._own,
-            is_disabled=await self._store.exists(znodes.disable_path(self._ur)) is not None,
+            is_disabled=await self._store.exists(self._paths.disable) is not None,
             hold=tracker.hold,
             is_hold_ordered=tracker.hold is not None and view.orders.is_held,
         )
@@ -239,7 +239,7 @@ class Observer:
         If such a mark was deleted, its ledger was repaired and is no longer endangered. A later
         mark of it is then read again.
         """
-        listed = await marked_ledger_ids(self._store, self._ur)
+        listed = await marked_ledger_ids(self._store, self._paths)
         agreed = {
             each.ledger_id
             for each in underreplicated
@@ -247,7 +247,7 @@ class Observer:
         }
         marks = {i: self._marks[i] for i in listed if i in agreed}
         rest = [i for i in listed if i not in agreed]
-        for marked in await read_marks(self._store, self._ur, rest):
+        for marked in await read_marks(self._store, self._paths, rest):
             marks[marked.ledger_id] = () if marked.mark is None else marked.mark.replicas
         self._marks = marks
 

@@ -47,7 +47,7 @@ from replication.recent_copies import (
 )
 from replication.transactions import Batcher
 from replication.work_queue import Queue
-from replication.znodes import names_in, nodes_path, read_record, recent_copies_path
+from replication.znodes import ClusterPaths, children_if_allowed, read_record
 
 log = structlog.get_logger()
 RECHECKED = Metric(
@@ -98,7 +98,7 @@ class CopyRecheck:
         *,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         queue: Queue,
         views: ViewSource,
         reader: CopyReader,
@@ -106,7 +106,7 @@ class CopyRecheck:
         after_s: float,
         clock: Clock,
     ) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+        self._store, self._batcher, self._paths = store, batcher, paths
         self._queue, self._views = queue, views
         self._reader, self._reports = reader, reports
         self._after_s, self._clock = after_s, clock
@@ -237,12 +237,12 @@ class CopyRecheck:
     async def adopt(self) -> None:
         """Take over what ended sessions left, if this session is the one to do so."""
         # The names first: a session that joins in between has no record among them.
-        names = await names_in(self._store, recent_copies_path(self._ur))
+        names = await children_if_allowed(self._store, self._paths.recent_copies)
         if not names or self._queue.session_id != min(await self._queue.workers()):
             return
-        alive = await children_if_any(self._store, nodes_path(self._ur))
+        alive = await children_if_any(self._store, self._paths.nodes)
         for name in orphans(names, alive=alive, known=self._adopted)[:ADOPTED_MAX]:
-            path = f"{recent_copies_path(self._ur)}/{name}"
+            path = f"{self._paths.recent_copies}/{name}"
             copies = await read_record(self._store, path, RecentCopies.from_record)
             self._adopted.add(name)  # one that cannot be read is a later release's: it stays
             if copies is None:

@@ -15,26 +15,25 @@ from typing import Any
 import structlog
 
 from auditor.absence import StoredAbsences, UnavailableLedgers
-from auditor.findings import Cause, causes_path, causes_to_bytes
-from auditor.ledger_map_updater import LedgerMapRecord, ledger_map_path
+from auditor.findings import Cause, causes_to_bytes
+from auditor.ledger_map_updater import LedgerMapRecord
 from ledgers.errors import UnauthorizedError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
-from replication.client_activity import ClientActivity, activity_path
+from replication.client_activity import ClientActivity
 from replication.marks import read_urgent, urgent_to_bytes
 from replication.transactions import Batcher
 from replication.znodes import (
     ACL_HINT,
+    ClusterPaths,
     as_text,
-    own_path,
-    part,
-    read_aid,
+    bool_field,
+    int_field,
+    ints_field,
+    object_field,
+    read_if_allowed,
     read_record,
-    switch,
-    time_ms,
-    urgent_path,
-    whole,
-    wholes,
+    time_field,
 )
 
 log = structlog.get_logger()
@@ -86,8 +85,8 @@ class Records:
     """Writes the records through ``batcher``, whose guards prove the leadership (rule S9). No
     record is essential: a write that ACLs deny is logged, and the leader goes on."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
+        self._store, self._batcher, self._paths = store, batcher, paths
 
     async def _put(self, path: str, data: bytes) -> None:
         try:
@@ -97,7 +96,7 @@ class Records:
 
     async def write_identities(self, cookies: Mapping[BookieId, int]) -> None:
         record = {"version": 1, "cookies": dict(sorted(cookies.items()))}
-        await self._put(_identities_path(self._ur), json.dumps(record).encode())
+        await self._put(self._paths.identities, json.dumps(record).encode())
 
     async def write_absences(self, absences: StoredAbsences) -> None:
         record = {
@@ -109,10 +108,10 @@ class Records:
             "excused": dict(sorted(absences.excused_ms.items())),
             **_unavailable_record(absences.unavailable),
         }
-        await self._put(_absences_path(self._ur), json.dumps(record).encode())
+        await self._put(self._paths.absences, json.dumps(record).encode())
 
     async def write_causes(self, causes: Mapping[BookieId, Cause]) -> None:
-        await self._put(causes_path(self._ur), causes_to_bytes(causes))
+        await self._put(self._paths.causes, causes_to_bytes(causes))
 
     async def write_audit(self, audit: AuditRecord) -> None:
         record = {
@@ -123,46 +122,46 @@ class Records:
             "unreadable_count": audit.unreadable_count,
             "unreadable": list(audit.unreadable[:UNREADABLE_KEPT_MAX]),
         }
-        await self._put(_audit_path(self._ur), json.dumps(record).encode())
+        await self._put(self._paths.last_audit, json.dumps(record).encode())
 
     async def write_index(self, note: LedgerMapRecord) -> None:
-        await self._put(ledger_map_path(self._ur), note.to_json())
+        await self._put(self._paths.ledger_map, note.to_json())
 
     async def write_activity(self, activity: ClientActivity) -> None:
-        await self._put(activity_path(self._ur), activity.to_json())
+        await self._put(self._paths.activity, activity.to_json())
 
     async def write_drains(self, drains: DrainRecord) -> None:
         record = {"version": 1, **asdict(drains)}
-        await self._put(_drains_path(self._ur), json.dumps(record).encode())
+        await self._put(self._paths.drains, json.dumps(record).encode())
 
     async def write_urgent(self, ledger_ids: Sequence[int], *, now_ms: int) -> None:
         """Write the ledgers, most endangered first. An empty list is written only in place of a
         non-empty one."""
-        if ledger_ids or await read_urgent(self._store, self._ur):
+        if ledger_ids or await read_urgent(self._store, self._paths):
             data = urgent_to_bytes(ledger_ids, written_ms=now_ms)
-            await self._put(urgent_path(self._ur), data)
+            await self._put(self._paths.urgent, data)
 
 
-async def read_identities(store: MetadataStore, ur: str) -> dict[BookieId, int]:
+async def read_identities(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, int]:
     """Return, by bookie, the czxid of the cookie that was handled; empty if nothing is stored."""
-    return await read_aid(store, _identities_path(ur), _cookies) or {}
+    return await read_if_allowed(store, paths.identities, _cookies) or {}
 
 
 def _cookies(record: Mapping[str, Any]) -> dict[BookieId, int]:
-    cookies = part(record, "cookies")
-    return {BookieId(as_text(b, "bookie")): whole(cookies, b) for b in cookies}
+    cookies = object_field(record, "cookies")
+    return {BookieId(as_text(b, "bookie")): int_field(cookies, b) for b in cookies}
 
 
-async def read_absences(store: MetadataStore, ur: str) -> StoredAbsences:
+async def read_absences(store: MetadataStore, paths: ClusterPaths) -> StoredAbsences:
     """Return the absences that the leader before recorded; none if nothing is stored."""
-    return await read_aid(store, _absences_path(ur), _absences) or StoredAbsences()
+    return await read_if_allowed(store, paths.absences, _absences) or StoredAbsences()
 
 
 def _absences(record: Mapping[str, Any]) -> StoredAbsences:
-    away = part(record, "bookies")
+    away = object_field(record, "bookies")
     return StoredAbsences(
-        since_ms={BookieId(as_text(b, "bookie")): time_ms(away, b) for b in away},
-        seen_ms=time_ms(record, "seen_ms"),
+        since_ms={BookieId(as_text(b, "bookie")): time_field(away, b) for b in away},
+        seen_ms=time_field(record, "seen_ms"),
         excused_ms=_excused(record),
         **_naming(record),
     )
@@ -172,19 +171,19 @@ def _excused(record: Mapping[str, Any]) -> dict[BookieId, int]:
     """Return no bookie if an earlier release wrote the record."""
     if "excused" not in record:
         return {}
-    excused = part(record, "excused")
-    return {BookieId(as_text(b, "bookie")): time_ms(excused, b) for b in excused}
+    excused = object_field(record, "excused")
+    return {BookieId(as_text(b, "bookie")): time_field(excused, b) for b in excused}
 
 
 def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return nothing, or only a part, if an earlier release wrote the record."""
     if "naming" not in record:
         return {}
-    naming = part(record, "naming")
+    naming = object_field(record, "naming")
     return {
         "unavailable": _unavailable(record),
-        "naming": {BookieId(as_text(b, "bookie")): whole(naming, b) for b in naming},
-        "are_all_named": switch(record, "are_all_named"),
+        "naming": {BookieId(as_text(b, "bookie")): int_field(naming, b) for b in naming},
+        "are_all_named": bool_field(record, "are_all_named"),
     }
 
 
@@ -203,71 +202,57 @@ def _unavailable(record: Mapping[str, Any]) -> UnavailableLedgers | None:
     """Return only the count if an earlier release wrote the record."""
     if record.get("unavailable") is None:
         return None
-    count = whole(record, "unavailable")
+    count = int_field(record, "unavailable")
     if "copyless_first" not in record:
         return UnavailableLedgers(count=count)
-    enough_for = part(record, "copyless_enough_for")
+    enough_for = object_field(record, "copyless_enough_for")
     return UnavailableLedgers(
         count=count,
-        first=wholes(record, "copyless_first"),
-        enough_for={BookieId(as_text(b, "bookie")): whole(enough_for, b) for b in enough_for},
+        first=ints_field(record, "copyless_first"),
+        enough_for={BookieId(as_text(b, "bookie")): int_field(enough_for, b) for b in enough_for},
     )
 
 
-async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:
+async def last_audit(store: MetadataStore, paths: ClusterPaths) -> AuditRecord | None:
     """Return None if there was no audit, or a later release wrote the record in a format that we
     cannot read."""
-    return await read_record(store, _audit_path(ur), _audit)
+    return await read_record(store, paths.last_audit, _audit)
 
 
 def _audit(record: Mapping[str, Any]) -> AuditRecord:
     return AuditRecord(
-        finished_ms=time_ms(record, "finished_ms"),
-        ledger_count=whole(record, "ledger_count"),
-        mark_count=whole(record, "mark_count"),
-        unreadable_count=whole(record, "unreadable_count"),
-        unreadable=wholes(record, "unreadable"),
+        finished_ms=time_field(record, "finished_ms"),
+        ledger_count=int_field(record, "ledger_count"),
+        mark_count=int_field(record, "mark_count"),
+        unreadable_count=int_field(record, "unreadable_count"),
+        unreadable=ints_field(record, "unreadable"),
     )
 
 
-async def last_drains(store: MetadataStore, ur: str) -> DrainRecord | None:
+async def last_drains(store: MetadataStore, paths: ClusterPaths) -> DrainRecord | None:
     """Return None if nothing was drained yet, or a later release wrote the record in a format that
     we cannot read."""
-    return await read_record(store, _drains_path(ur), _drains)
+    return await read_record(store, paths.drains, _drains)
 
 
 def _drains(record: Mapping[str, Any]) -> DrainRecord:
-    bookies = part(record, "bookies")
+    bookies = object_field(record, "bookies")
     return DrainRecord(
-        scanned_ms=time_ms(record, "scanned_ms"),
-        unreadable_count=whole(record, "unreadable_count"),
-        bookies={BookieId(as_text(b, "bookie")): _progress(part(bookies, b)) for b in bookies},
+        scanned_ms=time_field(record, "scanned_ms"),
+        unreadable_count=int_field(record, "unreadable_count"),
+        bookies={
+            BookieId(as_text(b, "bookie")): _progress(object_field(bookies, b)) for b in bookies
+        },
     )
 
 
 def _progress(record: Mapping[str, Any]) -> DrainProgress:
     return DrainProgress(
-        since_ms=time_ms(record, "since_ms"),
-        ledgers_left=whole(record, "ledgers_left"),
-        ledgers_most=whole(record, "ledgers_most"),
-        is_drained=switch(record, "is_drained"),
-        is_in_doubt=switch(record, "is_in_doubt"),
-        unreadable_count=whole(record, "unreadable_count"),
-        unreadable=wholes(record, "unreadable"),
+        since_ms=time_field(record, "since_ms"),
+        ledgers_left=int_field(record, "ledgers_left"),
+        ledgers_most=int_field(record, "ledgers_most"),
+        is_drained=bool_field(record, "is_drained"),
+        is_in_doubt=bool_field(record, "is_in_doubt"),
+        unreadable_count=int_field(record, "unreadable_count"),
+        unreadable=ints_field(record, "unreadable"),
     )
-
-
-def _identities_path(ur: str) -> str:
-    return f"{own_path(ur)}/identities"
-
-
-def _absences_path(ur: str) -> str:
-    return f"{own_path(ur)}/absences"
-
-
-def _audit_path(ur: str) -> str:
-    return f"{own_path(ur)}/audit"
-
-
-def _drains_path(ur: str) -> str:
-    return f"{own_path(ur)}/drains"

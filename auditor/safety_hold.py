@@ -33,10 +33,9 @@ from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK, Locate
 from ledgers.store import Create, Delete, MetadataStore, Operation, SetData
 from replication.cluster import ClusterView
-from replication.nodes import ensure
-from replication.orders import HoldOrder, OrderBook, Orders, StoredOrder, hold_place
+from replication.orders import HoldOrder, Orders, OrderStore, VersionedOrder, hold_znode
 from replication.transactions import Batcher
-from replication.znodes import orders_path
+from replication.znodes import ClusterPaths, ensure_znode
 
 RACK_BOOKIES_MIN = 2
 """A rack of one bookie is no more than that bookie."""
@@ -268,14 +267,14 @@ class Holds:
         *,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         settings: HoldSettings,
         clock: Clock,
         rack_of: Locate = lambda _: DEFAULT_RACK,
     ) -> None:
-        self._store, self._ur = store, ur
+        self._store, self._paths = store, paths
         self._batcher = batcher
-        self._book, self._place = OrderBook(store, ur), hold_place(ur)
+        self._order_store, self._znode = OrderStore(store, paths), hold_znode(paths)
         self._judge = SafetyHoldPolicy(settings, clock, rack_of=rack_of)
         self._told: HoldOrder | None = None
         """The hold in force that was logged last."""
@@ -301,12 +300,12 @@ class Holds:
         if not is_held and self._judge.wanted(seen, census) == seen:
             return self._tell(seen, seen, census)
         for _ in range(TRIES_MAX):
-            standing = await self._book.stored(self._place)
+            standing = await self._order_store.stored(self._znode)
             order = None if standing is None else standing.order
             wanted = self._judge.wanted(order, census)
             if wanted == order or await self._write(wanted, over=standing):
                 return self._tell(order, wanted, census)
-        raise UnavailableError("other clients keep changing the hold", path=self._place.path)
+        raise UnavailableError("other clients keep changing the hold", path=self._znode.path)
 
     @property
     def wait_s(self) -> float:
@@ -314,7 +313,7 @@ class Holds:
         return self._judge.wait_s
 
     async def _write(
-        self, wanted: HoldOrder | None, *, over: StoredOrder[HoldOrder] | None
+        self, wanted: HoldOrder | None, *, over: VersionedOrder[HoldOrder] | None
     ) -> bool:
         """Write the order. Return False if another client changed it first, or had deleted its
         directory, which is then created again."""
@@ -323,14 +322,14 @@ class Holds:
         except (ConflictError, NodeExistsError):
             return False
         except NoNodeError:
-            await ensure(self._store, orders_path(self._ur))
+            await ensure_znode(self._store, self._paths.orders)
             return False
         return True
 
     def _operation(
-        self, wanted: HoldOrder | None, *, over: StoredOrder[HoldOrder] | None
+        self, wanted: HoldOrder | None, *, over: VersionedOrder[HoldOrder] | None
     ) -> Operation:
-        path = self._place.path
+        path = self._znode.path
         if over is None:
             assert wanted is not None, "there is no order, and none is due"
             return Create(path=path, data=wanted.to_json())

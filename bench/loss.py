@@ -16,7 +16,6 @@ from bench.loads import BenchLedger, stake
 from bench.usage import Cpu, cpu_of, cpu_of_machine, forget_rss_max, rss_bytes_max
 from daemon.local.processes import Child
 from ledgers.errors import UnavailableError
-from replication.znodes import mark_path
 
 POLL_S, POLL_SHARE = 0.005, 0.01
 """How often the queue is looked at: every hundredth of the time it has taken so far, as looking
@@ -77,7 +76,7 @@ class Loss:
         self._poll_s = BESIDE_POLL_S if is_beside_writer else POLL_S
         self._stake = stake(ledgers, arena.victim)
         self._directories = {
-            mark_path(arena.seen.ur, ledger.ledger_id).rsplit("/", 2)[0] for ledger in ledgers
+            arena.seen.paths.mark(ledger.ledger_id).rsplit("/", 2)[0] for ledger in ledgers
         }
 
     async def measure(self, *, idle_packets_per_s: float) -> Measure:

@@ -28,13 +28,13 @@ from daemon.local.zookeeper import monitor
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication import znodes
 from replication.marks import prepare_tree
 from replication.transactions import Batcher
+from replication.znodes import ClusterPaths
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
 
 ROOT = "/ledgers"
-UR = znodes.underreplication_path(ROOT)
+PATHS = ClusterPaths.below(ROOT)
 PROCESSES_MAX = 4
 POLL_S = 0.1
 SETTLE_S = 3.0
@@ -124,15 +124,15 @@ async def _fill(hosts: str, ledger_count: int) -> None:
         await store.create(f"{ROOT}/available/readonly", with_parents=True)
         await store.create(f"{ROOT}/available/bookie:3181")
         await store.create(f"{ROOT}/cookies")
-        await prepare_tree(store, UR)
-        await store.create(znodes.disable_path(UR))
+        await prepare_tree(store, PATHS)
+        await store.create(PATHS.disable)
         batcher = Batcher(store, ())
         sender = asyncio.create_task(batcher.run())
         underreplicated = [
             UnderreplicatedLedger(ledger_id=i, lost=(LOST,), copies_left=2, length=0)
             for i in range(ledger_count)
         ]
-        await Marker(store, batcher, UR, SystemClock()).mark_all(underreplicated)
+        await Marker(store, batcher, PATHS, SystemClock()).mark_all(underreplicated)
         sender.cancel()
     finally:
         await store.close()
@@ -149,7 +149,12 @@ def _nodes(server: ZooKeeperServer, node_count: int, repair_s: float) -> Iterato
             first = number * node_count // process_count
             count = (number + 1) * node_count // process_count - first
             task = NodesTask(
-                hosts=server.address, root=ROOT, ur=UR, first=first, count=count, repair_s=repair_s
+                hosts=server.address,
+                root=ROOT,
+                paths=PATHS,
+                first=first,
+                count=count,
+                repair_s=repair_s,
             )
             ours, theirs = context.Pipe()
             process = context.Process(target=run_nodes, args=(task, theirs), daemon=True)
@@ -180,12 +185,12 @@ def _receive(connection: Connection) -> object:
 
 async def _drain(server: ZooKeeperServer, ledger_count: int) -> tuple[float, int]:
     """Open the switch and wait until nothing is marked; seconds, and packets of the nodes."""
-    directory = znodes.mark_path(UR, 0).rsplit("/", 2)[0]
+    directory = PATHS.mark(0).rsplit("/", 2)[0]
     store = await ZooKeeperStore.open(server.address)
     try:
         before, own = _packets(server), store.request_count
         began_s = time.monotonic()
-        await store.delete(znodes.disable_path(UR))
+        await store.delete(PATHS.disable)
         while (stat := await store.exists(directory)) is not None and stat.child_count:
             if time.monotonic() - began_s > TIMEOUT_S:
                 raise click.ClickException(f"{stat.child_count} of {ledger_count} are left")

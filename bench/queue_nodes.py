@@ -28,7 +28,8 @@ from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.transactions import Batcher
 from replication.work_queue import Queue
-from replication.worker import TAKES, ReplicationWorker
+from replication.worker import LEASES, ReplicationWorker
+from replication.znodes import ClusterPaths
 
 SESSION_TIMEOUT_S = 60.0
 """Long: many sessions in one process are slow to say that they live."""
@@ -40,7 +41,7 @@ class NodesTask:
 
     hosts: str
     root: str
-    ur: str
+    paths: ClusterPaths
     first: int
     count: int
     repair_s: float
@@ -65,7 +66,7 @@ class _Timed:
     async def repair(self, take: LedgerLease, sighting: object = None, *, slots: object) -> Outcome:
         self.count += 1
         await asyncio.sleep(self._repair_s)
-        return DONE if await self._queue.finish(take) else MARKED_AGAIN
+        return DONE if await self._queue.complete(take) else MARKED_AGAIN
 
 
 def run_nodes(task: NodesTask, parent: Connection) -> None:
@@ -93,7 +94,7 @@ async def _run_nodes(task: NodesTask, parent: Connection) -> None:
         await asyncio.gather(*running, return_exceptions=True)
         parent.send(
             NodesResult(
-                lost_races=int(TAKES.labels(outcome="lost")._value.get()),
+                lost_races=int(LEASES.labels(outcome="lost")._value.get()),
                 per_node=tuple(repair.count for repair in repairs),
             )
         )
@@ -107,17 +108,17 @@ async def _node(
     await views.refresh()
     name = f"node-{number}"
     info = NodeInfo(role=Role.WORKER, host=name, pid=number, bookie_id=None, started_ms=0)
-    membership = await Membership.join(store, task.ur, info)
+    membership = await Membership.join(store, task.paths, info)
     batcher = Batcher(store, [membership.guard])
-    queue = Queue(store, batcher, task.ur, holder=name, clock=clock)
+    queue = Queue(store, batcher, task.paths, holder=name, clock=clock)
     repair = _Timed(queue, task.repair_s)
     manager = LedgerManager(store, task.root, Layout.HIERARCHICAL)
     worker = ReplicationWorker(
         queue=queue,
         repairer=cast(Repairer, repair),
         views=views,
-        notes=WaitingNotesWriter(store, batcher, task.ur),
-        ends=UnprovenEnds(store, batcher, task.ur, manager=manager, clock=clock),
+        notes=WaitingNotesWriter(store, batcher, task.paths),
+        ends=UnprovenEnds(store, batcher, task.paths, manager=manager, clock=clock),
         settings=ReplicationSettings(),
         node=name,
         clock=clock,

@@ -20,7 +20,6 @@ from bench.turns import warm_daemon
 from bench.usage import Cpu, cpu_of
 from daemon.local.processes import Child
 from ledgers.errors import UnavailableError
-from replication.znodes import recent_copies_path
 from tests.java.tool import JavaTool
 
 AFTER_S = 30
@@ -91,7 +90,7 @@ def _used(arena: Arena, child: Child) -> tuple[Cpu, Cpu, Cpu]:
 
 
 async def _record_count(arena: Arena) -> int:
-    stat = await arena.seen.store.exists(recent_copies_path(arena.seen.ur))
+    stat = await arena.seen.store.exists(arena.seen.paths.recent_copies)
     return 0 if stat is None else stat.child_count
 
 

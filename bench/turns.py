@@ -14,7 +14,6 @@ from bench.runs import Key, Run
 from bench.writer import Disturbance, PacedWriter
 from daemon.local.processes import Child
 from ledgers.errors import NoNodeError, UnavailableError
-from replication.znodes import election_path
 
 ELECTION_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -120,6 +119,6 @@ async def _wait_for_votes(arena: Arena, wanted: bool, child: Child | None = None
 
 async def _has_votes(arena: Arena) -> bool:
     try:
-        return bool(await arena.seen.store.children(election_path(arena.seen.ur)))
+        return bool(await arena.seen.store.children(arena.seen.paths.election))
     except NoNodeError:
         return False

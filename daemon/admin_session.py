@@ -24,7 +24,7 @@ from ledgers.registration import Registration, read_instance_id
 from ledgers.store import Check, MetadataStore
 from replication.journal import ClusterJournal
 from replication.nodes import Membership, NodeInfo, Role, SharedClock
-from replication.znodes import underreplication_path
+from replication.znodes import ClusterPaths
 
 T = TypeVar("T")
 
@@ -50,8 +50,8 @@ class AdminSession:
         )
 
     @property
-    def ur(self) -> str:
-        return underreplication_path(self.settings.uri.root)
+    def paths(self) -> ClusterPaths:
+        return ClusterPaths.below(self.settings.uri.root)
 
 
 @asynccontextmanager
@@ -89,7 +89,7 @@ async def shared_clock(cluster: AdminSession) -> SharedClock:
     observe."""
     clock = SharedClock(SystemClock())
     with suppress(UnauthorizedError):  # without write access the host's own clock must do
-        membership = await Membership.join(cluster.store, cluster.ur, by_hand())
+        membership = await Membership.join(cluster.store, cluster.paths, by_hand())
         await membership.synchronise(clock)
     return clock
 
@@ -129,7 +129,7 @@ async def writing_session(settings: Settings) -> AsyncIterator[WritingSession]:
             manager = await LedgerManager.open(
                 cluster.store, settings.uri, journal=ClusterJournal(journal, cluster_id).record
             )
-            membership = await Membership.join(cluster.store, cluster.ur, by_hand())
+            membership = await Membership.join(cluster.store, cluster.paths, by_hand())
             yield WritingSession(
                 cluster=cluster,
                 manager=manager,

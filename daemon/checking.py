@@ -54,7 +54,7 @@ class LeaderChecks:
         budgets = Budgets(reads_in_flight_max=READS_IN_FLIGHT_MAX)
         bulk = self._bulk(budgets)
         bookies = self.session.bookie_client(budgets, bulk)
-        records = CheckRecords(self.session.store, self.batcher, self.session.ur)
+        records = CheckRecords(self.session.store, self.batcher, self.session.paths)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for work in (
@@ -95,7 +95,7 @@ class LeaderChecks:
     def _overdue(self, records: CheckRecords) -> OverdueMarks:
         return OverdueMarks(
             store=self.session.store,
-            ur=self.session.ur,
+            paths=self.session.paths,
             records=records,
             after_s=self.settings.checks.overdue_after_s,
             clock=self.session.clock,
@@ -105,7 +105,7 @@ class LeaderChecks:
         return CheckRunner(
             (*self._reading(bookies), self._placement(), *self._idle_open(bookies)),
             store=self.session.store,
-            ur=self.session.ur,
+            paths=self.session.paths,
             ledger_map=self.updater.ledger_map,
             is_index_ready=lambda: self.updater.completed_count > 0,
             views=self.session.views,
@@ -131,7 +131,7 @@ class LeaderChecks:
         reports = self._reports()
         return (
             AllLedgersCheck(reader, reports, share=self.settings.checks.all_ledgers_share),
-            ReplicasCheck(reader, reports, MarkTree(session.store, session.ur)),
+            ReplicasCheck(reader, reports, MarkTree(session.store, session.paths)),
         )
 
     def _placement(self) -> PlacementCheck:
@@ -155,7 +155,7 @@ class LeaderChecks:
             manager=session.manager,
             bookies=bookies,
             views=session.views,
-            sightings=Sightings(session.store, self.batcher, session.ur),
+            sightings=Sightings(session.store, self.batcher, session.paths),
             after_s=ours.idle_open_after_s,
             reads_per_s=ours.reads_per_s,
             clock=session.clock,
@@ -164,5 +164,5 @@ class LeaderChecks:
 
     def _reports(self) -> Reports:
         session = self.session
-        queues = BothQueues(session.store, self.batcher, session.ur, session.clock)
+        queues = BothQueues(session.store, self.batcher, session.paths, session.clock)
         return Reports(queues, self.findings)

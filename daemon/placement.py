@@ -49,6 +49,7 @@ from replication.racks import (
     remembered_racks,
 )
 from replication.settings import PlacementSettings
+from replication.znodes import ClusterPaths
 
 LOOK_INTERVAL_S = 10.0
 """Interval between two looks at the file."""
@@ -283,7 +284,7 @@ async def load_placement(
     settings: PlacementSettings,
     *,
     store: MetadataStore,
-    ur: str,
+    paths: ClusterPaths,
     views: ViewSource,
     local: BookieId | None,
     clock: Clock,
@@ -296,7 +297,7 @@ async def load_placement(
     equals.
     """
     source = rack_source(settings, store, clock)
-    racks = Racks() if source is None else Racks(await remembered_racks(store, ur))
+    racks = Racks() if source is None else Racks(await remembered_racks(store, paths))
     rack_keeper = None
     if source is not None:
         rack_keeper = RackKeeper(source, racks, views, clock=clock, resolve_host=resolve)
@@ -329,7 +330,7 @@ async def session_placement(session: Session, settings: PlacementSettings) -> Se
     return await load_placement(
         settings,
         store=session.store,
-        ur=session.ur,
+        paths=session.paths,
         views=session.views,
         local=session.local,
         clock=session.clock,
@@ -359,9 +360,9 @@ def rule_of(settings: PlacementSettings) -> Rule:
 
 
 def weighting_of(settings: PlacementSettings) -> Weighting | None:
-    if not settings.weighted_by_room:
+    if not settings.weighted_by_free_disk:
         return None
-    return Weighting(multiple_max=settings.room_weight_max)
+    return Weighting(multiple_max=settings.disk_weight_max)
 
 
 def rack_source(

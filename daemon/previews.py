@@ -27,10 +27,9 @@ from replication.disk_space import DiskSpaceSource
 from replication.inspection import Inspector
 from replication.ledger_record import UnprovenEnd, unproven_among, unproven_ledger_ids
 from replication.marks import marked_ledger_ids, read_marks, read_urgent
-from replication.orders import DrainOrder, OrderBook
+from replication.orders import DrainOrder, OrderStore
 from replication.preview import Preview, Previewer
 from replication.targets import TargetSelector
-from replication.znodes import own_path
 
 READS_IN_FLIGHT = 8
 """Of a command at one bookie: those who repair have the rest (rule S10)."""
@@ -87,7 +86,7 @@ async def plan_for(
     else:
         chosen = await most_endangered(cluster, limit=limit)
         none_marked = "" if chosen.ledger_ids else await _doubts(cluster)
-        every_unproven = await unproven_ledger_ids(cluster.store, cluster.manager, cluster.ur)
+        every_unproven = await unproven_ledger_ids(cluster.store, cluster.manager, cluster.paths)
     previews = await preview_all(cluster, chosen.ledger_ids, drained=bookie)
     return Previews(
         ledgers=previews,
@@ -95,7 +94,7 @@ async def plan_for(
         unreadable=chosen.unreadable,
         none_marked=none_marked,
         unproven=await unproven_among(
-            cluster.store, cluster.manager, cluster.ur, chosen.ledger_ids
+            cluster.store, cluster.manager, cluster.paths, chosen.ledger_ids
         ),
         unproven_others=sorted(set(every_unproven).difference(chosen.ledger_ids)),
     )
@@ -114,13 +113,13 @@ async def preview_all(
     """In order. ``drained``: as if that bookie were being drained, too."""
     if not ledger_ids:
         return []  # no bookie is asked for its room
-    findings = await read_findings(cluster.store, cluster.ur, ledger_ids)
+    findings = await read_findings(cluster.store, cluster.paths, ledger_ids)
     async with open_previewer(cluster, drained=drained) as previewer:
 
         async def preview(ledger_id: int) -> Preview:
             finding = findings.get(ledger_id)
             return await previewer.preview(
-                ledger_id, distrusted=() if finding is None else finding.bookies
+                ledger_id, suspects=() if finding is None else finding.bookies
             )
 
         return await gather_in_parts(preview, ledger_ids, at_once=LEDGERS_AT_ONCE)
@@ -132,12 +131,12 @@ async def most_endangered(cluster: AdminSession, *, limit: int) -> SelectedLedge
 
     Of a very long queue only a part of the marks is read.
     """
-    store, own = cluster.store, own_path(cluster.ur)
-    listed = {*await marked_ledger_ids(store, cluster.ur), *await marked_ledger_ids(store, own)}
-    urgent = [i for i in await read_urgent(store, cluster.ur) if i in listed]
+    store, own = cluster.store, cluster.paths.private
+    listed = {*await marked_ledger_ids(store, cluster.paths), *await marked_ledger_ids(store, own)}
+    urgent = [i for i in await read_urgent(store, cluster.paths) if i in listed]
     rest = sorted(listed.difference(urgent))
     marks = [
-        *await read_marks(store, cluster.ur, rest[:MARKS_READ_MAX]),
+        *await read_marks(store, cluster.paths, rest[:MARKS_READ_MAX]),
         *await read_marks(store, own, rest[:MARKS_READ_MAX]),
     ]
     ranks: dict[int, tuple[int, int]] = {}
@@ -204,7 +203,7 @@ class Inspection:
 async def open_inspection(cluster: AdminSession) -> AsyncIterator[Inspection]:
     """Build a worker's inspector with a command's small share of reads."""
     ours, clock, rng = cluster.settings.replication, SystemClock(), random.Random()
-    views = ViewSource(cluster.registration, clock, OrderBook(cluster.store, cluster.ur))
+    views = ViewSource(cluster.registration, clock, OrderStore(cluster.store, cluster.paths))
     view = await views.refresh()
     async with open_bookies(
         views.resolve,
@@ -257,7 +256,7 @@ async def open_previewer(
             clock=inspection.clock,
             rng=inspection.rng,
         )
-        await rooms.ask_due()
+        await disk_spaces.ask_due()
         target_selector = TargetSelector(
             placement.policy,
             clock=inspection.clock,

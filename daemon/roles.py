@@ -55,7 +55,6 @@ from replication.targets import TargetSelector
 from replication.transactions import Batcher
 from replication.work_queue import Queue
 from replication.worker import ReplicationWorker
-from replication.znodes import own_path
 
 
 async def run_worker_session(
@@ -78,7 +77,7 @@ class OpenWorker:
 
 def _whole_queue(session: Session, batcher: Batcher) -> Queue:
     holder = socket.gethostname()
-    return Queue(session.store, batcher, session.ur, holder=holder, clock=session.clock)
+    return Queue(session.store, batcher, session.paths, holder=holder, clock=session.clock)
 
 
 @asynccontextmanager
@@ -101,15 +100,15 @@ async def open_worker(
         batcher = Batcher(session.store, [session.membership.guard])
         placement = await session_placement(session, settings.placement)
         quarantine = Quarantine(session.clock, session.views.life)
-        rooms = DiskSpaceSource(
+        disk_spaces = DiskSpaceSource(
             bookies,
             session.views,
-            floor_share=settings.replication.free_room_min,
+            floor_share=settings.replication.free_disk_share_min,
             clock=session.clock,
             rng=session.rng,
             quarantine=quarantine,
         )
-        await rooms.start()
+        await disk_spaces.start()
         parts = _Parts(
             settings=settings,
             session=session,
@@ -122,7 +121,7 @@ async def open_worker(
             on_written=on_written,
         )
         worker = parts.worker()
-        activity = ActivitySource(session.store, session.ur, session.clock)
+        activity = ActivitySource(session.store, session.paths, session.clock)
         async with asyncio.TaskGroup() as tasks:
             beside = [
                 tasks.create_task(work)
@@ -166,7 +165,7 @@ class _Parts:
         return CopyRecorder(
             self.session.store,
             self.batcher,
-            self.session.ur,
+            self.session.paths,
             session=self.session.membership.uuid,
             is_enabled=self.settings.replication.copies_reread_after_s > 0,
         )
@@ -181,7 +180,7 @@ class _Parts:
         recheck = CopyRecheck(
             store=session.store,
             batcher=batcher,
-            ur=session.ur,
+            paths=session.paths,
             queue=self.queue,
             views=session.views,
             reader=CopyReader(
@@ -193,8 +192,8 @@ class _Parts:
                 fallback_digest=self.settings.replication.fallback_digest,
             ),
             reports=Reports(
-                BothQueues(session.store, batcher, session.ur, session.clock),
-                Findings(session.store, batcher, session.ur, session.clock),
+                BothQueues(session.store, batcher, session.paths, session.clock),
+                Findings(session.store, batcher, session.paths, session.clock),
             ),
             after_s=after_s,
             clock=session.clock,
@@ -208,11 +207,11 @@ class _Parts:
             queue=self.queue,
             repairer=self._repairer(),
             views=session.views,
-            notes=WaitingNotesWriter(session.store, self.batcher, session.ur),
+            notes=WaitingNotesWriter(session.store, self.batcher, session.paths),
             ends=UnprovenEnds(
                 session.store,
                 self.batcher,
-                session.ur,
+                session.paths,
                 manager=session.manager,
                 clock=session.clock,
             ),
@@ -324,7 +323,7 @@ async def run_auditor_session(
         tasks.create_task(placement.run())
         election = Election(
             session.store,
-            session.ur,
+            session.paths,
             session.membership,
             candidate=session.node,
             clock=session.clock,
@@ -370,7 +369,7 @@ async def _lead(
             _remember_racks(session, batcher, placement),
             checks.run(),
             teller.run(),
-            meter_last(session.store, session.ur),
+            meter_last(session.store, session.paths),
             _watch_activity(session, updater, records),
         ):
             tasks.create_task(work)
@@ -389,14 +388,14 @@ def _auditor(
     holds = Holds(
         store=session.store,
         batcher=batcher,
-        ur=session.ur,
+        paths=session.paths,
         settings=settings.hold,
         clock=session.clock,
         rack_of=placement.racks.rack,
     )
     tracker = LossTracker(
         store=session.store,
-        ur=session.ur,
+        paths=session.paths,
         updater=updater,
         views=session.views,
         holds=holds,
@@ -406,11 +405,11 @@ def _auditor(
     )
     return Auditor(
         store=session.store,
-        ur=session.ur,
+        paths=session.paths,
         updater=updater,
         views=session.views,
         tracker=tracker,
-        marker=Marker(session.store, batcher, session.ur, session.clock),
+        marker=Marker(session.store, batcher, session.paths, session.clock),
         records=records,
         settings=settings.auditor,
         clock=session.clock,
@@ -424,7 +423,7 @@ async def _watch_activity(session: Session, updater: LedgerMapUpdater, records: 
     async with open_bookies(session.views.resolve, clock=session.clock, rng=session.rng) as bookies:
         watch = ActivityWatch(
             store=session.store,
-            ur=session.ur,
+            paths=session.paths,
             updater=updater,
             views=session.views,
             bookies=bookies,
@@ -439,11 +438,11 @@ def _drainer(
 ) -> Drainer:
     return Drainer(
         store=session.store,
-        ur=session.ur,
+        paths=session.paths,
         manager=session.manager,
         updater=updater,
         views=session.views,
-        marker=Marker(session.store, batcher, own_path(session.ur), session.clock),
+        marker=Marker(session.store, batcher, session.paths.private, session.clock),
         records=records,
         clock=session.clock,
     )

@@ -33,8 +33,8 @@ from replication.cluster import ViewSource
 from replication.journal import ClusterJournal, MetadataJournal
 from replication.marks import prepare_tree
 from replication.nodes import Membership, NodeInfo, Role, SharedClock
-from replication.orders import OrderBook
-from replication.znodes import underreplication_path
+from replication.orders import OrderStore
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ class Session:
     """An open session of one service, with the objects that both services use."""
 
     store: ZooKeeperStore
-    ur: str
+    paths: ClusterPaths
     manager: LedgerManager
     views: ViewSource
     membership: Membership
@@ -108,9 +108,9 @@ async def _join(
     uri, clock = settings.uri, SharedClock(SystemClock())
     cluster = await read_instance_id(store, uri.root)
     manager = await LedgerManager.open(store, uri, journal=ClusterJournal(journal, cluster).record)
-    ur = underreplication_path(uri.root)
-    await prepare_tree(store, ur)
-    views = ViewSource(Registration(store, uri.root), clock, OrderBook(store, ur))
+    paths = ClusterPaths.below(uri.root)
+    await prepare_tree(store, paths)
+    views = ViewSource(Registration(store, uri.root), clock, OrderStore(store, paths))
     view = await views.refresh()
     local = local_bookie(settings.node.bookie_id, view)
     info = NodeInfo(
@@ -120,13 +120,13 @@ async def _join(
         bookie_id=local,
         started_ms=clock.wall_ms(),
     )
-    membership = await Membership.join(store, ur, info)
+    membership = await Membership.join(store, paths, info)
     await membership.synchronise(clock)
     await views.refresh()  # safety holds and maintenance windows depend on the synchronised clock
     log.info("session.opened", role=role.value, session=f"{store.session_id:#x}", bookie=local)
     return Session(
         store=store,
-        ur=ur,
+        paths=paths,
         manager=manager,
         views=views,
         membership=membership,

@@ -183,7 +183,7 @@ class LeasedLedger:
     fingerprint: ClusterFingerprint
     note: WaitingNote | None
     has_old_note: bool = False
-    bad_sources: frozenset[BookieId] = frozenset()
+    suspects: frozenset[BookieId] = frozenset()
     """Whose copies an earlier try found bad, whichever node's it was."""
 
     @property
@@ -283,7 +283,7 @@ class WaitingList:
     async def delete_stale_note(self, leased: LeasedLedger) -> None:
         """We hold the ledger, so nobody writes another. What it tells of bad sources is to be known
         as long as they are."""
-        if leased.has_old_note and not leased.bad_sources:
+        if leased.has_old_note and not leased.suspects:
             await self._told(self._notes.delete(leased.ledger_id))
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
@@ -348,9 +348,7 @@ class WaitingList:
         assert leased.note is not None, leased
         return await self._told(self._notes.write(leased.note))
 
-    async def record_bad_sources(
-        self, leased: LeasedLedger, found_bad: Collection[BookieId]
-    ) -> bool:
+    async def record_suspects(self, leased: LeasedLedger, found_bad: Collection[BookieId]) -> bool:
         """Its repair broke off: whoever tries it next, at any time, must know of these. False where
         no other node could be told."""
         before = leased.note or WaitingNote(
@@ -360,7 +358,7 @@ class WaitingList:
             node=self._node,
             since_ms=self._clock.wall_ms(),
         )
-        note = replace(before, bad_sources=before.bad_sources.union(leased.bad_sources, found_bad))
+        note = replace(before, suspects=before.suspects.union(leased.suspects, found_bad))
         is_likely_there = leased.note is not None or leased.has_old_note
         leased.note = note
         return await self._told(self._notes.write(note, is_likely_there=is_likely_there))
@@ -375,10 +373,8 @@ class WaitingList:
         if before is None or not _is_told_on(before, leased.fingerprint):
             await self._write(leased, outcome, tries=1, wait_s=None, grace_until_ms=until_ms)
             return
-        bad_sources = before.bad_sources | outcome.bad_sources
-        leased.note = replace(
-            before, next_try_ms=0, grace_until_ms=until_ms, bad_sources=bad_sources
-        )
+        suspects = before.suspects | outcome.suspects
+        leased.note = replace(before, next_try_ms=0, grace_until_ms=until_ms, suspects=suspects)
         await self._told(self._notes.write(leased.note, is_likely_there=True))
 
     def back_off_after_error(self, queued: QueuedLedger, fingerprint: ClusterFingerprint) -> None:
@@ -467,7 +463,7 @@ class WaitingList:
         # tried.
         is_told_anew = before is not None and before.reason is reason is Reason.JOURNAL
         if reason.is_of_this_node and before is not None and not is_told_anew:
-            before = replace(before, bad_sources=before.bad_sources | outcome.bad_sources)
+            before = replace(before, suspects=before.suspects | outcome.suspects)
             if before == leased.note:  # what stands there holds for all nodes
                 return True
             leased.note = before
@@ -488,7 +484,7 @@ class WaitingList:
             next_try_ms=0 if wait_s is None else now_ms + int(wait_s * 1000),
             grace_until_ms=grace_until_ms,
             fingerprint=leased.fingerprint,
-            bad_sources=outcome.bad_sources,
+            suspects=outcome.suspects,
         )
         return await self._told(self._notes.write(leased.note, is_likely_there=before is not None))
 

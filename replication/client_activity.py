@@ -25,7 +25,7 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import Changing
-from replication.znodes import own_path, parse_record, texts, whole
+from replication.znodes import ClusterPaths, int_field, parse_record, texts_field
 
 log = structlog.get_logger()
 
@@ -34,10 +34,6 @@ WRITTEN_EVERY_S = 3.0
 """The longest interval between two writes, while the leader watches."""
 STALE_AFTER_S = 10.0
 AGE_INTERVAL_S = 1.0
-
-
-def activity_path(ur: str) -> str:
-    return f"{own_path(ur)}/activity"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +68,21 @@ class ClientActivity:
         if record.get("version") != VERSION:
             raise CorruptionError("the version of the record is unknown to this release")
         return cls(
-            active=frozenset(map(BookieId, texts(record, "active"))),
-            quiet=frozenset(map(BookieId, texts(record, "quiet"))),
-            copying_node_count=whole(record, "copying_nodes", least=1),
+            active=frozenset(map(BookieId, texts_field(record, "active"))),
+            quiet=frozenset(map(BookieId, texts_field(record, "quiet"))),
+            copying_node_count=int_field(record, "copying_nodes", least=1),
         )
 
 
-async def read_activity(store: MetadataStore, ur: str, *, now_ms: int) -> ClientActivity | None:
+async def read_activity(
+    store: MetadataStore, paths: ClusterPaths, *, now_ms: int
+) -> ClientActivity | None:
     """Return the current record; None if it is missing, too old or unreadable.
 
     ``now_ms``: the time by ZooKeeper's clock. Raises UnavailableError.
     """
     try:
-        data, stat = await store.get(activity_path(ur))
+        data, stat = await store.get(paths.activity)
         if now_ms - stat.mtime_ms > STALE_AFTER_S * 1_000:
             return None
         return ClientActivity.parse(data)
@@ -95,10 +93,10 @@ async def read_activity(store: MetadataStore, ur: str, *, now_ms: int) -> Client
 class ActivitySource(Changing):
     """The current record, kept up to date by ``run``. ``current`` is None while there is none."""
 
-    def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, paths: ClusterPaths, clock: Clock) -> None:
         """``clock``: a clock whose wall time is ZooKeeper's (``shared_clock``)."""
         super().__init__()
-        self._store, self._ur, self._clock = store, ur, clock
+        self._store, self._paths, self._clock = store, paths, clock
         self.current: ClientActivity | None = None
         self._read_s = 0.0
 
@@ -109,10 +107,12 @@ class ActivitySource(Changing):
             tasks.create_task(self._age())
 
     async def _follow(self) -> None:
-        async with aclosing(self._store.watch(activity_path(self._ur))) as events:
+        async with aclosing(self._store.watch(self._paths.activity)) as events:
             async for _ in events:
                 try:
-                    found = await read_activity(self._store, self._ur, now_ms=self._clock.wall_ms())
+                    found = await read_activity(
+                        self._store, self._paths, now_ms=self._clock.wall_ms()
+                    )
                 except UnavailableError as error:
                     # The next write brings a new event; until then ``_age`` drops the record in
                     # time.

@@ -35,7 +35,7 @@ from ledgers.model import BookieId, LedgerMetadata
 from ledgers.registration import BookieView, Registration
 from ledgers.store import Check, MetadataStore, Stat
 from ledgers.tasks import Changing, SharedReads
-from replication.orders import OrderBook, Orders
+from replication.orders import Orders, OrderStore
 
 log = structlog.get_logger()
 HOLD = Gauge(
@@ -131,13 +131,13 @@ class ViewSource(Changing):
     before."""
 
     def __init__(
-        self, registration: Registration, clock: Clock, orders: OrderBook | None = None
+        self, registration: Registration, clock: Clock, orders: OrderStore | None = None
     ) -> None:
         """``orders``: None for who follows nobody's."""
         super().__init__()
         self._registration = registration
         self._clock = clock
-        self._order_book = orders
+        self._order_store = orders
         self._orders = Orders()
         """As they stand, windows that are over included."""
         self._current: ClusterView | None = None
@@ -271,8 +271,8 @@ class ViewSource(Changing):
         """Refresh at every change, until cancelled. A failing read keeps the view as it is."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_bookies(tasks))
-            if self._order_book is not None:
-                tasks.create_task(self._follow_orders(self._order_book))
+            if self._order_store is not None:
+                tasks.create_task(self._follow_orders(self._order_store))
                 tasks.create_task(self._end_windows())
 
     async def _follow_bookies(self, tasks: asyncio.TaskGroup) -> None:
@@ -282,9 +282,9 @@ class ViewSource(Changing):
             for changes in self._registration.listing_changes():
                 tasks.create_task(self._follow(changes, self.refresh))
 
-    async def _follow_orders(self, order_book: OrderBook) -> None:
+    async def _follow_orders(self, order_store: OrderStore) -> None:
         try:
-            await self._follow(order_book.changes(), self._refresh_orders)
+            await self._follow(order_store.changes(), self._refresh_orders)
         except UnsupportedError:
             while True:
                 await self._try(self._refresh_orders)
@@ -297,8 +297,8 @@ class ViewSource(Changing):
             self._show_orders()
 
     async def _read_orders(self) -> None:
-        if self._order_book is not None:
-            self._orders = await self._order_book.read()
+        if self._order_store is not None:
+            self._orders = await self._order_store.read()
 
     def _show_orders(self) -> None:
         if self._current is not None:

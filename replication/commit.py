@@ -38,7 +38,7 @@ from msgspec import Struct, structs
 
 from ledgers.model import BookieId, Fragment, LedgerMetadata, Segment, write_set
 from replication.copy_checks import IndexFinding, Verdict
-from replication.copying import LACKING_MAX, CopyOutcome, ends_apart, kept_back_of
+from replication.copying import LACKING_MAX, CopyOutcome, split_ends, withheld_end
 from replication.entry_runs import NO_ENTRIES, EntryRuns
 from replication.inspection import Inspection, RecoveryRequired
 from replication.plan import Plan, Repair
@@ -205,9 +205,9 @@ class PlannedOutcome:
     def outcome(self, repair: Repair) -> CopyOutcome:
         """As ``copy_index`` would tell of it, if every bookie gives what is not known to be bad."""
         lacking = self.lacking(repair.fragment, repair.index, repair.entry_ids)
-        kept_back = _kept_back(repair, lacking.without_copy)
-        without_copy = tuple(e for e in lacking.without_copy if e not in kept_back)
-        left_count = len(without_copy) + len(lacking.unknown) + len(kept_back)
+        withheld = _withheld(repair, lacking.without_copy)
+        without_copy = tuple(e for e in lacking.without_copy if e not in withheld)
+        left_count = len(without_copy) + len(lacking.unknown) + len(withheld)
         is_hopeless = left_count > LACKING_MAX  # then it is given up
         entry_count = 0 if is_hopeless else len(repair.entry_ids) - left_count
         return CopyOutcome(
@@ -215,7 +215,7 @@ class PlannedOutcome:
             entry_bytes=entry_count * self._survey.entry_bytes,
             without_copy=without_copy,
             unknown=tuple(lacking.unknown),
-            kept_back=kept_back,
+            withheld=withheld,
         )
 
     def lacking(
@@ -267,20 +267,20 @@ def _bad_everywhere(sources: Sequence[IndexFinding], residue: int, size: int) ->
             yield entry_id
 
 
-def _kept_back(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
+def _withheld(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
     """The end that a copy in place leaves out (``copy_index``)."""
     if not without_copy or not repair.is_in_place:
         return ()
     lost = EntryRuns(without_copy)
-    inner, ends = ends_apart(repair.fragment, repair.index, repair.entry_ids)
-    return tuple(kept_back_of(ends, lost=lost)) if any(e in lost for e in inner) else ()
+    inner, ends = split_ends(repair.fragment, repair.index, repair.entry_ids)
+    return tuple(withheld_end(ends, lost=lost)) if any(e in lost for e in inner) else ()
 
 
 def simulated(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair:
     """The repair without what does not come of it. ``is_split``: what is kept back will come in the
     next round."""
-    kept_back = () if is_split else outcome.kept_back
-    left = EntryRuns(sorted({*outcome.without_copy, *outcome.unknown, *kept_back}))
+    withheld = () if is_split else outcome.withheld
+    left = EntryRuns(sorted({*outcome.without_copy, *outcome.unknown, *withheld}))
     if not left:
         return repair
     made = array("q", (entry_id for entry_id in repair.entry_ids if entry_id not in left))
@@ -515,7 +515,7 @@ def _left_count(repair: Repair, outcome: CopyOutcome) -> int:
     if not outcome.without_copy:
         return 0
     if repair.is_in_place:
-        return len(outcome.kept_back)
+        return len(outcome.withheld)
     return len(repair.entry_ids) - len(outcome.without_copy) - len(outcome.unknown)
 
 

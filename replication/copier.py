@@ -12,7 +12,7 @@ from ledgers.errors import BookmenderError, RejectedError
 from ledgers.model import BookieId
 from replication.cluster import ClusterView
 from replication.copy_checks import NOTHING_ASKED, ReadPlan
-from replication.copying import CopyJob, CopyOutcome, copy_index, lac_to_tell
+from replication.copying import CopyJob, CopyOutcome, copy_index, lac_for_copies
 from replication.inspection import Inspection
 from replication.plan import Plan, Repair
 from replication.recent_copies import RepairCopies
@@ -25,7 +25,7 @@ REMEMBERED_MAX = 10_000
 
 
 @dataclass(slots=True)
-class Memory:
+class RepairProgress:
     """What a repair remembers from round to round."""
 
     copies: RepairCopies
@@ -34,9 +34,9 @@ class Memory:
     """Bookies to which a copy of this ledger failed: not tried again in this repair."""
     refilled: set[BookieId] = field(default_factory=set)
     """Members that were given what they lacked: to be read back (rule S15)."""
-    distrusted: frozenset[BookieId] = frozenset()
+    found_bad: frozenset[BookieId] = frozenset()
     """Members whose copies somebody found bad on a closer look."""
-    bad_sources: set[BookieId] = field(default_factory=set)
+    suspects: set[BookieId] = field(default_factory=set)
     """Members that did not give what they should have, when it was to be copied from them."""
     copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
     """Complete copies: where, and the czxid of the target's registration (rule S3)."""
@@ -48,9 +48,9 @@ class Memory:
     entry_bytes: int = 0
 
     @property
-    def to_read_whole(self) -> frozenset[BookieId]:
+    def all_suspects(self) -> frozenset[BookieId]:
         """Bookies whose ends say nothing of what is between them."""
-        return self.distrusted.union(self.refilled, self.bad_sources)
+        return self.found_bad.union(self.refilled, self.suspects)
 
     def copied_in(self, view: ClusterView) -> Mapping[CopyKey, BookieId]:
         """The complete copies on bookies that are the same as when they were made."""
@@ -61,8 +61,8 @@ class Memory:
         }
 
 
-class BadSources:
-    """What copies found of ledgers that are not done (``Memory.bad_sources``): for this node's next
+class RememberedSuspects:
+    """What copies found of ledgers that are not done (``RepairProgress.suspects``): for this node's next
     try, whether or not a note was left of this one."""
 
     def __init__(self) -> None:
@@ -89,22 +89,27 @@ class Copier:
         self._target_selector = target_selector
         self._refusals = Refusals()
 
-    def targets(self, inspection: Inspection, memory: Memory) -> Targets:
+    def targets(self, inspection: Inspection, progress: RepairProgress) -> Targets:
         view = inspection.view
         return self._target_selector.targets(
             view,
             inspection.metadata,
-            refused=memory.failed | self._refusals.of(inspection.ledger_id, view),
-            refilled=memory.refilled,
-            copied=memory.copied_in(view),
+            refused=progress.failed | self._refusals.of(inspection.ledger_id, view),
+            refilled=progress.refilled,
+            copied=progress.copied_in(view),
         )
 
     async def copy_all(
-        self, plan: Plan, inspection: Inspection, memory: Memory, *, asked: ReadPlan = NOTHING_ASKED
+        self,
+        plan: Plan,
+        inspection: Inspection,
+        progress: RepairProgress,
+        *,
+        asked: ReadPlan = NOTHING_ASKED,
     ) -> list[CopyOutcome]:
         """``asked``: what to ask with the first copy (``CopyOutcome.gave_all_asked``)."""
         copies = [
-            self._copy(repair, inspection, memory, NOTHING_ASKED if rank else asked)
+            self._copy(repair, inspection, progress, NOTHING_ASKED if rank else asked)
             for rank, repair in enumerate(plan.repairs)
         ]
         with ExitStack() as under_way:  # all at once: the next ledger is planned in this very turn
@@ -121,7 +126,7 @@ class Copier:
             return outcomes
 
     async def _copy(
-        self, repair: Repair, inspection: Inspection, memory: Memory, asked: ReadPlan
+        self, repair: Repair, inspection: Inspection, progress: RepairProgress, asked: ReadPlan
     ) -> CopyOutcome:
         view = inspection.view
         job = CopyJob(
@@ -132,7 +137,7 @@ class Copier:
             available=view.available,
             former=tuple(sorted(inspection.metadata.bookies - set(repair.fragment.ensemble))),
             entry_bytes_hint=inspection.entry_bytes,
-            lac=lac_to_tell(inspection.metadata) if repair.rewrites_lac else None,
+            lac=lac_for_copies(inspection.metadata) if repair.rewrites_lac else None,
         )
         last_entry = await self._last_entry(repair, inspection) if repair.rewrites_lac else None
         outcome = await copy_index(
@@ -140,10 +145,10 @@ class Copier:
         )
         if last_entry is not None:
             await self._show_again(last_entry, repair, inspection)
-        memory.entry_count += outcome.entry_count
-        memory.entry_bytes += outcome.entry_bytes
+        progress.entry_count += outcome.entry_count
+        progress.entry_bytes += outcome.entry_bytes
         if outcome.target_error is not None:
-            memory.failed.add(repair.target)
+            progress.failed.add(repair.target)
             if isinstance(outcome.target_error, RejectedError):  # it will say the same again
                 self._refusals.note(inspection.ledger_id, repair.target, view)
             log.warning(
@@ -153,9 +158,9 @@ class Copier:
                 error=str(outcome.target_error),
             )
         elif outcome.is_complete and repair.is_in_place:
-            memory.refilled.add(repair.target)
+            progress.refilled.add(repair.target)
         elif outcome.is_complete:
-            memory.copied[repair.key] = (repair.target, view.czxid(repair.target))
+            progress.copied[repair.key] = (repair.target, view.czxid(repair.target))
         return outcome
 
     async def _last_entry(self, repair: Repair, inspection: Inspection) -> bytes | None:

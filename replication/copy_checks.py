@@ -49,11 +49,11 @@ def plan_reads(
     fragments: Sequence[Fragment],
     *,
     available: Collection[BookieId],
-    distrusted: Collection[BookieId],
+    suspects: Collection[BookieId],
     share: float = 0.0,
     rng: random.Random | None = None,
 ) -> ReadPlan:
-    """What to ask of each available bookie: ends and a sample, or all of a distrusted one's.
+    """What to ask of each available bookie: ends and a sample, or all entries of a suspect.
 
     A bookie that stands twice in an ensemble, as Java's repairs may leave it when they conflict, is
     asked once for each.
@@ -67,7 +67,7 @@ def plan_reads(
         for index, bookie in enumerate(fragment.ensemble):
             entries = fragment.entries_of(index)
             if bookie in available and entries:
-                is_all = bookie in distrusted or share >= 1
+                is_all = bookie in suspects or share >= 1
                 runs = [entries] if is_all else _ends_and_sample(entries, share, rng)
                 asked.setdefault(bookie, []).extend(runs)
                 if bookie in fragment.ensemble[:index]:
@@ -352,7 +352,7 @@ async def check(
     bookies: Bookies,
     digest: EntryDigest,
     available: Collection[BookieId],
-    distrusted: Collection[BookieId],
+    suspects: Collection[BookieId],
     entry_bytes: int,
     share: float = 0.0,
     rng: random.Random | None = None,
@@ -362,17 +362,17 @@ async def check(
     ``entry_bytes``: a guess at the stored size of an entry, by which reads in flight are weighed
     (rule S10). The rest as in ``plan_reads``.
     """
-    asked = plan_reads(fragments, available=available, distrusted=distrusted, share=share, rng=rng)
+    asked = plan_reads(fragments, available=available, suspects=suspects, share=share, rng=rng)
     refusals = await probe_bookies(
         fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
     )
     findings = judge(fragments, refusals, available=available)
-    suspects = frozenset(f.bookie for f in findings if f.verdict is Verdict.MISSING)
-    suspects -= frozenset(distrusted)
-    if not suspects or share >= 1:
+    lacking = frozenset(f.bookie for f in findings if f.verdict is Verdict.MISSING)
+    lacking -= frozenset(suspects)
+    if not lacking or share >= 1:
         return findings
     # Something is missing: only reading the whole index tells what else is.
-    asked = plan_reads(fragments, available=suspects, distrusted=suspects)
+    asked = plan_reads(fragments, available=lacking, suspects=lacking)
     refusals |= await probe_bookies(
         fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
     )

@@ -43,7 +43,7 @@ class CopyJob(Struct, frozen=True, kw_only=True):
 
     ``target`` may be the bookie that stands there already (an in-place repair, rule S15).
     ``former``: bookies of the ledger's other ensembles, asked before an entry is called lost.
-    ``lac``: written into the header of each entry (``with_lac``); None: the bytes pass as they are.
+    ``lac``: written into the header of each entry (``replace_lac``); None: the bytes pass as they are.
     """
 
     fragment: Fragment
@@ -68,10 +68,10 @@ class CopyJob(Struct, frozen=True, kw_only=True):
         ``copy_index``)."""
         if self.target != self.fragment.ensemble[self.index]:
             return self.entry_ids, ()
-        return ends_apart(self.fragment, self.index, self.entry_ids)
+        return split_ends(self.fragment, self.index, self.entry_ids)
 
 
-def ends_apart(
+def split_ends(
     fragment: Fragment, index: int, entry_ids: Sequence[int]
 ) -> tuple[Sequence[int], Sequence[int]]:
     """Those between the first and the last entry that the index stores, and those of these two.
@@ -97,11 +97,11 @@ class CopyOutcome(Struct, frozen=True, kw_only=True):
     """Entries of which no bookie that is there holds a good copy; one that is away still may."""
     unknown: tuple[int, ...] = ()
     """Entries for which a bookie that is there did not answer."""
-    kept_back: tuple[int, ...] = ()
+    withheld: tuple[int, ...] = ()
     """An end that was not written, so that a check goes on to see what is without a copy."""
     gave_all_asked: bool = False
     """Whether something was asked besides, and bookies gave all of that."""
-    bad_sources: frozenset[BookieId] = frozenset()
+    suspects: frozenset[BookieId] = frozenset()
     """Members of the fragment that should have an entry, and do not have a good copy of it."""
 
     @property
@@ -109,7 +109,7 @@ class CopyOutcome(Struct, frozen=True, kw_only=True):
         return self.target_error is None and not self.without_copy and not self.unknown
 
 
-STRETCH_ENTRIES = 64
+SOURCE_RUN_ENTRIES = 64
 """So many of an index's entries in a row come from one source, where several have them: consecutive
 ones can be read in batches."""
 IDLE_BYTES = 64 * 1024
@@ -174,9 +174,9 @@ def assign(
         else:
             unanswered = any(answer in _PROVES_NOTHING for _, answer in history)
             (progress.unknown if unanswered else progress.without_copy).extend(ids)
-    for start in range(0, len(entry_ids), STRETCH_ENTRIES):
+    for start in range(0, len(entry_ids), SOURCE_RUN_ENTRIES):
         for sources, ids in to_ask:  # in turn, so that loads are even over all of them
-            if stretch := ids[start : start + STRETCH_ENTRIES]:
+            if stretch := ids[start : start + SOURCE_RUN_ENTRIES]:
                 source = loads.pick(sources, len(stretch))
                 reads.setdefault(source, []).append(stretch)
     return Reads(
@@ -280,7 +280,7 @@ AT_ONCE = 64
 """Entries under way, each read and then written."""
 
 
-def lac_to_tell(metadata: LedgerMetadata) -> int:
+def lac_for_copies(metadata: LedgerMetadata) -> int:
     """One less than the LAC that the last segment proves: its writer had all entries before that
     acknowledged.
 
@@ -291,7 +291,7 @@ def lac_to_tell(metadata: LedgerMetadata) -> int:
     return max(LAC_NONE, metadata.last_segment.first_entry_id - 2)
 
 
-def with_lac(entry: bytes, lac: int, digest: EntryDigest) -> bytes:
+def replace_lac(entry: bytes, lac: int, digest: EntryDigest) -> bytes:
     """Return the same entry with this LAC in its header. Ids, length and payload stay."""
     header = EntryHeader.of(entry)
     return digest.pack(
@@ -303,7 +303,7 @@ def with_lac(entry: bytes, lac: int, digest: EntryDigest) -> bytes:
     )
 
 
-async def transfer_with_lac(bookies: Bookies, transfer: Transfer, lac: int) -> TransferResult:
+async def transfer_replacing_lac(bookies: Bookies, transfer: Transfer, lac: int) -> TransferResult:
     """As ``Bookies.transfer`` to a target, with the LAC of each entry rewritten. ``checks`` are
     read too."""
     copying = _Copying(bookies, transfer, lac)
@@ -370,7 +370,7 @@ class _Copying:
         try:
             await self._bookies.add(
                 self._target,
-                with_lac(entry, self._lac, digest),
+                replace_lac(entry, self._lac, digest),
                 master_key=digest.master_key,
                 is_recovery=True,
             )
@@ -439,8 +439,8 @@ class _Copy:
         self._target_error: BookmenderError | None = None
         self._without_copy: list[int] = []
         self._unknown: list[int] = []
-        self._bad_sources: set[BookieId] = set()
-        self._kept_back: Sequence[int] = ()
+        self._suspects: set[BookieId] = set()
+        self._withheld: Sequence[int] = ()
 
     @property
     def outcome(self) -> CopyOutcome:
@@ -450,9 +450,9 @@ class _Copy:
             target_error=self._target_error,
             without_copy=tuple(sorted(self._without_copy)),
             unknown=tuple(sorted(self._unknown)),
-            kept_back=tuple(self._kept_back),
+            withheld=tuple(self._withheld),
             gave_all_asked=self._gave_all_asked,
-            bad_sources=frozenset(self._bad_sources),
+            suspects=frozenset(self._suspects),
         )
 
     @property
@@ -469,8 +469,8 @@ class _Copy:
         await self.copy_run(others)
         if self.is_cut_short:
             return
-        self._kept_back = kept_back_of(ends, lost=self._without_copy)
-        if not self._kept_back:
+        self._withheld = withheld_end(ends, lost=self._without_copy)
+        if not self._withheld:
             await self.copy_run([last])
 
     async def copy_run(self, run: Sequence[int]) -> None:
@@ -523,7 +523,7 @@ class _Copy:
                 self._gave_all_asked = is_read and not _refuses(failures, asked)
                 failures = _without(failures, checks)
             if failures:  # seldom
-                self._bad_sources |= self._job.others.intersection(_without_good_copy(failures))
+                self._suspects |= self._job.others.intersection(_without_good_copy(failures))
             entry_ids = progress.note(failures)
             if result.target_error is not None:
                 if not self._may_resume(result.target_error):
@@ -537,7 +537,7 @@ class _Copy:
     async def _transfer(self, transfer: Transfer) -> TransferResult:
         if self._job.lac is None:
             return await self._bookies.transfer(transfer)
-        return await transfer_with_lac(self._bookies, transfer, self._job.lac)
+        return await transfer_replacing_lac(self._bookies, transfer, self._job.lac)
 
     def _may_resume(self, error: BookmenderError) -> bool:
         """Whether to send the target what it has not acknowledged yet, after a pause."""
@@ -548,7 +548,7 @@ class _Copy:
         return True
 
 
-def kept_back_of(ends: Sequence[int], *, lost: Container[int]) -> Sequence[int]:
+def withheld_end(ends: Sequence[int], *, lost: Container[int]) -> Sequence[int]:
     """The end that is not written where entries between them are lost: none where the other is lost
     itself."""
     is_told = any(end in lost for end in ends[:-1])  # it tells of all the rest

@@ -38,17 +38,17 @@ START_TIMEOUT_S = 5.0
 BOOKIES_AT_ONCE = 16
 
 
-def spare_bytes(room: DiskSpace | None, *, floor_share: float) -> int | None:
+def spare_bytes(space: DiskSpace | None, *, floor_share: float) -> int | None:
     """What is free beyond the floor, less than 0 where it is short of that; None where it is not
-    known, or there is no floor. ``floor_share``: of the whole room; 0: none."""
-    if room is None or not floor_share:
+    known, or there is no floor. ``floor_share``: of the whole space; 0: none."""
+    if space is None or not floor_share:
         return None
-    return math.floor(room.free_bytes - floor_share * room.total_bytes)
+    return math.floor(space.free_bytes - floor_share * space.total_bytes)
 
 
-def is_short(room: DiskSpace | None, *, floor_share: float) -> bool:
+def is_short(space: DiskSpace | None, *, floor_share: float) -> bool:
     """Whether it is known that less than the floor is free."""
-    spare = spare_bytes(room, floor_share=floor_share)
+    spare = spare_bytes(space, floor_share=floor_share)
     return spare is not None and spare < 0
 
 
@@ -69,7 +69,7 @@ class DiskSpaceSource:
         self._bookies, self._views, self._quarantine = bookies, views, quarantine
         self._floor_share = floor_share
         self._clock, self._rng = clock, rng
-        self._rooms: dict[BookieId, DiskSpace] = {}
+        self._disk_spaces: dict[BookieId, DiskSpace] = {}
         self._told_at_s: dict[BookieId, float] = {}
         self._landed_bytes: Counter[BookieId] = Counter()
         """Of our copies, since the question was asked whose answer is the last."""
@@ -77,17 +77,17 @@ class DiskSpaceSource:
         self._short: frozenset[BookieId] = frozenset()
 
     @property
-    def rooms(self) -> Mapping[BookieId, DiskSpace]:
-        return self._rooms
+    def disk_spaces(self) -> Mapping[BookieId, DiskSpace]:
+        return self._disk_spaces
 
     def free_bytes(self, bookie: BookieId) -> int | None:
         """As it was last told, less what landed since; None where it is not known."""
-        room = self._rooms.get(bookie)
-        return None if room is None else max(0, room.free_bytes - self._landed_bytes[bookie])
+        space = self._disk_spaces.get(bookie)
+        return None if space is None else max(0, space.free_bytes - self._landed_bytes[bookie])
 
     def spare_bytes(self, bookie: BookieId) -> int | None:
         """Likewise."""
-        spare = spare_bytes(self._rooms.get(bookie), floor_share=self._floor_share)
+        spare = spare_bytes(self._disk_spaces.get(bookie), floor_share=self._floor_share)
         return None if spare is None else spare - self._landed_bytes[bookie]
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
@@ -123,13 +123,13 @@ class DiskSpaceSource:
         async with limit:
             landed_bytes = self._landed_bytes[bookie]
             try:
-                self._rooms[bookie] = await self._bookies.room(bookie)
+                self._disk_spaces[bookie] = await self._bookies.room(bookie)
                 self._landed_bytes[bookie] -= landed_bytes
                 self._told_at_s[bookie] = self._clock.now_s()
             except AuthenticationRequiredError as error:
                 self._note_required(bookie, str(error.args[0]))
             except BookmenderError as error:  # busy, away, or too old to know: its turn comes again
-                log.debug("bookie.room_unknown", bookie=bookie, error=str(error))
+                log.debug("bookie.disk_space_unknown", bookie=bookie, error=str(error))
         self._due_at_s[bookie] = self._clock.now_s() + self._interval_s(bookie)
 
     def _note_required(self, bookie: BookieId, reason: str) -> None:
@@ -138,7 +138,9 @@ class DiskSpaceSource:
             log.warning("bookie.quarantined", bookie=bookie, reason=reason)
 
     def _interval_s(self, bookie: BookieId) -> float:
-        is_near = is_short(self._rooms.get(bookie), floor_share=NEAR_FACTOR * self._floor_share)
+        is_near = is_short(
+            self._disk_spaces.get(bookie), floor_share=NEAR_FACTOR * self._floor_share
+        )
         interval_s = NEAR_INTERVAL_S if is_near else INTERVAL_S
         return interval_s * self._rng.uniform(1 - JITTER, 1 + JITTER)
 
@@ -148,25 +150,25 @@ class DiskSpaceSource:
                 del self._due_at_s[bookie], self._landed_bytes[bookie]
         for bookie, told_at_s in list(self._told_at_s.items()):
             if bookie not in receiving or now_s - told_at_s > STALE_S:
-                del self._told_at_s[bookie], self._rooms[bookie]
+                del self._told_at_s[bookie], self._disk_spaces[bookie]
 
     def _tell_of_changes(self) -> None:
         short = frozenset(
             bookie
-            for bookie, room in self._rooms.items()
-            if is_short(room, floor_share=self._floor_share)
+            for bookie, space in self._disk_spaces.items()
+            if is_short(space, floor_share=self._floor_share)
         )
         for bookie in sorted(short - self._short):
-            room = self._rooms[bookie]
+            space = self._disk_spaces[bookie]
             log.warning(
-                "bookie.short_of_room",
+                "bookie.disk_space_low",
                 bookie=bookie,
-                free_bytes=room.free_bytes,
-                total_bytes=room.total_bytes,
+                free_bytes=space.free_bytes,
+                total_bytes=space.total_bytes,
                 floor_share=self._floor_share,
             )
         for bookie in sorted(self._short - short):
-            log.info("bookie.has_room_again", bookie=bookie)
+            log.info("bookie.disk_space_recovered", bookie=bookie)
         self._short = short
 
     def _wait_s(self) -> float:

@@ -126,7 +126,7 @@ async def _lacking(
         bookies=bookies,
         digest=digest,
         available=asked,
-        distrusted=asked,
+        suspects=asked,
         entry_bytes=ENTRY_BYTES_GUESS,
     )
     return tuple(finding for finding in findings if finding.verdict is Verdict.MISSING)
@@ -282,12 +282,12 @@ class Inspector:
         self._lists = EntryLists(bookies, clock) if entry_lists else None
 
     async def inspect(
-        self, ledger_id: int, view: ClusterView, *, distrusted: Collection[BookieId] = ()
+        self, ledger_id: int, view: ClusterView, *, suspects: Collection[BookieId] = ()
     ) -> Surveyed:
-        """``distrusted``: bookies to be asked for every entry, besides those set up anew."""
+        """``suspects``: bookies to be asked for every entry, besides those set up anew."""
         match await self.find(ledger_id):
             case VersionedMetadata() as versioned:
-                return await self.inspect_metadata(versioned, view, distrusted=distrusted)
+                return await self.inspect_metadata(versioned, view, suspects=suspects)
             case found:
                 return found
 
@@ -306,7 +306,7 @@ class Inspector:
         versioned: VersionedMetadata,
         view: ClusterView,
         *,
-        distrusted: Collection[BookieId] = (),
+        suspects: Collection[BookieId] = (),
     ) -> OptimisticInspection | None:
         """Asks nobody. None where it is not worth presuming anything: the ledger is open, or not
         small."""
@@ -322,7 +322,7 @@ class Inspector:
         asked = plan_reads(
             judged,
             available=view.checked,
-            distrusted=self._suspects(versioned, view, distrusted),
+            suspects=self._suspects(versioned, view, suspects),
             share=self._checked_share,
             rng=self._rng,
         )
@@ -337,7 +337,7 @@ class Inspector:
         versioned: VersionedMetadata,
         view: ClusterView,
         *,
-        distrusted: Collection[BookieId] = (),
+        suspects: Collection[BookieId] = (),
     ) -> Inspection | RecoveryRequired | Blocked:
         """Of metadata that was read already, or that is yet to be written."""
         if leaving := leaving_members(versioned.metadata, view):
@@ -350,7 +350,7 @@ class Inspector:
         except UnavailableError as error:
             return _without_end(versioned, view, error)
         judged = known_fragments(versioned.ledger_id, versioned.metadata, lac=lac)
-        inspection = await self._inspect(versioned, judged, digest, view, distrusted)
+        inspection = await self._inspect(versioned, judged, digest, view, suspects)
         if not versioned.metadata.is_closed:
             tail = await inspect_tail(
                 versioned, view, digest=digest, lac=lac, bookies=self._bookies, clock=self._clock
@@ -368,7 +368,7 @@ class Inspector:
         return inspection
 
     async def inspect_closed_part(
-        self, found: RecoveryRequired, *, distrusted: Collection[BookieId] = ()
+        self, found: RecoveryRequired, *, suspects: Collection[BookieId] = ()
     ) -> Inspection | None:
         """All fragments but the last, which need not wait for that one; None where there are none.
 
@@ -384,7 +384,7 @@ class Inspector:
             digest = ledger_digest(metadata, self._fallback_digest)
         except UnauthorizedError:
             return None
-        return await self._inspect(versioned, closed, digest, found.view, distrusted)
+        return await self._inspect(versioned, closed, digest, found.view, suspects)
 
     async def _lac(self, versioned: VersionedMetadata) -> int:
         """The last entry known to be acknowledged. Errors are those of ``find_end``."""
@@ -401,9 +401,9 @@ class Inspector:
         judged: Sequence[Fragment],
         digest: EntryDigest,
         view: ClusterView,
-        distrusted: Collection[BookieId],
+        suspects: Collection[BookieId],
     ) -> Inspection:
-        suspects = self._suspects(versioned, view, distrusted)
+        suspects = self._suspects(versioned, view, suspects)
         if self._lists is not None:
             suspects |= await self._lists.lacking(judged, view.checked - suspects)
         findings = await check(
@@ -411,7 +411,7 @@ class Inspector:
             bookies=self._bookies,
             digest=digest,
             available=view.checked,
-            distrusted=suspects,
+            suspects=suspects,
             entry_bytes=entry_bytes_guess(versioned.metadata, digest),
             share=self._checked_share,
             rng=self._rng,
@@ -422,11 +422,11 @@ class Inspector:
 
     @staticmethod
     def _suspects(
-        versioned: VersionedMetadata, view: ClusterView, distrusted: Collection[BookieId]
+        versioned: VersionedMetadata, view: ClusterView, suspects: Collection[BookieId]
     ) -> frozenset[BookieId]:
         """Bookies to be asked for every entry: an identity younger than the ledger may be an empty
         one's."""
-        return view.initialised_after(versioned.stat.czxid).union(distrusted)
+        return view.initialised_after(versioned.stat.czxid).union(suspects)
 
 
 def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:

@@ -40,7 +40,7 @@ from ledgers.model import BookieId
 from replication.backoff import WaitingList
 from replication.ledger_record import WaitingNote
 from replication.locks import QueuedLedger
-from replication.work_queue import Look, Queue
+from replication.work_queue import Queue, QueueListing
 
 HELP_MAX = 25
 """Ledgers of other workers that one look takes at most: what goes into one transaction."""
@@ -49,14 +49,14 @@ HELP_MAX = 25
 class DueLedger(Struct, frozen=True, kw_only=True):
     """A marked ledger that is to be taken now, and why it waited so far, if it did.
 
-    ``has_old_note``: there is one, of a mark that is gone. ``bad_sources``: as either kind of note
+    ``has_old_note``: there is one, of a mark that is gone. ``suspects``: as either kind of note
     has it; whoever unmarked the ledger need not have mended that.
     """
 
     queued: QueuedLedger
     note: WaitingNote | None
     has_old_note: bool = False
-    bad_sources: frozenset[BookieId] = frozenset()
+    suspects: frozenset[BookieId] = frozenset()
 
     @property
     def ledger_id(self) -> int:
@@ -89,14 +89,14 @@ def others_to_read(
     *,
     losses: Collection[int] = (),
     worker_count: int,
-    room: int,
+    others_max: int,
     rng: random.Random,
 ) -> list[int]:
     """Ledgers of other workers to help with: this worker's share of them, urgent ones first.
 
-    ``room``: how many may be begun now besides our own. The others are left to the other helpers.
+    ``others_max``: how many may be begun now besides our own. The others are left to the other helpers.
     """
-    count = min(math.ceil(len(left_lying) / worker_count), room, HELP_MAX)
+    count = min(math.ceil(len(left_lying) / worker_count), others_max, HELP_MAX)
     return own_to_read(left_lying, urgent, losses=losses, limit=max(0, count), rng=rng)
 
 
@@ -127,7 +127,7 @@ POINTS_PER_WORKER = 64
 _MASK = 2**64 - 1
 
 
-class Shares:
+class HashRing:
     """The ledgers of each of ``workers`` (session ids), seen by ``own``. Immutable."""
 
     def __init__(self, workers: Collection[int], *, own: int) -> None:
@@ -177,14 +177,14 @@ def longest_wait_s(idle_wait_s: float, *, worker_count: int) -> float:
     return max(idle_wait_s, worker_count / IDLE_LOOKS_PER_S)
 
 
-class IdleWaits:
+class PollBackoff:
     """One worker's waits."""
 
     def __init__(self, idle_wait_s: float) -> None:
         self._idle_wait_s = idle_wait_s
         self._doubled_s = 0.0
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         """Something happened, of which there may be more."""
         self._doubled_s = 0.0
 
@@ -229,8 +229,8 @@ class LedgerPicker:
         self._clock = clock
         self._rng = rng
         self._idle_wait_s = idle_wait_s
-        self._shares = Shares((), own=queue.session_id)
-        self._shares_reckoned_s = -math.inf
+        self._ring = HashRing((), own=queue.session_id)
+        self._ring_updated_s = -math.inf
         self._free_since_s: dict[int, float] = {}
         """Other workers' ledgers that lie free."""
         self.is_cut_short = False
@@ -243,59 +243,64 @@ class LedgerPicker:
     @property
     def worker_count(self) -> int:
         """As last heard; 1 when this one is alone."""
-        return len(self._shares.workers)
+        return len(self._ring.workers)
 
-    async def look(
-        self, *, busy: Collection[int], room: int, losses_only: bool = False
+    async def pick(
+        self, *, busy: Collection[int], others_max: int, losses_only: bool = False
     ) -> list[DueLedger]:
         """Ledgers to take, most endangered first.
 
-        ``busy``: those at hand. ``room``: how many may be begun now of others' ledgers, less those
+        ``busy``: those at hand. ``others_max``: how many may be begun now of others' ledgers, less those
         that are found of our own; 0: none. ``losses_only``: nothing else may be begun.
         """
         began_s = self._clock.now_s()
         self.is_queue_empty = False
-        look = await self._queue.look(self._rng)
-        self.is_queue_empty = look.is_queue_empty
-        if look.marked is not None:
-            self._waiting.forget_others(look.marked.union(busy))
-        own, others = await self._due(look, busy)
+        listing = await self._queue.list_ledgers(self._rng)
+        self.is_queue_empty = listing.is_queue_empty
+        if listing.marked is not None:
+            self._waiting.forget_others(listing.marked.union(busy))
+        own, others = await self._due(listing, busy)
         if losses_only:
-            losses = look.losses.union(look.urgent)
+            losses = listing.losses.union(listing.urgent)
             own, others = own & losses, others & losses
-        chosen = self._choose(look, own, others, room=room)
+        chosen = self._choose(listing, own, others, others_max=others_max)
         found = await self._read(chosen)
-        for ledger_id in set(chosen).difference(look.free, (each.ledger_id for each in found)):
+        for ledger_id in set(chosen).difference(listing.free, (each.ledger_id for each in found)):
             self._waiting.back_off_while_unmarked(ledger_id)
         if losses_only:
             found = [each for each in found if each.queued.is_loss]
         self.took_s = self._clock.now_s() - began_s
-        return fewest_copies_first(found, look.urgent, is_own=self._shares.is_own)
+        return fewest_copies_first(found, listing.urgent, is_own=self._ring.is_own)
 
-    async def _due(self, look: Look, busy: Collection[int]) -> tuple[set[int], set[int]]:
+    async def _due(self, listing: QueueListing, busy: Collection[int]) -> tuple[set[int], set[int]]:
         """Ledgers that need not wait any longer: of our own share, and of others' those left
         lying."""
-        named = {*look.free, *filter(self._queue.may_hold, look.urgent)}
-        due = self._waiting.due(named.difference(busy), losses=look.losses)
-        await self._reckon_shares(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)
-        own = {ledger_id for ledger_id in due if self._shares.is_own(ledger_id)}
+        named = {*listing.free, *filter(self._queue.may_hold, listing.urgent)}
+        due = self._waiting.due(named.difference(busy), losses=listing.losses)
+        await self._update_ring(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)
+        own = {ledger_id for ledger_id in due if self._ring.is_own(ledger_id)}
         return own, set(self._left_lying(set(due) - own))
 
     def _choose(
-        self, look: Look, own: Collection[int], others: Collection[int], *, room: int
+        self,
+        listing: QueueListing,
+        own: Collection[int],
+        others: Collection[int],
+        *,
+        others_max: int,
     ) -> list[int]:
         """Whose marks are worth reading: of our own a window, and of others' what there is room for
         besides."""
         ours = own_to_read(
-            own, look.urgent, losses=look.losses, limit=WINDOW_LEDGERS_MAX, rng=self._rng
+            own, listing.urgent, losses=listing.losses, limit=WINDOW_LEDGERS_MAX, rng=self._rng
         )
         self.is_cut_short = len(ours) < len(own)
         theirs = others_to_read(
             others,
-            look.urgent,
-            losses=look.losses,
+            listing.urgent,
+            losses=listing.losses,
             worker_count=self.worker_count,
-            room=room - len(ours),
+            others_max=others_max - len(ours),
             rng=self._rng,
         )
         return [*ours, *theirs]
@@ -309,14 +314,14 @@ class LedgerPicker:
         help_after_s = longest_wait_s(self._idle_wait_s, worker_count=self.worker_count)
         return [i for i, s in self._free_since_s.items() if now_s - s >= help_after_s]
 
-    async def _reckon_shares(self, *, age_max_s: float) -> None:
+    async def _update_ring(self, *, age_max_s: float) -> None:
         now_s = self._clock.now_s()
-        if now_s < self._shares_reckoned_s + age_max_s:
+        if now_s < self._ring_updated_s + age_max_s:
             return
-        self._shares_reckoned_s = now_s
+        self._ring_updated_s = now_s
         workers = await self._queue.workers()
-        if workers != self._shares.workers:
-            self._shares = Shares(workers, own=self._queue.session_id)
+        if workers != self._ring.workers:
+            self._ring = HashRing(workers, own=self._queue.session_id)
 
     async def _read(self, ledger_ids: Sequence[int]) -> list[DueLedger]:
         """Those that are marked, and that no note bids to wait."""
@@ -342,5 +347,5 @@ def _with_note(queued: QueuedLedger, note: WaitingNote | None) -> DueLedger:
         queued=queued,
         note=None if is_old else note,
         has_old_note=is_old,
-        bad_sources=frozenset() if note is None else note.bad_sources,
+        suspects=frozenset() if note is None else note.suspects,
     )

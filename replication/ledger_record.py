@@ -53,22 +53,21 @@ from ledgers.store import ANY_VERSION, Check, Create, Delete, MetadataStore, Mul
 from ledgers.tasks import gather_in_parts
 from replication.cluster import ClusterView
 from replication.locks import guarded_multi
-from replication.nodes import ensure
 from replication.reasons import Reason
 from replication.transactions import Batcher
 from replication.znodes import (
     ACL_HINT,
+    ClusterPaths,
+    children_if_allowed,
+    ensure_znode,
+    int_field,
     ledger_id_of_name,
-    names_in,
-    own_path,
+    object_field,
     parse_record,
-    part,
     read_record,
-    text,
-    texts,
-    time_ms,
-    waiting_path,
-    whole,
+    text_field,
+    texts_field,
+    time_field,
 )
 
 READ_MAX = 1_000
@@ -98,37 +97,36 @@ class UnprovenEnd:
         """Raises CorruptionError."""
         return cls(
             ledger_id=ledger_id,
-            detail=text(record, "detail"),
-            tried_ms=time_ms(record, "tried_ms"),
+            detail=text_field(record, "detail"),
+            tried_ms=time_field(record, "tried_ms"),
         )
 
 
-def unproven_path(ur: str, ledger_id: int | None = None) -> str:
-    parent = f"{own_path(ur)}/unproven"
-    return parent if ledger_id is None else f"{parent}/{ledger_id}"
-
-
-async def read_unproven_end(store: MetadataStore, ur: str, ledger_id: int) -> UnprovenEnd | None:
+async def read_unproven_end(
+    store: MetadataStore, paths: ClusterPaths, ledger_id: int
+) -> UnprovenEnd | None:
     """What the last try left, be the ledger closed by now or not; None where that cannot be read
     either."""
     parse = partial(UnprovenEnd.from_record, ledger_id)
-    return await read_record(store, unproven_path(ur, ledger_id), parse)
+    return await read_record(store, paths.unproven_end(ledger_id), parse)
 
 
-async def unproven_ledger_ids(store: MetadataStore, manager: LedgerManager, ur: str) -> list[int]:
+async def unproven_ledger_ids(
+    store: MetadataStore, manager: LedgerManager, paths: ClusterPaths
+) -> list[int]:
     """Those that are not closed yet, by id."""
-    recorded = await _recorded(store, ur)
+    recorded = await _recorded(store, paths)
     looked_at, rest = recorded[:READ_MAX], recorded[READ_MAX:]
     return await _still_open(manager, looked_at) + rest
 
 
 async def unproven_among(
-    store: MetadataStore, manager: LedgerManager, ur: str, ledger_ids: Collection[int]
+    store: MetadataStore, manager: LedgerManager, paths: ClusterPaths, ledger_ids: Collection[int]
 ) -> list[UnprovenEnd]:
     """What was left of those of these ledgers that are not closed yet, by id."""
-    recorded = set(await _recorded(store, ur)).intersection(ledger_ids)
+    recorded = set(await _recorded(store, paths)).intersection(ledger_ids)
     still_open = await _still_open(manager, sorted(recorded))
-    ends = await asyncio.gather(*(read_unproven_end(store, ur, i) for i in still_open))
+    ends = await asyncio.gather(*(read_unproven_end(store, paths, i) for i in still_open))
     return [end for end in ends if end is not None]
 
 
@@ -139,40 +137,40 @@ class UnprovenEnds:
         self,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         *,
         manager: LedgerManager,
         clock: Clock,
     ) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+        self._store, self._batcher, self._paths = store, batcher, paths
         self._manager = manager
         self._clock = clock
 
     async def note(self, ledger_id: int, detail: str) -> None:
         """In place of what an earlier try left."""
         end = UnprovenEnd(ledger_id=ledger_id, detail=detail, tried_ms=self._clock.wall_ms())
-        path, data = unproven_path(self._ur, ledger_id), end.to_json()
+        path, data = self._paths.unproven_end(ledger_id), end.to_json()
         try:
             await self._batcher.put(path, data)
         except NoNodeError:  # the first that there is
-            await ensure(self._store, unproven_path(self._ur))
+            await ensure_znode(self._store, self._paths.unproven_ends)
             await self._batcher.put(path, data)
 
     async def tidy(self, rng: random.Random) -> None:
         """Delete the records of ledgers that are closed, or gone: some of them, where there are
         many."""
-        recorded = await _recorded(self._store, self._ur)
+        recorded = await _recorded(self._store, self._paths)
         some = rng.sample(recorded, min(len(recorded), READ_MAX))
         over = set(some).difference(await _still_open(self._manager, some))
         await asyncio.gather(*map(self._delete, sorted(over)))
 
     async def _delete(self, ledger_id: int) -> None:
         with suppress(NoNodeError):  # another node's hand
-            await self._batcher.apply(Delete(path=unproven_path(self._ur, ledger_id)))
+            await self._batcher.apply(Delete(path=self._paths.unproven_end(ledger_id)))
 
 
-async def _recorded(store: MetadataStore, ur: str) -> list[int]:
-    names = await names_in(store, unproven_path(ur))
+async def _recorded(store: MetadataStore, paths: ClusterPaths) -> list[int]:
+    names = await children_if_allowed(store, paths.unproven_ends)
     return sorted(i for i in map(ledger_id_of_name, names) if i is not None)
 
 
@@ -209,26 +207,24 @@ class GivenUpEntries:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
         return cls(
-            first_entry_id=whole(record, "first_entry_id"),
-            last_entry_id=whole(record, "last_entry_id"),
-            replies=text(record, "replies"),
-            by=text(record, "by"),
-            at_ms=time_ms(record, "at_ms"),
+            first_entry_id=int_field(record, "first_entry_id"),
+            last_entry_id=int_field(record, "last_entry_id"),
+            replies=text_field(record, "replies"),
+            by=text_field(record, "by"),
+            at_ms=time_field(record, "at_ms"),
         )
 
 
-def given_up_path(ur: str, ledger_id: int) -> str:
-    return f"{own_path(ur)}/given_up/{ledger_id}"
-
-
-async def read_given_up(store: MetadataStore, ur: str, ledger_id: int) -> GivenUpEntries | None:
+async def read_given_up(
+    store: MetadataStore, paths: ClusterPaths, ledger_id: int
+) -> GivenUpEntries | None:
     """None where nothing was given up, or the record cannot be read."""
-    return await read_record(store, given_up_path(ur, ledger_id), GivenUpEntries.from_record)
+    return await read_record(store, paths.given_up(ledger_id), GivenUpEntries.from_record)
 
 
 async def record_given_up(
     store: MetadataStore,
-    ur: str,
+    paths: ClusterPaths,
     ledger_id: int,
     entries: GivenUpEntries,
     *,
@@ -236,8 +232,8 @@ async def record_given_up(
 ) -> None:
     """Write the record, in place of an earlier attempt's. Raises LockLostError, UnavailableError,
     RejectedError."""
-    path = given_up_path(ur, ledger_id)
-    await ensure(store, path.rpartition("/")[0])
+    path = paths.given_up(ledger_id)
+    await ensure_znode(store, path.rpartition("/")[0])
     is_there = await store.exists(path) is not None
     write = (
         SetData(path=path, data=entries.to_json(), version=ANY_VERSION)
@@ -308,9 +304,9 @@ class ClusterFingerprint:
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
         return cls(
-            newest_czxid=whole(record, "newest_czxid"),
-            bookies=text(record, "bookies"),
-            orders=text(record, "orders"),
+            newest_czxid=int_field(record, "newest_czxid"),
+            bookies=text_field(record, "bookies"),
+            orders=text_field(record, "orders"),
         )
 
 
@@ -361,7 +357,7 @@ class WaitingNote:
     nobody."""
     fingerprint: ClusterFingerprint | None = None
     """As it was when that try began."""
-    bad_sources: frozenset[BookieId] = frozenset()
+    suspects: frozenset[BookieId] = frozenset()
     """Bookies whose copies were found bad when they were to be copied from: whoever tries it next
     reads them whole."""
     mzxid: int | None = field(default=None, compare=False)
@@ -384,7 +380,7 @@ class WaitingNote:
         return replace(
             self,
             reason=Reason.LEFT_TO_OTHERS,
-            detail=f"to be tried at once: {', '.join(sorted(self.bad_sources))} are to be read whole",
+            detail=f"to be tried at once: {', '.join(sorted(self.suspects))} are to be read whole",
             tries=1,
             next_try_ms=0,
             fingerprint=None,
@@ -427,7 +423,7 @@ class WaitingNote:
             "next_try_ms": self.next_try_ms,
             "grace_until_ms": self.grace_until_ms,
             "world": None if self.fingerprint is None else self.fingerprint.to_record(),
-            "bad_sources": sorted(self.bad_sources),
+            "suspects": sorted(self.suspects),
         }
         return json.dumps(record).encode()
 
@@ -436,22 +432,22 @@ class WaitingNote:
         """Raises CorruptionError on what no release of ours has written, or this one does not
         know."""
         # Version 1 had neither these nor the world, and the first of version 2 no bad sources.
-        first = {"tries": 1, "next_try_ms": 0, "grace_until_ms": 0, "bad_sources": []}
+        first = {"tries": 1, "next_try_ms": 0, "grace_until_ms": 0, "suspects": []}
         record = {**first, **record}
         has_world = record.get("world") is not None
         return cls(
             ledger_id=ledger_id,
-            reason=_reason(text(record, "reason")),
-            detail=text(record, "detail"),
-            node=text(record, "node"),
-            since_ms=time_ms(record, "since_ms"),
-            tries=whole(record, "tries"),
-            next_try_ms=time_ms(record, "next_try_ms"),
-            grace_until_ms=time_ms(record, "grace_until_ms"),
-            fingerprint=ClusterFingerprint.from_record(part(record, "world"))
+            reason=_reason(text_field(record, "reason")),
+            detail=text_field(record, "detail"),
+            node=text_field(record, "node"),
+            since_ms=time_field(record, "since_ms"),
+            tries=int_field(record, "tries"),
+            next_try_ms=time_field(record, "next_try_ms"),
+            grace_until_ms=time_field(record, "grace_until_ms"),
+            fingerprint=ClusterFingerprint.from_record(object_field(record, "world"))
             if has_world
             else None,
-            bad_sources=frozenset(map(BookieId, texts(record, "bad_sources"))),
+            suspects=frozenset(map(BookieId, texts_field(record, "suspects"))),
         )
 
 
@@ -465,13 +461,13 @@ def _reason(value: str) -> Reason:
 class WaitingNotes:
     """The notes of all nodes."""
 
-    def __init__(self, store: MetadataStore, ur: str) -> None:
+    def __init__(self, store: MetadataStore, paths: ClusterPaths) -> None:
         self._store = store
-        self._ur = ur
+        self._paths = paths
 
     async def are_any(self) -> bool:
         """Cheap, where a list of their names may be long."""
-        path = waiting_path(self._ur)
+        path = self._paths.waiting
         try:
             stat = await self._store.exists(path)
         except UnauthorizedError as error:
@@ -481,14 +477,14 @@ class WaitingNotes:
 
     async def ledger_ids(self) -> set[int]:
         """Ledgers that have a note."""
-        names = await names_in(self._store, waiting_path(self._ur))
+        names = await children_if_allowed(self._store, self._paths.waiting)
         return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
         """None when there is none, or a later release wrote it in a way that we cannot read, or
         ACLs shut it away."""
         try:
-            data, stat = await self._store.get(waiting_path(self._ur, ledger_id))
+            data, stat = await self._store.get(self._paths.waiting_note(ledger_id))
             note = WaitingNote.from_record(ledger_id, parse_record(data))
         except (NoNodeError, CorruptionError, UnauthorizedError):
             return None
@@ -496,7 +492,7 @@ class WaitingNotes:
 
     async def version(self, ledger_id: int) -> int | None:
         """Of its znode; None where there is none."""
-        stat = await self._store.exists(waiting_path(self._ur, ledger_id))
+        stat = await self._store.exists(self._paths.waiting_note(ledger_id))
         return None if stat is None else stat.version
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
@@ -512,7 +508,7 @@ class WaitingNotes:
 
         ``guards``: prove that the caller may (rule S3). Raises LockLostError when they do not.
         """
-        path = waiting_path(self._ur, ledger_id)
+        path = self._paths.waiting_note(ledger_id)
         for _ in range(LET_GO_TRIES_MAX):
             operation = await self._letting_go(path, ledger_id, beside)
             if operation is None:
@@ -524,7 +520,7 @@ class WaitingNotes:
                 if not isinstance(failure.cause, ConflictError | NoNodeError | NodeExistsError):
                     raise failure.cause from failure
                 if isinstance(operation, Create) and isinstance(failure.cause, NoNodeError):
-                    await ensure(self._store, waiting_path(self._ur))  # somebody deleted it
+                    await ensure_znode(self._store, self._paths.waiting)  # somebody deleted it
 
     async def _letting_go(
         self, path: str, ledger_id: int, beside: WaitingNote | None
@@ -540,8 +536,8 @@ class WaitingNotes:
             pass
         else:
             if left is not None:
-                left = replace(left, bad_sources=left.bad_sources | note.bad_sources)
-            elif note.bad_sources:
+                left = replace(left, suspects=left.suspects | note.suspects)
+            elif note.suspects:
                 left = note.let_go()
         if left is None:
             return Delete(path=path, version=version)
@@ -551,13 +547,13 @@ class WaitingNotes:
 class WaitingNotesWriter(WaitingNotes):
     """The notes, for a worker: ``batcher``'s guards prove its session (rule S3)."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
-        super().__init__(store, ur)
+    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
+        super().__init__(store, paths)
         self._batcher = batcher
 
     async def write(self, note: WaitingNote, *, is_likely_there: bool = False) -> None:
         """In place of what stands there. ``is_likely_there``: spares a request if that is right."""
-        path, data = waiting_path(self._ur, note.ledger_id), note.to_json()
+        path, data = self._paths.waiting_note(note.ledger_id), note.to_json()
         create, change = (
             Create(path=path, data=data),
             SetData(path=path, data=data, version=ANY_VERSION),
@@ -565,12 +561,12 @@ class WaitingNotesWriter(WaitingNotes):
         first, second = (change, create) if is_likely_there else (create, change)
         if not (await self._commit(first) or await self._commit(second)):
             # By others' hands, one right after the other; or somebody deleted the directory.
-            await ensure(self._store, waiting_path(self._ur))
+            await ensure_znode(self._store, self._paths.waiting)
             await self._commit(create)
 
     async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:
         """Nothing happens to one that stands at another version."""
-        await self._commit(Delete(path=waiting_path(self._ur, ledger_id), version=version))
+        await self._commit(Delete(path=self._paths.waiting_note(ledger_id), version=version))
 
     async def _commit(self, operation: Create | SetData | Delete) -> bool:
         """False when the note was there, or gone, already, or is another: another node's hand."""

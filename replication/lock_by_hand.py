@@ -17,6 +17,7 @@ from replication import znodes
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.locks import LedgerLock
 from replication.marks import prepare_tree, read_locks
+from replication.znodes import ClusterPaths
 
 WAIT_MAX_S, PAUSE_S = 10.0, 0.25
 """How long whoever is at work on it is waited for: a worker asks bookies that hang for five
@@ -37,7 +38,7 @@ class LockedError(UnavailableError):
 async def locked(
     ledger_id: int,
     store: MetadataStore,
-    ur: str,
+    paths: ClusterPaths,
     session: Check,
     holder: str,
     *,
@@ -53,12 +54,12 @@ async def locked(
     somebody has it still, or such a grace is too long; SettingsError when the queue has a layout
     that we do not know.
     """
-    await prepare_tree(store, ur)  # no node, ours or Java's, may ever have run
-    lock = LedgerLock.of(znodes.lock_path(ur, ledger_id), session_id=store.session_id)
+    await prepare_tree(store, paths)  # no node, ours or Java's, may ever have run
+    lock = LedgerLock.of(paths.lock(ledger_id), session_id=store.session_id)
     data = znodes.lock_to_bytes(holder)
     patience = _Patience(ledger_id, clock=clock, tell=tell)
     while not await _lock(lock, data, store, session):
-        patience.show(*await _who_and_why(ledger_id, store, ur))
+        patience.show(*await _who_and_why(ledger_id, store, paths))
         await clock.sleep(PAUSE_S)
     try:
         yield lock.check
@@ -119,14 +120,14 @@ async def _lock(lock: LedgerLock, data: bytes, store: MetadataStore, session: Ch
 
 
 async def _who_and_why(
-    ledger_id: int, store: MetadataStore, ur: str
+    ledger_id: int, store: MetadataStore, paths: ClusterPaths
 ) -> tuple[str, WaitingNote | None]:
     """Who has it, for people; and what they wait for, if it is known. What was noted under an
     earlier lock is not told: it was another's, or of another try."""
-    lock = next(iter(await read_locks(store, ur, [ledger_id])), None)
+    lock = next(iter(await read_locks(store, paths, [ledger_id])), None)
     note = None
     with suppress(UnauthorizedError):
-        note = await WaitingNotes(store, ur).read(ledger_id)
+        note = await WaitingNotes(store, paths).read(ledger_id)
     if note is not None and lock is not None and note.is_older_than(lock.czxid):
         note = None
     holder = None if lock is None else lock.holder

@@ -24,7 +24,7 @@ from msgspec import Struct
 from ledgers.errors import LockLostError
 from ledgers.model import BookieId
 from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, Operation, SetData
-from replication.marks import SeenMark
+from replication.marks import VersionedMark
 
 VERSION_MAX = 4
 """Each version above 1 costs one more operation when a lock is created."""
@@ -90,7 +90,7 @@ class QueuedLedger(
     """A marked ledger, and its marks as they were read: at least one, the shared one first."""
 
     ledger_id: int
-    marks: tuple[SeenMark, ...]
+    marks: tuple[VersionedMark, ...]
     is_loss: bool = True
     """Marked in the shared tree: copies are lost. In our own alone, it is to be looked at or moved,
     or single entries lack a copy."""

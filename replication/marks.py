@@ -43,17 +43,13 @@ from ledgers.errors import (
 from ledgers.store import Check, Create, Delete, Event, MetadataStore, SetData, children_if_any
 from ledgers.tasks import gather_in_parts
 from replication import znodes
-from replication.nodes import ensure
 from replication.znodes import (
+    ClusterPaths,
     Mark,
-    nodes_path,
-    orders_path,
-    own_path,
+    MarkPaths,
+    ensure_znode,
+    ints_field,
     read_record,
-    recent_copies_path,
-    urgent_path,
-    waiting_path,
-    wholes,
 )
 
 log = structlog.get_logger()
@@ -65,7 +61,7 @@ LEDGERS_ENOUGH = 20_000
 """Once so many are listed a look is content."""
 
 
-class SeenMark(Struct, frozen=True, kw_only=True):
+class VersionedMark(Struct, frozen=True, kw_only=True):
     """A mark as it was read. ``version``, ``czxid`` and ``mzxid`` are those of its znode: adding a
     bookie to it changes the first and the last."""
 
@@ -92,12 +88,12 @@ class SeenMark(Struct, frozen=True, kw_only=True):
 
 
 class MarkTree:
-    """The marks below ``ur``: ``<root>/underreplication``, or what is ours alone below it."""
+    """The marks of one tree: the shared one, or bookmender's private one."""
 
-    def __init__(self, store: MetadataStore, ur: str) -> None:
+    def __init__(self, store: MetadataStore, paths: MarkPaths) -> None:
         self._store = store
-        self._ur = ur
-        self._root = znodes.marks_path(ur)
+        self._paths = paths
+        self._root = paths.marks
         self._listed: frozenset[int] = frozenset()
         """What the last look found, and whether that was all."""
         self._is_listed_whole = False
@@ -108,7 +104,7 @@ class MarkTree:
         self._shut_directories: set[str] = set()
         """Likewise, of directories that nobody of ours may list."""
 
-    async def look(self, rng: random.Random) -> frozenset[int]:
+    async def list_ledgers(self, rng: random.Random) -> frozenset[int]:
         """Ledgers that have a directory here, and so most likely a mark; a part of them in a large
         tree."""
         self._leftovers.clear()
@@ -140,10 +136,10 @@ class MarkTree:
         """Whether a mark of the ledger may stand here, for all that the last look told."""
         return not self._is_listed_whole or ledger_id in self._listed
 
-    async def read(self, ledger_id: int) -> SeenMark | None:
+    async def read(self, ledger_id: int) -> VersionedMark | None:
         """None also for a mark that ACLs shut away: it stays, as nobody may delete what they cannot
         read (rule S6)."""
-        path = znodes.mark_path(self._ur, ledger_id)
+        path = self._paths.mark(ledger_id)
         try:
             data, stat = await self._store.get(path)
         except NoNodeError:  # done by somebody else, or an empty directory left behind
@@ -160,17 +156,17 @@ class MarkTree:
             mark = znodes.parse_mark(data)
         except CorruptionError:  # the ledger is checked from its metadata: this is but a hint
             mark = Mark()
-        return SeenMark(
+        return VersionedMark(
             path=path, mark=mark, version=stat.version, czxid=stat.czxid, mzxid=stat.mzxid
         )
 
     async def holds(self, ledger_id: int) -> bool:
         try:
-            return await self._store.exists(znodes.mark_path(self._ur, ledger_id)) is not None
+            return await self._store.exists(self._paths.mark(ledger_id)) is not None
         except UnauthorizedError:  # as ZooKeeper 3.9.5 says of what is there
             return True
 
-    def owns(self, seen: SeenMark) -> bool:
+    def owns(self, seen: VersionedMark) -> bool:
         return seen.path.startswith(f"{self._root}/")
 
     def watch(self) -> AsyncGenerator[Event, None]:
@@ -231,7 +227,7 @@ class MarkTree:
 
 
 async def private_mark_operations(
-    store: MetadataStore, ur: str, ledger_id: int, clock: Clock
+    store: MetadataStore, paths: ClusterPaths, ledger_id: int, clock: Clock
 ) -> Sequence[Create | SetData]:
     """Return the operations that mark the ledger. They fail if the mark or its directories change
     first.
@@ -240,7 +236,7 @@ async def private_mark_operations(
     written again as it is, so that a worker that read it before, with the ledger's note, does not
     take it.
     """
-    path = znodes.mark_path(own_path(ur), ledger_id)
+    path = paths.private.mark(ledger_id)
     directory = path.rpartition("/")[0]
     with suppress(NoNodeError):
         data, stat = await store.get(path)
@@ -248,7 +244,7 @@ async def private_mark_operations(
     mark = Create(path=path, data=znodes.mark_to_bytes(Mark(ctime_ms=clock.wall_ms())))
     if await store.exists(directory) is not None:  # a crash left it behind
         return [mark]
-    await ensure(store, directory.rpartition("/")[0])
+    await ensure_znode(store, directory.rpartition("/")[0])
     return [Create(path=directory), mark]
 
 
@@ -288,14 +284,14 @@ class LockedLedger:
     czxid: int = field(default=0, compare=False)
 
 
-async def marked_ledger_ids(store: MetadataStore, ur: str) -> list[int]:
+async def marked_ledger_ids(store: MetadataStore, paths: MarkPaths) -> list[int]:
     """Ascending. Directories without a mark (left behind by a crash) are listed too."""
-    return [ledger_id async for part in marked_in_parts(store, ur) for ledger_id in part]
+    return [ledger_id async for part in marked_in_parts(store, paths) for ledger_id in part]
 
 
-async def marked_in_parts(store: MetadataStore, ur: str) -> AsyncIterator[list[int]]:
+async def marked_in_parts(store: MetadataStore, paths: MarkPaths) -> AsyncIterator[list[int]]:
     """Likewise, up to 65,536 at a time."""
-    marks = znodes.marks_path(ur)
+    marks = paths.marks
     directories = [marks]
     for _ in range(3):
         directories = [
@@ -309,23 +305,23 @@ async def marked_in_parts(store: MetadataStore, ur: str) -> AsyncIterator[list[i
 
 
 async def read_marks(
-    store: MetadataStore, ur: str, ledger_ids: Sequence[int]
+    store: MetadataStore, paths: MarkPaths, ledger_ids: Sequence[int]
 ) -> list[MarkedLedger]:
     """Those of the ledgers that are marked, in order."""
-    return await _read_each(partial(_read_mark, store, ur), ledger_ids)
+    return await _read_each(partial(_read_mark, store, paths), ledger_ids)
 
 
-async def locked_ledger_ids(store: MetadataStore, ur: str) -> set[int]:
+async def locked_ledger_ids(store: MetadataStore, paths: ClusterPaths) -> set[int]:
     """Ledgers that some worker, ours or Java's, or a bookie's garbage collector holds now."""
-    names = await children_if_any(store, znodes.locks_path(ur))
+    names = await children_if_any(store, paths.locks)
     return {i for name in names if (i := znodes.ledger_id_of_lock(name)) is not None}
 
 
 async def read_locks(
-    store: MetadataStore, ur: str, ledger_ids: Sequence[int]
+    store: MetadataStore, paths: ClusterPaths, ledger_ids: Sequence[int]
 ) -> list[LockedLedger]:
     """Those of the ledgers that are locked, in order."""
-    return await _read_each(partial(_read_lock, store, ur), ledger_ids)
+    return await _read_each(partial(_read_lock, store, paths), ledger_ids)
 
 
 async def _read_each(
@@ -336,9 +332,11 @@ async def _read_each(
     return [value for value in values if value is not None]
 
 
-async def _read_lock(store: MetadataStore, ur: str, ledger_id: int) -> LockedLedger | None:
+async def _read_lock(
+    store: MetadataStore, paths: ClusterPaths, ledger_id: int
+) -> LockedLedger | None:
     try:
-        data, stat = await store.get(znodes.lock_path(ur, ledger_id))
+        data, stat = await store.get(paths.lock(ledger_id))
     except NoNodeError:
         return None
     except UnauthorizedError:
@@ -356,9 +354,9 @@ async def _read_lock(store: MetadataStore, ur: str, ledger_id: int) -> LockedLed
     )
 
 
-async def _read_mark(store: MetadataStore, ur: str, ledger_id: int) -> MarkedLedger | None:
+async def _read_mark(store: MetadataStore, paths: MarkPaths, ledger_id: int) -> MarkedLedger | None:
     try:
-        data, stat = await store.get(znodes.mark_path(ur, ledger_id))
+        data, stat = await store.get(paths.mark(ledger_id))
     except NoNodeError:
         return None
     except UnauthorizedError as error:
@@ -370,25 +368,25 @@ async def _read_mark(store: MetadataStore, ur: str, ledger_id: int) -> MarkedLed
     return MarkedLedger(ledger_id=ledger_id, mark=mark, czxid=stat.czxid)
 
 
-async def prepare_tree(store: MetadataStore, ur: str) -> None:
+async def prepare_tree(store: MetadataStore, paths: ClusterPaths) -> None:
     """Create what is missing. Raises SettingsError when the queue has a layout that we do not
     know."""
-    await _agree_on_layout(store, ur)
+    await _agree_on_layout(store, paths)
     for path in (
-        znodes.marks_path(ur),
-        znodes.locks_path(ur),
-        znodes.election_path(ur),
-        nodes_path(ur),
-        waiting_path(ur),
-        recent_copies_path(ur),
-        orders_path(ur),
-        znodes.marks_path(own_path(ur)),
+        paths.marks,
+        paths.locks,
+        paths.election,
+        paths.nodes,
+        paths.waiting,
+        paths.recent_copies,
+        paths.orders,
+        paths.private.marks,
     ):
-        await ensure(store, path)
+        await ensure_znode(store, path)
 
 
-async def _agree_on_layout(store: MetadataStore, ur: str) -> None:
-    path = znodes.layout_path(ur)
+async def _agree_on_layout(store: MetadataStore, paths: ClusterPaths) -> None:
+    path = paths.layout
     try:
         await store.create(path, znodes.LAYOUT_DATA, with_parents=True)
     except NodeExistsError:
@@ -399,11 +397,11 @@ async def _agree_on_layout(store: MetadataStore, ur: str) -> None:
 URGENT_MAX = 1_000
 
 
-async def read_urgent(store: MetadataStore, ur: str) -> tuple[int, ...]:
+async def read_urgent(store: MetadataStore, paths: ClusterPaths) -> tuple[int, ...]:
     """Most endangered first; empty also when a later release wrote what we cannot read."""
     try:
         ledger_ids = await read_record(
-            store, urgent_path(ur), lambda note: wholes(note, "ledger_ids")
+            store, paths.urgent, lambda note: ints_field(note, "ledger_ids")
         )
     except UnauthorizedError:  # it is a hint
         return ()

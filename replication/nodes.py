@@ -14,7 +14,6 @@ differ, the leading server's counts.
 """
 
 import asyncio
-import contextlib
 import enum
 import json
 import uuid
@@ -27,7 +26,6 @@ import structlog
 from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
-    NodeExistsError,
     NoNodeError,
     SessionLostError,
     UnauthorizedError,
@@ -35,7 +33,13 @@ from ledgers.errors import (
 )
 from ledgers.store import ANY_VERSION, Check, MetadataStore, children_if_any
 from replication.transactions import Guard
-from replication.znodes import fsck_executors_path, nodes_path, parse_record, text, time_ms, whole
+from replication.znodes import (
+    ClusterPaths,
+    int_field,
+    parse_record,
+    text_field,
+    time_field,
+)
 
 log = structlog.get_logger()
 
@@ -150,11 +154,11 @@ class NodeInfo:
         """Raises CorruptionError on what no release of ours has written, or this one does not
         know."""
         return cls(
-            role=_role(text(record, "role")),
-            host=text(record, "host"),
-            pid=whole(record, "pid"),
-            bookie_id=None if record.get("bookie_id") is None else text(record, "bookie_id"),
-            started_ms=time_ms(record, "started_ms"),
+            role=_role(text_field(record, "role")),
+            host=text_field(record, "host"),
+            pid=int_field(record, "pid"),
+            bookie_id=None if record.get("bookie_id") is None else text_field(record, "bookie_id"),
+            started_ms=time_field(record, "started_ms"),
         )
 
 
@@ -179,16 +183,16 @@ class Membership:
 
     path: str
     _store: MetadataStore
-    _ur: str
+    _paths: ClusterPaths
     _info: NodeInfo
     _known: dict[str, LiveNode | None] = field(default_factory=dict)
     """By znode name; None for one that we cannot read. A node's data never changes."""
 
     @classmethod
-    async def join(cls, store: MetadataStore, ur: str, info: NodeInfo) -> "Membership":
-        path = f"{nodes_path(ur)}/{uuid.uuid4()}"
+    async def join(cls, store: MetadataStore, paths: ClusterPaths, info: NodeInfo) -> "Membership":
+        path = f"{paths.nodes}/{uuid.uuid4()}"
         await store.create(path, info.to_json(), is_ephemeral=True, with_parents=True)
-        return cls(path, store, ur, info)
+        return cls(path, store, paths, info)
 
     async def synchronise(self, clock: SharedClock) -> None:
         """Set the clock by ZooKeeper's stamp on this session's znode."""
@@ -208,7 +212,7 @@ class Membership:
         """Part of every write under a lock or as leader."""
         return Guard(check=Check(path=self.path), error=SessionLostError)
 
-    async def everybody(self) -> list[LiveNode]:
+    async def live_nodes(self) -> list[LiveNode]:
         """Every live session of ours that can be read, this one included.
 
         Raises SessionLostError when this session's own znode is gone. Somebody deleted it, and
@@ -216,19 +220,19 @@ class Membership:
         that are left would be too few to share a bookie's reads (rule S10), so the session ends and
         the next one joins again.
         """
-        nodes = await live_nodes(self._store, self._ur, self._known)
+        nodes = await live_nodes(self._store, self._paths, self._known)
         if self.uuid not in self._known:
             raise SessionLostError("the znode of this session was deleted", path=self.path)
         return nodes
 
     async def reader_count(self) -> int:
         """Likewise, of those that read from bookies."""
-        executors = await children_if_any(self._store, fsck_executors_path(self._ur))
-        return reader_count(await self.everybody(), executor_count=len(executors))
+        executors = await children_if_any(self._store, self._paths.fsck_executors)
+        return reader_count(await self.live_nodes(), executor_count=len(executors))
 
     async def worker_count(self) -> int:
         """Likewise, of workers; at least 1."""
-        return max(1, sum(node.info.role is Role.WORKER for node in await self.everybody()))
+        return max(1, sum(node.info.role is Role.WORKER for node in await self.live_nodes()))
 
 
 def reader_count(nodes: Iterable[LiveNode], *, executor_count: int) -> int:
@@ -238,17 +242,17 @@ def reader_count(nodes: Iterable[LiveNode], *, executor_count: int) -> int:
 
 
 async def live_nodes(
-    store: MetadataStore, ur: str, known: dict[str, LiveNode | None] | None = None
+    store: MetadataStore, paths: ClusterPaths, known: dict[str, LiveNode | None] | None = None
 ) -> list[LiveNode]:
     """The sessions that are registered now. ``known`` spares reading one's data twice."""
     known = {} if known is None else known
-    names = await children_if_any(store, nodes_path(ur))
+    names = await children_if_any(store, paths.nodes)
     for gone in known.keys() - set(names):
         del known[gone]
     new = [name for name in names if name not in known]
     # Side by side, so that the store can join them: N nodes that meet for the first time read N²
     # data.
-    found = await asyncio.gather(*(_live_node(store, f"{nodes_path(ur)}/{name}") for name in new))
+    found = await asyncio.gather(*(_live_node(store, f"{paths.nodes}/{name}") for name in new))
     known.update(zip(new, found, strict=True))
     return [node for name in names if (node := known[name]) is not None]
 
@@ -262,9 +266,3 @@ async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:
     except (NoNodeError, CorruptionError, UnauthorizedError):
         return None
     return LiveNode(info=info, session_id=stat.ephemeral_owner)
-
-
-async def ensure(store: MetadataStore, path: str) -> None:
-    """Create a persistent znode, and its parents, unless it is there."""
-    with contextlib.suppress(NodeExistsError):
-        await store.create(path, with_parents=True)

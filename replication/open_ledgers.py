@@ -184,10 +184,10 @@ def wiped_from_end(
     return tuple(b for b in members if b in wiped) if are_needed else ()
 
 
-def is_to_be_ended(inspection: Inspection, distrusted: Collection[BookieId] = ()) -> bool:
+def is_to_be_ended(inspection: Inspection, suspects: Collection[BookieId] = ()) -> bool:
     """Whether a recovery that was begun and never ended comes before all else: where an open
     fragment lacks copies; and where nothing is missing, if the end can be proven. Else the ledger
-    would be unmarked with its writer locked out, and nobody to close it. ``distrusted``: bookies
+    would be unmarked with its writer locked out, and nobody to close it. ``suspects``: bookies
     that are known to have lost entries.
     """
     if inspection.is_abandoned:
@@ -195,9 +195,7 @@ def is_to_be_ended(inspection: Inspection, distrusted: Collection[BookieId] = ()
     if inspection.metadata.state is not LedgerState.IN_RECOVERY:
         return False
     view, members = inspection.view, frozenset(inspection.metadata.last_segment.ensemble)
-    believed = members.difference(
-        view.initialised_after(inspection.versioned.stat.czxid), distrusted
-    )
+    believed = members.difference(view.initialised_after(inspection.versioned.stat.czxid), suspects)
     return (
         members <= view.checked  # who drains is fenced on an order alone (rule S16)
         and all(finding.verdict is Verdict.GOOD for finding in inspection.findings)
@@ -290,7 +288,7 @@ class OpenLedgers:
         versioned: VersionedMetadata,
         view: ClusterView,
         *,
-        distrusted: Collection[BookieId] = (),
+        suspects: Collection[BookieId] = (),
         accepts_loss: bool = False,
         guards: Sequence[Operation],
         before_close: BeforeClose,
@@ -299,7 +297,7 @@ class OpenLedgers:
         """Fence, find the end, close. Errors are those of ``recover_ledger``; ``beside``: as there.
 
         ``before_close``: called with the end before CLOSED is written, for what has to be on record
-        by then. ``distrusted``: bookies that are known to have lost entries. ``accepts_loss``:
+        by then. ``suspects``: bookies that are known to have lost entries. ``accepts_loss``:
         those set up anew are believed, though entries may be cut off that only they had, and
         bookies that are silent now; and the ledger may end before an entry of which there are
         damaged copies alone (``RecoveredEnd.given_up``).
@@ -319,7 +317,7 @@ class OpenLedgers:
             clock=self._clock,
             fallback=self._fallback_digest,
             young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
-            distrusted=distrusted,
+            distrusted=suspects,
             registered=view.answering,
             gives_up_damaged=accepts_loss,
             confirm=confirm,
@@ -372,7 +370,7 @@ class OpenLedgers:
             bookies=self._bookies,
             digest=digest,
             available=view.answering,
-            distrusted=view.answering,
+            suspects=view.answering,
             entry_bytes=ENTRY_BYTES_GUESS,
         )
 

@@ -3,7 +3,7 @@ pauses, tries.
 
 Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>``, ``limits``,
 ``hold``, ``checks``, ``identities`` and ``tries``, each versioned JSON. An operator gives them; the
-leader, too, orders a hold. ``order_book`` reads and writes them, and every session of ours sees
+leader, too, orders a hold. ``order_store`` reads and writes them, and every session of ours sees
 them as part of its ``ClusterView``. An order that cannot be read (a later release's, a slip of
 somebody's hand) is reported and never stops a node: it is passed over, but for limits, which stay
 as they were, and for a hold or a pause of the checks, which stand. Drains and windows stay as they
@@ -41,17 +41,16 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION, Event, EventKind, MetadataStore, Stat, children_if_any
 from ledgers.tasks import until_answered
-from replication import znodes
 from replication.znodes import (
+    ClusterPaths,
+    bool_field,
+    int_field,
     ledger_id_of_name,
-    orders_path,
+    object_field,
     parse_record,
-    part,
-    switch,
-    text,
-    texts,
-    time_ms,
-    whole,
+    text_field,
+    texts_field,
+    time_field,
 )
 
 VERSION = 1
@@ -90,8 +89,8 @@ class DrainOrder:
         """Raises CorruptionError."""
         record = _record(data)
         return cls(
-            since_ms=time_ms(record, "since_ms"),
-            may_fence=_holds(record, "may_fence") and switch(record, "may_fence"),
+            since_ms=time_field(record, "since_ms"),
+            may_fence=_holds(record, "may_fence") and bool_field(record, "may_fence"),
         )
 
 
@@ -111,9 +110,9 @@ class MaintenanceWindow:
         """Raises CorruptionError."""
         record = _record(data)
         return cls(
-            since_ms=time_ms(record, "since_ms"),
-            until_ms=time_ms(record, "until_ms"),
-            reason=text(record, "reason") if "reason" in record else "",
+            since_ms=time_field(record, "since_ms"),
+            until_ms=time_field(record, "until_ms"),
+            reason=text_field(record, "reason") if "reason" in record else "",
         )
 
 
@@ -135,13 +134,14 @@ class LimitsOrder:
         """Raises CorruptionError, also for a number that no setting would be allowed (rule S10)."""
         record = _record(data)
         numbers = {
-            key: whole(record, key, least=least, most=most)
+            key: int_field(record, key, least=least, most=most)
             for key, (least, most) in LIMIT_RANGES.items()
             if _holds(record, key)
         }
         yields = "yields_to_writers"
         return cls(
-            **numbers, yields_to_writers=switch(record, yields) if _holds(record, yields) else None
+            **numbers,
+            yields_to_writers=bool_field(record, yields) if _holds(record, yields) else None,
         )
 
 
@@ -168,12 +168,12 @@ class HoldOrder:
         """Raises CorruptionError."""
         record = _record(data)
         return cls(
-            since_ms=time_ms(record, "since_ms"),
-            until_ms=time_ms(record, "until_ms") if _holds(record, "until_ms") else None,
-            bookies=tuple(BookieId(each) for each in texts(record, "bookies")),
-            reason=text(record, "reason") if _holds(record, "reason") else "",
-            is_by_operator=switch(record, "is_by_operator"),
-            is_released=switch(record, "is_released"),
+            since_ms=time_field(record, "since_ms"),
+            until_ms=time_field(record, "until_ms") if _holds(record, "until_ms") else None,
+            bookies=tuple(BookieId(each) for each in texts_field(record, "bookies")),
+            reason=text_field(record, "reason") if _holds(record, "reason") else "",
+            is_by_operator=bool_field(record, "is_by_operator"),
+            is_released=bool_field(record, "is_released"),
         )
 
     @classmethod
@@ -197,7 +197,7 @@ class ChecksOrder:
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Raises CorruptionError."""
-        return cls(since_ms=time_ms(_record(data), "since_ms"))
+        return cls(since_ms=time_field(_record(data), "since_ms"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +213,8 @@ class TriesOrder:
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Raises CorruptionError."""
-        told = part(_record(data), "ledgers")
-        ordered_ms = {ledger_id_of_name(name): time_ms(told, name) for name in told}
+        told = object_field(_record(data), "ledgers")
+        ordered_ms = {ledger_id_of_name(name): time_field(told, name) for name in told}
         return cls(ordered_ms={i: ms for i, ms in ordered_ms.items() if i is not None})
 
     def with_ledger(self, ledger_id: int, *, now_ms: int) -> Self:
@@ -247,10 +247,10 @@ class IdentitiesOrder:
     def parse(cls, data: bytes) -> Self:
         """Raises CorruptionError."""
         record = _record(data)
-        cookies = part(record, "cookies")
+        cookies = object_field(record, "cookies")
         return cls(
-            since_ms=time_ms(record, "since_ms"),
-            cookies={BookieId(bookie): whole(cookies, bookie) for bookie in cookies},
+            since_ms=time_field(record, "since_ms"),
+            cookies={BookieId(bookie): int_field(cookies, bookie) for bookie in cookies},
         )
 
 
@@ -326,7 +326,7 @@ T = TypeVar("T", bound=Order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place(Generic[T]):
+class OrderZnode(Generic[T]):
     """The znode of one order, and how its bytes are read.
 
     ``in_doubt``: gives what is kept to where they cannot be read; None: nothing is.
@@ -337,52 +337,44 @@ class Place(Generic[T]):
     in_doubt: Callable[[Stat], T] | None = None
 
 
-def drain_place(ur: str, bookie: BookieId) -> Place[DrainOrder]:
-    return Place(path=f"{draining_path(ur)}/{bookie}", parse=DrainOrder.parse)
+def drain_znode(paths: ClusterPaths, bookie: BookieId) -> OrderZnode[DrainOrder]:
+    return OrderZnode(path=f"{paths.draining_orders}/{bookie}", parse=DrainOrder.parse)
 
 
-def maintenance_place(ur: str, bookie: BookieId) -> Place[MaintenanceWindow]:
-    return Place(path=f"{maintenance_path(ur)}/{bookie}", parse=MaintenanceWindow.parse)
+def maintenance_znode(paths: ClusterPaths, bookie: BookieId) -> OrderZnode[MaintenanceWindow]:
+    return OrderZnode(path=f"{paths.maintenance_orders}/{bookie}", parse=MaintenanceWindow.parse)
 
 
-def limits_place(ur: str) -> Place[LimitsOrder]:
-    return Place(path=f"{orders_path(ur)}/limits", parse=LimitsOrder.parse)
+def limits_znode(paths: ClusterPaths) -> OrderZnode[LimitsOrder]:
+    return OrderZnode(path=f"{paths.orders}/limits", parse=LimitsOrder.parse)
 
 
-def hold_place(ur: str) -> Place[HoldOrder]:
-    return Place(
-        path=f"{orders_path(ur)}/hold",
+def hold_znode(paths: ClusterPaths) -> OrderZnode[HoldOrder]:
+    return OrderZnode(
+        path=f"{paths.orders}/hold",
         parse=HoldOrder.parse,
         in_doubt=lambda stat: HoldOrder.unreadable(since_ms=stat.mtime_ms),
     )
 
 
-def checks_place(ur: str) -> Place[ChecksOrder]:
-    return Place(
-        path=f"{orders_path(ur)}/checks",
+def checks_znode(paths: ClusterPaths) -> OrderZnode[ChecksOrder]:
+    return OrderZnode(
+        path=f"{paths.orders}/checks",
         parse=ChecksOrder.parse,
         in_doubt=lambda stat: ChecksOrder(since_ms=stat.mtime_ms),
     )
 
 
-def tries_place(ur: str) -> Place[TriesOrder]:
-    return Place(path=f"{orders_path(ur)}/tries", parse=TriesOrder.parse)
+def tries_znode(paths: ClusterPaths) -> OrderZnode[TriesOrder]:
+    return OrderZnode(path=f"{paths.orders}/tries", parse=TriesOrder.parse)
 
 
-def identities_place(ur: str) -> Place[IdentitiesOrder]:
-    return Place(path=f"{orders_path(ur)}/identities", parse=IdentitiesOrder.parse)
-
-
-def draining_path(ur: str) -> str:
-    return f"{orders_path(ur)}/draining"
-
-
-def maintenance_path(ur: str) -> str:
-    return f"{orders_path(ur)}/maintenance"
+def identities_znode(paths: ClusterPaths) -> OrderZnode[IdentitiesOrder]:
+    return OrderZnode(path=f"{paths.orders}/identities", parse=IdentitiesOrder.parse)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredOrder(Generic[T]):
+class VersionedOrder(Generic[T]):
     """An order as it stands. ``version``: its znode's, any where ACLs shut that away.
 
     ``order``: where this release cannot read it, what is kept to instead; None: nothing is.
@@ -393,11 +385,11 @@ class StoredOrder(Generic[T]):
     is_readable: bool = True
 
 
-class OrderBook:
+class OrderStore:
     """One session's access to the orders."""
 
-    def __init__(self, store: MetadataStore, ur: str) -> None:
-        self._store, self._ur = store, ur
+    def __init__(self, store: MetadataStore, paths: ClusterPaths) -> None:
+        self._store, self._paths = store, paths
         self._reported: dict[str, int] = {}
         """By path, the last write (mzxid) of an order that was said to be unreadable."""
         self._last = Orders()
@@ -412,23 +404,23 @@ class OrderBook:
         drain or window.
         """
         unreadable: list[str] = []
-        identities_read = self._readable(identities_place(self._ur), unreadable)
+        identities_read = self._readable(identities_znode(self._paths), unreadable)
         (draining, maintenance, limits, hold, checks, tries), identities = await asyncio.gather(
             asyncio.gather(
-                self._each(draining_path(self._ur), drain_place, unreadable),
-                self._each(maintenance_path(self._ur), maintenance_place, unreadable),
-                self._readable(limits_place(self._ur), unreadable),
-                self._readable(hold_place(self._ur), unreadable),
-                self._readable(checks_place(self._ur), unreadable),
-                self._readable(tries_place(self._ur), unreadable),
+                self._each(self._paths.draining_orders, drain_znode, unreadable),
+                self._each(self._paths.maintenance_orders, maintenance_znode, unreadable),
+                self._readable(limits_znode(self._paths), unreadable),
+                self._readable(hold_znode(self._paths), unreadable),
+                self._readable(checks_znode(self._paths), unreadable),
+                self._readable(tries_znode(self._paths), unreadable),
             ),
             identities_read,
         )
-        if limits_place(self._ur).path in unreadable:
+        if limits_znode(self._paths).path in unreadable:
             limits = self._last.limits
-        if draining_path(self._ur) in unreadable:
+        if self._paths.draining_orders in unreadable:
             draining = dict(self._last.draining)
-        if maintenance_path(self._ur) in unreadable:
+        if self._paths.maintenance_orders in unreadable:
             maintenance = dict(self._last.maintenance)
         self._last = Orders(
             draining=draining,
@@ -447,44 +439,44 @@ class OrderBook:
 
         What happens while nobody asks for the next one makes a single one together, or two.
         """
-        return self._store.watch(orders_path(self._ur), is_recursive=True, events_max=1)
+        return self._store.watch(self._paths.orders, is_recursive=True, events_max=1)
 
-    async def stored(self, place: Place[T]) -> StoredOrder[T] | None:
+    async def stored(self, znode: OrderZnode[T]) -> VersionedOrder[T] | None:
         """None when there is no such order."""
         try:
-            data, stat = await self._store.get(place.path)
+            data, stat = await self._store.get(znode.path)
         except NoNodeError:
             return None
         except UnauthorizedError as error:
-            there = await self._stat_if_allowed(place.path)
-            return None if there is None else self._unreadable(place, there, error)
+            there = await self._stat_if_allowed(znode.path)
+            return None if there is None else self._unreadable(znode, there, error)
         try:
-            return StoredOrder(order=place.parse(data), version=stat.version)
+            return VersionedOrder(order=znode.parse(data), version=stat.version)
         except CorruptionError as error:
-            return self._unreadable(place, stat, error)
+            return self._unreadable(znode, stat, error)
 
-    async def give(self, place: Place[T], order: T, *, over: StoredOrder[T] | None) -> None:
+    async def give(self, znode: OrderZnode[T], order: T, *, over: VersionedOrder[T] | None) -> None:
         """Write it in the place of ``over``, what stood there when the decision was made.
 
         Raises ConflictError: somebody else was quicker.
         """
         try:
             if over is None:
-                await self._store.create(place.path, order.to_json(), with_parents=True)
+                await self._store.create(znode.path, order.to_json(), with_parents=True)
             else:
-                await self._store.set(place.path, order.to_json(), version=over.version)
+                await self._store.set(znode.path, order.to_json(), version=over.version)
         except (NodeExistsError, NoNodeError, ConflictError) as error:
-            raise ConflictError("somebody else has just changed it", order=place.path) from error
+            raise ConflictError("somebody else has just changed it", order=znode.path) from error
 
-    async def withdraw(self, place: Place[T], *, over: StoredOrder[T]) -> None:
+    async def withdraw(self, znode: OrderZnode[T], *, over: VersionedOrder[T]) -> None:
         """Delete it; one that is gone already is success. Raises ConflictError."""
         with suppress(NoNodeError):
-            await self._store.delete(place.path, version=over.version)
+            await self._store.delete(znode.path, version=over.version)
 
     async def _each(
         self,
         parent: str,
-        place_of: Callable[[str, BookieId], Place[T]],
+        znode_of: Callable[[ClusterPaths, BookieId], OrderZnode[T]],
         unreadable: list[str],
     ) -> dict[BookieId, T]:
         """By bookie. Where they cannot be listed ``parent`` is added to ``unreadable``."""
@@ -496,17 +488,17 @@ class OrderBook:
             return {}
         bookies = [BookieId(name) for name in names]
         found = await asyncio.gather(
-            *(self._readable(place_of(self._ur, bookie), unreadable) for bookie in bookies)
+            *(self._readable(znode_of(self._paths, bookie), unreadable) for bookie in bookies)
         )
         return {b: order for b, order in zip(bookies, found, strict=True) if order is not None}
 
-    async def _readable(self, place: Place[T], unreadable: list[str]) -> T | None:
+    async def _readable(self, znode: OrderZnode[T], unreadable: list[str]) -> T | None:
         """What is kept to, if anything. One that cannot be read is added to ``unreadable``."""
-        stored = await self.stored(place)
+        stored = await self.stored(znode)
         if stored is None:
             return None
         if not stored.is_readable:
-            unreadable.append(place.path)
+            unreadable.append(znode.path)
         return stored.order
 
     async def _stat_if_allowed(self, path: str) -> Stat | None:
@@ -517,10 +509,12 @@ class OrderBook:
         except UnauthorizedError:
             return Stat(version=ANY_VERSION)
 
-    def _unreadable(self, place: Place[T], stat: Stat, error: BookmenderError) -> StoredOrder[T]:
-        self._report(place.path, stat.mzxid, error)
-        order = None if place.in_doubt is None else place.in_doubt(stat)
-        return StoredOrder(order=order, version=stat.version, is_readable=False)
+    def _unreadable(
+        self, znode: OrderZnode[T], stat: Stat, error: BookmenderError
+    ) -> VersionedOrder[T]:
+        self._report(znode.path, stat.mzxid, error)
+        order = None if znode.in_doubt is None else znode.in_doubt(stat)
+        return VersionedOrder(order=order, version=stat.version, is_readable=False)
 
     def _report(self, path: str, mzxid: int, error: BookmenderError) -> None:
         if self._reported.get(path) != mzxid:  # once, not at each reading
@@ -531,12 +525,12 @@ class OrderBook:
 class DisableSwitch:
     """What one session knows of it: with many nodes it is not to be asked for at each look."""
 
-    def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, paths: ClusterPaths, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._path = znodes.disable_path(ur)
+        self._path = paths.disable
         self._is_watched = False
-        self.may_take = True
+        self.may_lease = True
         """Whether the switch was off when it was last read, and no attempt to read it has failed
         since. While it is False no lock is asked for, not even by a take that was begun before and
         whose turn comes only now."""
@@ -545,10 +539,10 @@ class DisableSwitch:
         """Read only while nothing tells of its changes (``watch``). Raises UnavailableError."""
         if not self._is_watched:
             await self._read()
-        return not self.may_take
+        return not self.may_lease
 
     async def watch(self) -> AsyncGenerator[None, None]:
-        """Keep ``may_take`` as the switch says; tells of each time it was read. Ends with the
+        """Keep ``may_lease`` as the switch says; tells of each time it was read. Ends with the
         session."""
         async with aclosing(self._store.watch(self._path)) as events:
             try:
@@ -556,7 +550,7 @@ class DisableSwitch:
                     if event.kind is EventKind.RESET:  # what we know may be old until it is read
                         self._is_watched = False
                     if event.kind is EventKind.CREATED:  # locks could be asked for while it is read
-                        self.may_take = False
+                        self.may_lease = False
                     await until_answered(
                         self._read, event="disable_switch.unread", clock=self._clock
                     )
@@ -569,12 +563,12 @@ class DisableSwitch:
         """One that cannot be read may be on: nothing is begun before it is known to be off (rule
         S8). One that ACLs shut away is there."""
         try:
-            self.may_take = await self._store.exists(self._path) is None
+            self.may_lease = await self._store.exists(self._path) is None
         except UnauthorizedError as error:
-            self.may_take = False
+            self.may_lease = False
             log.warning("disable_switch.access_denied", path=self._path, error=str(error))
         except (UnavailableError, SessionLostError):
-            self.may_take = self._is_watched = False
+            self.may_lease = self._is_watched = False
             raise
 
 

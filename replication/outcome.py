@@ -24,7 +24,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
     ``sighting``: given with the grace reasons, to come back with. ``retry_at_ms``: wall-clock, when
     what is in the way will be over; None where nobody knows. ``besides``: what else is in the way.
-    ``bad_sources``: bookies whose copies turned out bad, so that the next try has to read them
+    ``suspects``: bookies whose copies turned out bad, so that the next try has to read them
     whole.
     """
 
@@ -36,7 +36,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     besides: frozenset[Reason] = frozenset()
     entry_count: int = 0
     entry_bytes: int = 0
-    bad_sources: frozenset[BookieId] = frozenset()
+    suspects: frozenset[BookieId] = frozenset()
 
 
 DONE = Outcome(kind=OutcomeKind.DONE)

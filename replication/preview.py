@@ -60,20 +60,20 @@ class Previewer:
         self._inspector, self._target_selector, self._view = inspector, target_selector, view
         self._moves_misplaced = moves_misplaced
 
-    async def preview(self, ledger_id: int, *, distrusted: Collection[BookieId] = ()) -> Preview:
-        """``distrusted``: bookies to be asked for every entry, as a worker asks those that a check
+    async def preview(self, ledger_id: int, *, suspects: Collection[BookieId] = ()) -> Preview:
+        """``suspects``: bookies to be asked for every entry, as a worker asks those that a check
         or fsck found bad.
 
         Raises UnavailableError when ZooKeeper does not answer.
         """
-        match await self._inspector.inspect(ledger_id, self._view, distrusted=distrusted):
+        match await self._inspector.inspect(ledger_id, self._view, suspects=suspects):
             case None:
                 return Preview(ledger_id=ledger_id, plan=Plan(), is_gone=True)
             case Blocked() as blocked:
                 plan = Plan(blocked=(blocked,))
             case RecoveryRequired() as found:
-                plan = await self._plan_open(found, distrusted)
-            case Inspection() as inspection if is_to_be_ended(inspection, distrusted):
+                plan = await self._plan_open(found, suspects)
+            case Inspection() as inspection if is_to_be_ended(inspection, suspects):
                 waits = held_back(self._view.orders) or _until_recovered(inspection)
                 plan = Plan(blocked=(waits,))
             case Inspection() as inspection:
@@ -87,9 +87,9 @@ class Previewer:
                 )
         return Preview(ledger_id=ledger_id, plan=plan)
 
-    async def _plan_open(self, found: RecoveryRequired, distrusted: Collection[BookieId]) -> Plan:
+    async def _plan_open(self, found: RecoveryRequired, suspects: Collection[BookieId]) -> Plan:
         """What is closed of it is repaired at once, the rest waits."""
-        closed_part = await self._inspector.inspect_closed_part(found, distrusted=distrusted)
+        closed_part = await self._inspector.inspect_closed_part(found, suspects=suspects)
         plan = Plan()
         if closed_part is not None:
             plan = plan_repair(

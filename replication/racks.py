@@ -35,7 +35,7 @@ from ledgers.store import MetadataStore
 from ledgers.tasks import Changing
 from replication.cluster import ClusterView, ViewSource
 from replication.transactions import Batcher
-from replication.znodes import as_text, part, racks_path, read_record
+from replication.znodes import ClusterPaths, as_text, object_field, read_record
 
 log = structlog.get_logger()
 
@@ -205,17 +205,19 @@ class RackKeeper(Changing):
             known = available
 
 
-async def remembered_racks(store: MetadataStore, ur: str) -> dict[BookieId, str]:
+async def remembered_racks(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, str]:
     """Nothing where nothing is stored, or nothing that this release can read, or may."""
     try:
-        return await read_record(store, racks_path(ur), _racks) or {}
+        return await read_record(store, paths.racks, _racks) or {}
     except UnauthorizedError as error:
         log.warning("racks.access_denied", error=str(error))
         return {}
 
 
 def _racks(record: Mapping[str, Any]) -> dict[BookieId, str]:
-    told = {b: clean_rack(as_text(rack, "rack")) for b, rack in part(record, "racks").items()}
+    told = {
+        b: clean_rack(as_text(rack, "rack")) for b, rack in object_field(record, "racks").items()
+    }
     return {BookieId(bookie): rack for bookie, rack in told.items() if rack is not None}
 
 
@@ -227,7 +229,7 @@ class RackMemory:
         *,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         racks: Racks,
         rack_keeper: RackKeeper,
         views: ViewSource,
@@ -235,7 +237,7 @@ class RackMemory:
     ) -> None:
         self._store = store
         self._batcher = batcher
-        self._ur = ur
+        self._paths = paths
         self._racks = racks
         self._rack_keeper = rack_keeper
         self._views = views
@@ -264,6 +266,6 @@ class RackMemory:
         view = self._views.current
         there_are = view.available | view.cookies.keys()
         racks = {b: rack for b, rack in self._racks.known.items() if b in there_are}
-        if racks != await remembered_racks(self._store, self._ur):
+        if racks != await remembered_racks(self._store, self._paths):
             record = {"version": 1, "racks": dict(sorted(racks.items()))}
-            await self._batcher.put(racks_path(self._ur), json.dumps(record).encode())
+            await self._batcher.put(self._paths.racks, json.dumps(record).encode())

@@ -36,9 +36,8 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import Check, Create, MetadataStore, MultiFailed
 from replication.locks import guarded_multi
-from replication.nodes import ensure
 from replication.transactions import Batcher
-from replication.znodes import ACL_HINT, part, recent_copies_path, wholes
+from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode, ints_field, object_field
 
 log = structlog.get_logger()
 
@@ -68,10 +67,10 @@ class RecentCopies:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         """Raises CorruptionError."""
-        by_target = part(record, "ledgers_by_target")
+        by_target = object_field(record, "ledgers_by_target")
         targets: dict[int, set[BookieId]] = {}
         for target in by_target:
-            for ledger_id in wholes(by_target, target):
+            for ledger_id in ints_field(by_target, target):
                 targets.setdefault(ledger_id, set()).add(BookieId(target))
         if not targets:
             raise CorruptionError("a record of copies that names no ledger")
@@ -125,13 +124,13 @@ class CopyRecorder:
         self,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         *,
         session: str,
         is_enabled: bool = True,
     ) -> None:
         self._store, self._batcher = store, batcher
-        self._directory = recent_copies_path(ur)
+        self._directory = paths.recent_copies
         self._session = session
         self.on_ended: Callable[[CopiesToRead], None] = lambda ended: None
         self._is_enabled = is_enabled
@@ -203,13 +202,13 @@ class CopyRecorder:
         try:
             await self._batcher.apply(create)
         except NoNodeError:  # the first record that there is, or the directory was deleted by hand
-            await ensure(self._store, self._directory)
+            await ensure_znode(self._store, self._directory)
             await self._batcher.apply(create)
 
 
 async def record_by_hand(
     store: MetadataStore,
-    ur: str,
+    paths: ClusterPaths,
     *,
     ledger_id: int,
     targets: Collection[BookieId],
@@ -223,8 +222,8 @@ async def record_by_hand(
     LockLostError, UnavailableError, and RejectedError where ZooKeeper refuses the record.
     """
     copies = RecentCopies(targets={ledger_id: frozenset(targets)})
-    path = f"{recent_copies_path(ur)}/{session.path.rpartition('/')[2]}.{ledger_id}"
-    await ensure(store, recent_copies_path(ur))
+    path = f"{paths.recent_copies}/{session.path.rpartition('/')[2]}.{ledger_id}"
+    await ensure_znode(store, paths.recent_copies)
     try:
         await guarded_multi(
             store, guards, [Create(path=path, data=copies.to_json())], ledger_id=ledger_id

@@ -39,7 +39,7 @@ from ledgers.quorum import RecoveredEnd
 from ledgers.store import Check, OperationResult, SetData, Stat
 from replication.cluster import ClusterView, ViewSource
 from replication.commit import CopyResults
-from replication.copier import BadSources, Copier, Memory
+from replication.copier import Copier, RememberedSuspects, RepairProgress
 from replication.copy_checks import NOTHING_ASKED, ReadPlan
 from replication.inspection import Inspection, Inspector, RecoveryRequired
 from replication.locks import LedgerLease
@@ -106,7 +106,7 @@ class Repairer:
         self._clock = clock
         self._moves_misplaced = moves_misplaced
         self._on_written = on_written
-        self._bad_sources = BadSources()
+        self._remembered = RememberedSuspects()
 
     async def repair(
         self,
@@ -114,40 +114,46 @@ class Repairer:
         sighting: WriterSighting | None = None,
         *,
         slots: Slots | None = None,
-        bad_sources: Collection[BookieId] = (),
+        suspects: Collection[BookieId] = (),
     ) -> Outcome:
         """Repair the ledger until it is done or blocked.
 
         ``sighting``: from an earlier outcome, after its grace is over. ``slots``: the caller holds
-        one slot, which is lent to other ledgers while a bookie is slow. ``bad_sources``: bookies
+        one slot, which is lent to other ledgers while a bookie is slow. ``suspects``: bookies
         with bad copies, as an earlier outcome of any node reported them. Raises SessionLostError
         and LockLostError (the lock is gone), and UnavailableError if ZooKeeper does not answer.
         """
-        memory = Memory(
-            distrusted=await self._distrusted(lease),
-            bad_sources={*bad_sources, *self._bad_sources.pop(lease.ledger_id)},
+        progress = RepairProgress(
+            found_bad=await self._found_bad(lease),
+            suspects={*suspects, *self._remembered.pop(lease.ledger_id)},
             copies=self._recorder.of_repair(lease.ledger_id),
         )
         outcome = None
         try:
-            memory.may_split = self._clock.wall_ms() - lease.queued.since_ms >= SPLIT_AFTER_S * 1000
-            outcome = await self._go_through_rounds(lease, sighting, memory, slots or Slots(1))
+            progress.may_split = (
+                self._clock.wall_ms() - lease.queued.since_ms >= SPLIT_AFTER_S * 1000
+            )
+            outcome = await self._go_through_rounds(lease, sighting, progress, slots or Slots(1))
         finally:
-            memory.copies.end()
+            progress.copies.end()
             if outcome is None or outcome.kind is not OutcomeKind.DONE:
-                self._bad_sources.remember(lease.ledger_id, memory.bad_sources)
-        return replace(outcome, bad_sources=frozenset(memory.bad_sources))
+                self._remembered.remember(lease.ledger_id, progress.suspects)
+        return replace(outcome, suspects=frozenset(progress.suspects))
 
-    def found_bad(self, ledger_id: int) -> frozenset[BookieId]:
+    def suspects(self, ledger_id: int) -> frozenset[BookieId]:
         """Return the bookies whose copies the last attempt found bad, if the ledger is not done."""
-        return self._bad_sources.of(ledger_id)
+        return self._remembered.of(ledger_id)
 
     async def _go_through_rounds(
-        self, lease: LedgerLease, sighting: WriterSighting | None, memory: Memory, slots: Slots
+        self,
+        lease: LedgerLease,
+        sighting: WriterSighting | None,
+        progress: RepairProgress,
+        slots: Slots,
     ) -> Outcome:
         for _ in range(ROUNDS_MAX):
             try:
-                outcome = await self._round(lease, sighting, memory, slots)
+                outcome = await self._round(lease, sighting, progress, slots)
             except JournalError as error:
                 return waiting(Blocked(reason=Reason.JOURNAL, detail=str(error)))
             except (ConflictError, NoNodeError):  # the metadata changed or is gone: read again
@@ -155,18 +161,18 @@ class Repairer:
             except (QuotaError, RejectedError) as error:  # ZooKeeper would refuse the write again
                 return waiting(Blocked(reason=Reason.WRITE_REFUSED, detail=str(error)))
             except UnknownOutcomeError:
-                if await self._queue.is_finished(lease):
+                if await self._queue.is_completed(lease):
                     outcome = DONE
                 else:
                     continue
             if outcome is not None:
                 return replace(
-                    outcome, entry_count=memory.entry_count, entry_bytes=memory.entry_bytes
+                    outcome, entry_count=progress.entry_count, entry_bytes=progress.entry_bytes
                 )
         detail = f"no success in {ROUNDS_MAX} rounds: its metadata or its bookies keep changing"
         return waiting(Blocked(reason=Reason.CONFLICTS, detail=detail))
 
-    async def _distrusted(self, lease: LedgerLease) -> frozenset[BookieId]:
+    async def _found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
         """Return the named bookies whose copies must all be read. Absent bookies are not among
         them: they count as missing."""
         if self._views.current.available.isdisjoint(lease.queued.replicas):
@@ -179,7 +185,11 @@ class Repairer:
         return found_bad | (missed & view.available)
 
     async def _round(
-        self, lease: LedgerLease, sighting: WriterSighting | None, memory: Memory, slots: Slots
+        self,
+        lease: LedgerLease,
+        sighting: WriterSighting | None,
+        progress: RepairProgress,
+        slots: Slots,
     ) -> Outcome | None:
         """Run one round. Returns None if another round is needed."""
         view = self._views.current
@@ -190,32 +200,34 @@ class Repairer:
                 return await self._finish(lease)
             case Blocked() as blocked:
                 return waiting(blocked)
-        if not memory.has_presumed:
-            memory.has_presumed = True
-            if results := await self._repair_optimistically(lease, versioned, view, memory, slots):
-                return await self._write(lease, results, memory)
+        if not progress.has_presumed:
+            progress.has_presumed = True
+            if results := await self._repair_optimistically(
+                lease, versioned, view, progress, slots
+            ):
+                return await self._write(lease, results, progress)
         async with slots.lent_after(PATIENCE_S):
             found = await self._inspector.inspect_metadata(
-                versioned, view, distrusted=memory.to_read_whole
+                versioned, view, suspects=progress.all_suspects
             )
         match found:
             case Blocked() as blocked:
                 return waiting(blocked)
             case RecoveryRequired() as open_end:
                 if sighting is None and await self._repair_closed_part(
-                    lease, open_end, memory, slots
+                    lease, open_end, progress, slots
                 ):
                     return None
-                return await self._settle(lease, open_end, sighting, memory, slots)
+                return await self._settle(lease, open_end, sighting, progress, slots)
             case Inspection() as inspection:
-                return await self._repair_once(lease, inspection, memory, slots)
+                return await self._repair_once(lease, inspection, progress, slots)
 
     async def _repair_optimistically(
         self,
         lease: LedgerLease,
         versioned: VersionedMetadata,
         view: ClusterView,
-        memory: Memory,
+        progress: RepairProgress,
         slots: Slots,
     ) -> CopyResults | None:
         """Copy the entries that a small ledger lost with its bookies, and check all its other
@@ -226,26 +238,28 @@ class Repairer:
         first.
         """
         presumed = self._inspector.inspect_optimistically(
-            versioned, view, distrusted=memory.to_read_whole
+            versioned, view, suspects=progress.all_suspects
         )
         if presumed is None:
             return None
         inspection = presumed.inspection
-        plan = plan_repair(inspection, self._copier.targets(inspection, memory))
+        plan = plan_repair(inspection, self._copier.targets(inspection, progress))
         if plan.blocked or not plan.repairs or self._write_refusal(versioned, plan):
             return None
-        results = await self._carry_out(plan, inspection, memory, slots, asked=presumed.asked)
+        results = await self._carry_out(plan, inspection, progress, slots, asked=presumed.asked)
         return results if results.outcomes[0].gave_all_asked else None
 
     async def _repair_once(
-        self, lease: LedgerLease, inspection: Inspection, memory: Memory, slots: Slots
+        self, lease: LedgerLease, inspection: Inspection, progress: RepairProgress, slots: Slots
     ) -> Outcome | None:
         """Plan, copy and write. Returns None if another round is needed."""
-        if is_to_be_ended(inspection, memory.distrusted):
-            return await self._recover(lease, inspection.versioned, inspection.view, memory, slots)
+        if is_to_be_ended(inspection, progress.found_bad):
+            return await self._recover(
+                lease, inspection.versioned, inspection.view, progress, slots
+            )
         plan = plan_repair(
             inspection,
-            self._copier.targets(inspection, memory),
+            self._copier.targets(inspection, progress),
             # A mark that names bookies is about their entries, not about placement.
             moves_misplaced=self._moves_misplaced and not lease.queued.replicas,
         )
@@ -267,11 +281,11 @@ class Repairer:
         if refused := self._write_refusal(inspection.versioned, plan):
             return waiting(refused)
         return await self._write(
-            lease, await self._carry_out(plan, inspection, memory, slots), memory
+            lease, await self._carry_out(plan, inspection, progress, slots), progress
         )
 
     async def _repair_closed_part(
-        self, lease: LedgerLease, found: RecoveryRequired, memory: Memory, slots: Slots
+        self, lease: LedgerLease, found: RecoveryRequired, progress: RepairProgress, slots: Slots
     ) -> bool:
         """Repair the closed fragments during the grace of the open one. Returns True if metadata
         changed.
@@ -280,17 +294,17 @@ class Repairer:
         """
         async with slots.lent_after(PATIENCE_S):
             inspection = await self._inspector.inspect_closed_part(
-                found, distrusted=memory.to_read_whole
+                found, suspects=progress.all_suspects
             )
         if inspection is None:
             return False
-        plan = plan_repair(inspection, self._copier.targets(inspection, memory))
+        plan = plan_repair(inspection, self._copier.targets(inspection, progress))
         if not plan.repairs or self._write_refusal(inspection.versioned, plan):
             return False
-        results = await self._carry_out(plan, inspection, memory, slots)
+        results = await self._carry_out(plan, inspection, progress, slots)
         if results.metadata == inspection.metadata:
             return False
-        if not await self._confirm_targets(results, memory):
+        if not await self._confirm_targets(results, progress):
             return True
         write = await self._rewrite(results)
         self._tell_written(results, write, await self._queue.write(lease, [write]))
@@ -314,30 +328,30 @@ class Repairer:
         self,
         plan: Plan,
         inspection: Inspection,
-        memory: Memory,
+        progress: RepairProgress,
         slots: Slots,
         *,
         asked: ReadPlan = NOTHING_ASKED,
     ) -> CopyResults:
         byte_count = sum(repair.byte_count for repair in plan.repairs)
         # The record is written while the copies are made, so that no repair waits for it.
-        memory.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
+        progress.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
         async with slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
-            outcomes = await self._copier.copy_all(plan, inspection, memory, asked=asked)
-        bad_sources = frozenset().union(*(outcome.bad_sources for outcome in outcomes))
-        bad_sources -= memory.to_read_whole  # the plan knew of these
-        memory.bad_sources |= bad_sources
+            outcomes = await self._copier.copy_all(plan, inspection, progress, asked=asked)
+        suspects = frozenset().union(*(outcome.suspects for outcome in outcomes))
+        suspects -= progress.all_suspects  # the plan knew of these
+        progress.suspects |= suspects
         return CopyResults(
             inspection=inspection,
             plan=plan,
             outcomes=outcomes,
             # A target that registered again may have lost what it acknowledged (rule S3).
             is_unchanged=lambda bookie: self._is_unchanged([bookie], inspection.view),
-            has_bad_sources=bool(bad_sources),
-            may_split=memory.may_split,
+            has_bad_sources=bool(suspects),
+            may_split=progress.may_split,
         )
 
-    async def _confirm_targets(self, results: CopyResults, memory: Memory) -> bool:
+    async def _confirm_targets(self, results: CopyResults, progress: RepairProgress) -> bool:
         """Check, right before the metadata names new bookies, that their copies are safe (rules S3,
         S6).
 
@@ -353,7 +367,7 @@ class Repairer:
 
         Returns False if another round is needed. Raises UnavailableError.
         """
-        await memory.copies.wait_recorded()
+        await progress.copies.wait_recorded()
         return await self._views.are_as_in(results.inspection.view, results.new_targets)
 
     def _member_checks(self, lease: LedgerLease, inspection: Inspection) -> list[Check]:
@@ -373,7 +387,7 @@ class Repairer:
         return self._views.checks_of(inspection.view, named)
 
     async def _finish(self, lease: LedgerLease, checks: Sequence[Check] = ()) -> Outcome:
-        return DONE if await self._queue.finish(lease, checks) else MARKED_AGAIN
+        return DONE if await self._queue.complete(lease, checks) else MARKED_AGAIN
 
     def _is_unchanged(self, bookies: Iterable[BookieId], view: ClusterView) -> bool:
         """Return True if none of the bookies registered, disappeared or began to drain since the
@@ -396,7 +410,7 @@ class Repairer:
         lease: LedgerLease,
         found: RecoveryRequired,
         sighting: WriterSighting | None,
-        memory: Memory,
+        progress: RepairProgress,
         slots: Slots,
     ) -> Outcome | None:
         """An open fragment misses a bookie: leave the ledger to its writer, or recover it after the
@@ -407,14 +421,14 @@ class Repairer:
             grace = await self._open_ledgers.judge(found, sighting)
         if grace is not None:
             return waiting(Blocked(reason=grace.reason, detail=grace.detail), grace)
-        return await self._recover(lease, found.versioned, found.view, memory, slots)
+        return await self._recover(lease, found.versioned, found.view, progress, slots)
 
     async def _recover(
         self,
         lease: LedgerLease,
         versioned: VersionedMetadata,
         view: ClusterView,
-        memory: Memory,
+        progress: RepairProgress,
         slots: Slots,
     ) -> Outcome | None:
         """Recover and close the ledger. The next round repairs it."""
@@ -422,15 +436,15 @@ class Repairer:
             return waiting(leased)
 
         async def record_targets(end: RecoveredEnd) -> None:
-            memory.copies.add(end.new_members)
-            await memory.copies.wait_recorded()
+            progress.copies.add(end.new_members)
+            await progress.copies.wait_recorded()
 
         try:
             async with slots.lent_after(PATIENCE_S):
                 await self._open_ledgers.recover(
                     versioned,
                     view,
-                    distrusted=memory.distrusted,
+                    suspects=progress.found_bad,
                     guards=self._queue.guards(lease),
                     before_close=record_targets,
                 )
@@ -458,7 +472,7 @@ class Repairer:
         return None
 
     async def _write(
-        self, lease: LedgerLease, results: CopyResults, memory: Memory
+        self, lease: LedgerLease, results: CopyResults, progress: RepairProgress
     ) -> Outcome | None:
         """Write the ensembles whose entries were all copied. Returns None if another round is
         needed.
@@ -469,7 +483,7 @@ class Repairer:
         inspection, after = results.inspection, results.metadata
         write = None
         if after != inspection.metadata:
-            if not await self._confirm_targets(results, memory):
+            if not await self._confirm_targets(results, progress):
                 return None
             write = await self._rewrite(results)
         is_ended = inspection.metadata.state is not LedgerState.IN_RECOVERY
@@ -482,7 +496,7 @@ class Repairer:
             on_applied = partial(self._tell_written, results, write)
             if is_proven and results.is_complete:
                 checks = self._member_checks(lease, inspection)
-                is_done = await self._queue.finish(lease, [write, *checks], on_applied=on_applied)
+                is_done = await self._queue.complete(lease, [write, *checks], on_applied=on_applied)
                 return DONE if is_done else MARKED_AGAIN
             on_applied(await self._queue.write(lease, [write]))
         if results.is_split or not results.in_the_way:

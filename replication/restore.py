@@ -33,6 +33,7 @@ from replication.locks import guarded_multi
 from replication.marks import private_mark_operations
 from replication.reasons import Reason
 from replication.recent_copies import record_by_hand
+from replication.znodes import ClusterPaths
 
 MARK_TRIES_MAX = 5
 """Each fails only when a worker tidies the mark's empty directories away at that very moment, or
@@ -116,7 +117,7 @@ class Restorer:
         manager: LedgerManager,
         inspector: Inspector,
         view: ClusterView,
-        ur: str,
+        paths: ClusterPaths,
         cluster: str | None,
         clock: Clock,
         tell: Tell,
@@ -126,7 +127,7 @@ class Restorer:
         # A bookie that drains may be named again, if it has the copies: it is not to be passed
         # over.
         self._view = replace(view, orders=replace(view.orders, draining={}))
-        self._ur, self._cluster, self._clock, self._tell = ur, cluster, clock, tell
+        self._paths, self._cluster, self._clock, self._tell = paths, cluster, clock, tell
 
     async def plan(self, record: JournalRecord) -> Restoring:
         """Nothing is written, or fenced.
@@ -165,7 +166,7 @@ class Restorer:
         """
         ledger_id = record.ledger_id
         async with locked(
-            ledger_id, self._store, self._ur, session, holder, clock=self._clock, tell=self._tell
+            ledger_id, self._store, self._paths, session, holder, clock=self._clock, tell=self._tell
         ) as lock:
             found = await self.plan(record)
             if found.is_done:
@@ -179,14 +180,14 @@ class Restorer:
             # What was in the way of its repair is not so any more. Before the mark: who takes that
             # must know.
             suspicion = self._suspicion(found, holder=holder)
-            await WaitingNotes(self._store, self._ur).let_go(
+            await WaitingNotes(self._store, self._paths).let_go(
                 ledger_id, guards=guards, beside=suspicion
             )
             if found.named_again:
                 # A bookie that is named again may have collected the ledger a moment ago (rule S6).
                 await record_by_hand(
                     self._store,
-                    self._ur,
+                    self._paths,
                     ledger_id=ledger_id,
                     targets=found.named_again,
                     session=session,
@@ -206,7 +207,7 @@ class Restorer:
             detail=f"its metadata was put back by hand, though {'; '.join(found.copy_doubts)}",
             node=holder,
             since_ms=self._clock.wall_ms(),
-            bad_sources=found.named_again,
+            suspects=found.named_again,
         )
 
     async def _copy_doubts(self, found: Restoring) -> list[str]:
@@ -218,17 +219,17 @@ class Restorer:
             data=found.record.before,
         )
         asked = found.named_again
-        surveyed = await self._inspector.inspect_metadata(versioned, self._view, distrusted=asked)
+        surveyed = await self._inspector.inspect_metadata(versioned, self._view, suspects=asked)
         if not isinstance(surveyed, RecoveryRequired):
             return copy_doubts(surveyed)
-        closed_part = await self._inspector.inspect_closed_part(surveyed, distrusted=asked)
+        closed_part = await self._inspector.inspect_closed_part(surveyed, suspects=asked)
         return copy_doubts(surveyed, closed_part)
 
     async def _write_and_mark(
         self, ledger_id: int, guards: Sequence[Check], write: SetData
     ) -> None:
         for _ in range(MARK_TRIES_MAX):
-            mark = await private_mark_operations(self._store, self._ur, ledger_id, self._clock)
+            mark = await private_mark_operations(self._store, self._paths, ledger_id, self._clock)
             try:
                 await guarded_multi(self._store, guards, [write, *mark], ledger_id=ledger_id)
                 return

@@ -31,7 +31,7 @@ class ReplicationSettings:
     target: str = "placement"
     """``placement``: as the placement policy says, the least loaded bookie first, among equals this
     host's. ``local``: this host's only; a ledger that has it already is left to other nodes."""
-    free_room_min: float = 0.1
+    free_disk_share_min: float = 0.1
     """The share of a bookie's disk room that must be free for it to be a target. BookKeeper's
     bookies turn read-only at 5 % free (its diskUsageThreshold). 0: no floor."""
     copies_reread_after_s: float = 120.0
@@ -67,7 +67,7 @@ class ReplicationSettings:
         _require("retry_min_s", self.retry_min_s, 0.1, 86_400)
         _require("retry_max_s", self.retry_max_s, self.retry_min_s, 86_400)
         _require("idle_wait_s", self.idle_wait_s, 0.05, 3_600)
-        _require("free_room_min", self.free_room_min, 0, 0.9)
+        _require("free_disk_share_min", self.free_disk_share_min, 0, 0.9)
         _require("copies_reread_after_s", self.copies_reread_after_s, 0, 86_400)
         _require("checked_share", self.checked_share, 0, 1)
         _require("reads_in_flight_per_bookie", self.reads_in_flight_per_bookie, 1, 500)
@@ -125,10 +125,10 @@ class PlacementSettings:
     may_leave_isolation: bool = False
     """Whether copies of a ledger that Pulsar isolates leave its groups of bookies where these have
     nobody left."""
-    weighted_by_room: bool = False
+    weighted_by_free_disk: bool = False
     """Whether bookies with more free room are chosen more often
     (diskWeightBasedPlacementEnabled)."""
-    room_weight_max: float = 3.0
+    disk_weight_max: float = 3.0
     """So many times as often as the median bookie at most. 0: no limit."""
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class PlacementSettings:
         _require("min_regions", self.min_regions, 1, 100, section="placement")
         _require("min_zones", self.min_zones, 1, 100, section="placement")
         _require("desired_zones", self.desired_zones, self.min_zones, 100, section="placement")
-        _require("room_weight_max", self.room_weight_max, 0, 1_000, section="placement")
+        _require("disk_weight_max", self.disk_weight_max, 0, 1_000, section="placement")
         policies = ("random", "rack", "region", "zone")
         if self.policy not in policies:
             raise SettingsError.not_allowed("placement.policy", self.policy, ", ".join(policies))

@@ -67,10 +67,10 @@ class Slots:
             self._release()
             raise
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self._release()
         if self._within is not None:
-            self._within.give_back()
+            self._within.release()
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
@@ -81,9 +81,9 @@ class Slots:
         finally:
             await self._claim()
 
-    def lent_after(self, patience_s: float) -> "LateLoan":
+    def lent_after(self, patience_s: float) -> "DelayedLoan":
         """Likewise, but only once the block has taken that long, and not without bounds."""
-        return LateLoan(self, patience_s)
+        return DelayedLoan(self, patience_s)
 
     def lend_late(self) -> bool:
         """Whether one of those that take long may lend its place; then it is lent."""
@@ -121,7 +121,7 @@ class Slots:
 
     def _lend(self) -> None:
         self._count_lent(1)
-        self.give_back()
+        self.release()
 
     async def _claim(self) -> None:
         self._count_lent(-1)
@@ -133,7 +133,7 @@ class Slots:
             self._within._count_lent(change)
 
 
-class LateLoan(AbstractAsyncContextManager[None]):
+class DelayedLoan(AbstractAsyncContextManager[None]):
     """``Slots.lent_after``. A class, for nearly every block ends in time, and there are two a
     ledger."""
 

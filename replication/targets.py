@@ -159,7 +159,7 @@ class TargetSelector:
         clock: Clock,
         local: BookieId | None = None,
         is_local_only: bool = False,
-        rooms: DiskSpaces | None = None,
+        disk_spaces: DiskSpaces | None = None,
         rack: Callable[[BookieId], str] = lambda bookie: DEFAULT_RACK,
         quarantine: Quarantine | None = None,
         allowed: Allowed = anywhere,
@@ -171,7 +171,7 @@ class TargetSelector:
         self._clock = clock
         self._local = local
         self._is_local_only = is_local_only
-        self._rooms = rooms or UnlimitedDiskSpaces()
+        self._disk_spaces = disk_spaces or UnlimitedDiskSpaces()
         self._rack = rack
         self._quarantine = quarantine or Quarantine(clock, life=lambda bookie: 0)
         self._load_bytes: dict[BookieId, int] = {}
@@ -252,7 +252,7 @@ class TargetSelector:
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
         """So many of the bytes that are ``under_way`` have arrived. To be told before that ends."""
-        self._rooms.landed(bookie, byte_count)
+        self._disk_spaces.landed(bookie, byte_count)
 
     def _add_load(self, bookie: BookieId, byte_count: int) -> None:
         self._load_bytes[bookie] = self._load_bytes.get(bookie, 0) + byte_count
@@ -300,7 +300,7 @@ class TargetSelector:
 
     def _spare(self, bookie: BookieId) -> int | None:
         """The room beyond the floor, less what is under way."""
-        spare_bytes = self._rooms.spare_bytes(bookie)
+        spare_bytes = self._disk_spaces.spare_bytes(bookie)
         return None if spare_bytes is None else spare_bytes - self._load_bytes.get(bookie, 0)
 
     def _candidate(self, bookie: BookieId) -> Candidate:
@@ -308,7 +308,7 @@ class TargetSelector:
             bookie=bookie,
             rack=self._rack(bookie),
             load_bytes=self._load_bytes.get(bookie, 0),
-            free_bytes=self._rooms.free_bytes(bookie),
+            free_bytes=self._disk_spaces.free_bytes(bookie),
         )
 
 

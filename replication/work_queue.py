@@ -2,7 +2,7 @@
 locks for both.
 
 A worker locks a marked ledger (``lease``). It then deletes the marks, each at the version read
-before locking (``finish``, rule S6), or unlocks the ledger (``give_back``). One multi creates a
+before locking (``complete``, rule S6), or unlocks the ledger (``release``). One multi creates a
 lock at a version above 0, and it is only deleted at that version; Java's locks have version 0
 (``locks``).
 
@@ -52,11 +52,11 @@ from ledgers.store import (
 from ledgers.tasks import until_answered
 from replication import znodes
 from replication.locks import LedgerLease, LedgerLock, QueuedLedger
-from replication.marks import MarkTree, SeenMark, locked_ledger_ids, read_urgent
-from replication.nodes import LiveNode, Role, ensure, live_nodes
+from replication.marks import MarkTree, VersionedMark, locked_ledger_ids, read_urgent
+from replication.nodes import LiveNode, Role, live_nodes
 from replication.orders import DisableSwitch, IgnoredDisableSwitch
 from replication.transactions import Batcher, WithdrawnError
-from replication.znodes import ACL_HINT, own_path, read_found_bad
+from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode, read_found_bad
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -66,7 +66,7 @@ OnApplied = Callable[[Sequence[OperationResult]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class QueueListing:
     """The ledger ids found by one look at the queue. Marks are read later (``Queue.read``)."""
 
     free: frozenset[int]
@@ -80,42 +80,50 @@ class Look:
     """All ledgers that are probably marked, locked or not. None if the queue is too long to be
     listed."""
     is_queue_empty: bool = False
-    """True if no ledger is marked. The watches of ``Queue.first_marks`` report the next mark."""
+    """True if no ledger is marked. The watches of ``Queue.watch_first_marks`` report the next mark."""
 
 
 class Queue:
-    """The access of one node to the queue below ``ur`` (``<root>/underreplication``).
+    """The access of one node to the queue of under-replicated ledgers.
 
     ``batcher`` sends the transactions and guards them by the session. ``holder`` is the text in the
     locks.
     """
 
     def __init__(
-        self, store: MetadataStore, batcher: Batcher, ur: str, *, holder: str, clock: Clock
+        self,
+        store: MetadataStore,
+        batcher: Batcher,
+        paths: ClusterPaths,
+        *,
+        holder: str,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._batcher = batcher
         self._clock = clock
-        self._ur = ur
+        self._paths = paths
         self._lock_data = znodes.lock_to_bytes(holder)
-        self._shared, self._own = MarkTree(store, ur), MarkTree(store, own_path(ur))
+        self._shared, self._own = MarkTree(store, paths), MarkTree(store, paths.private)
         self._known_nodes: dict[str, LiveNode | None] = {}
-        self.switch = DisableSwitch(store, ur, clock)
+        self.switch = DisableSwitch(store, paths, clock)
 
-    async def look(self, rng: random.Random) -> Look:
+    async def list_ledgers(self, rng: random.Random) -> QueueListing:
         """List a bounded part of both trees and, unless they are empty, the locks."""
-        shared, own = await asyncio.gather(self._shared.look(rng), self._own.look(rng))
+        shared, own = await asyncio.gather(
+            self._shared.list_ledgers(rng), self._own.list_ledgers(rng)
+        )
         if self._shared.is_empty and self._own.is_empty:
             nothing: frozenset[int] = frozenset()
-            return Look(
+            return QueueListing(
                 free=nothing, losses=nothing, urgent=(), marked=nothing, is_queue_empty=True
             )
         locked, urgent = await asyncio.gather(
-            locked_ledger_ids(self._store, self._ur), read_urgent(self._store, self._ur)
+            locked_ledger_ids(self._store, self._paths), read_urgent(self._store, self._paths)
         )
         marked = shared | own
         are_all = self._shared.is_listed_whole and self._own.is_listed_whole
-        return Look(
+        return QueueListing(
             free=marked - locked,
             losses=shared - locked,
             urgent=tuple(i for i in urgent if i not in locked),
@@ -138,14 +146,14 @@ class Queue:
         After a lost reply, asks until it is known whether the lock was created: the lock would last
         as long as the session.
         """
-        path = znodes.lock_path(self._ur, queued.ledger_id)
+        path = self._paths.lock(queued.ledger_id)
         lock = LedgerLock.of(path, session_id=self._store.session_id)
         operations: list[Operation] = [
             *(seen.check for seen in queued.marks),
             *lock.make(self._lock_data),
         ]
         try:
-            await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_take)
+            await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_lease)
         except WithdrawnError:
             return None
         except MultiFailed as failure:
@@ -164,9 +172,9 @@ class Queue:
     async def _restore_locks_directory(self) -> None:
         """Create the directory of the locks again. An operator may have deleted it together with a
         stuck lock."""
-        path = znodes.locks_path(self._ur)
+        path = self._paths.locks
         log.warning("locks.directory_missing", path=path, next_step="it is created again")
-        await ensure(self._store, path)
+        await ensure_znode(self._store, path)
 
     async def found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
         """Return the bookies named by the marks whose copies a check or fsck found bad; all of them
@@ -176,7 +184,7 @@ class Queue:
         whole.
         """
         try:
-            found = await read_found_bad(self._store, self._ur, lease.ledger_id)
+            found = await read_found_bad(self._store, self._paths, lease.ledger_id)
         except UnauthorizedError as error:
             log.warning(
                 "finding.access_denied",
@@ -189,7 +197,7 @@ class Queue:
             return found  # a newer mark may come with more findings
         return lease.queued.replicas & found
 
-    async def _are_as_read(self, marks: Sequence[SeenMark]) -> bool:
+    async def _are_as_read(self, marks: Sequence[VersionedMark]) -> bool:
         """Return True if the marks are the same znodes. A deleted and recreated mark has the same
         version but another czxid."""
         stats = await asyncio.gather(*(self._store.exists(seen.path) for seen in marks))
@@ -198,7 +206,7 @@ class Queue:
             for seen, stat in zip(marks, stats, strict=True)
         )
 
-    async def finish(
+    async def complete(
         self,
         lease: LedgerLease,
         extra: Sequence[Operation] = (),
@@ -230,11 +238,11 @@ class Queue:
                 failure.cause, NoNodeError | ConflictError
             ):
                 raise LockLostError("our lock is gone", path=lease.lock.path) from failure
-            return await self._finish_in_steps(lease, extra, on_applied)
+            return await self._complete_in_steps(lease, extra, on_applied)
         on_applied(results[: len(extra)])
         return True
 
-    async def _finish_in_steps(
+    async def _complete_in_steps(
         self, lease: LedgerLease, extra: Sequence[Operation], on_applied: OnApplied
     ) -> bool:
         """Apply the parts one by one, after a mark changed or its directory could not be
@@ -245,10 +253,12 @@ class Queue:
         unmarked = [await self._unmark(lease, seen, checks) for seen in lease.queued.marks]
         if not all(unmarked):
             return False
-        await self.give_back(lease)
+        await self.release(lease)
         return True
 
-    async def _unmark(self, lease: LedgerLease, seen: SeenMark, checks: Sequence[Check]) -> bool:
+    async def _unmark(
+        self, lease: LedgerLease, seen: VersionedMark, checks: Sequence[Check]
+    ) -> bool:
         """Delete one mark. Returns False if it was written meanwhile, and so stays."""
         try:
             await self._batcher.commit([lease.guard, *checks, seen.delete])
@@ -283,7 +293,7 @@ class Queue:
         for seen in lease.queued.marks:
             await self._answered(partial(self._renew, lease, seen), UnknownOutcomeError)
 
-    async def _renew(self, lease: LedgerLease, seen: SeenMark) -> None:
+    async def _renew(self, lease: LedgerLease, seen: VersionedMark) -> None:
         with suppress(NoNodeError, ConflictError):  # its version is another already
             data, _ = await self._store.get(seen.path)
             await self.write(lease, [SetData(path=seen.path, data=data, version=seen.version)])
@@ -307,7 +317,7 @@ class Queue:
         """Return the checks for writes about the ledger: session and lock (rule S3)."""
         return [*(guard.check for guard in self._batcher.guards), lease.guard]
 
-    async def give_back(self, lease: LedgerLease) -> None:
+    async def release(self, lease: LedgerLease) -> None:
         """Delete the lock if it still belongs to this session. The marks stay.
 
         Another node may hold a lock with the same version, so the owner is compared as well, and
@@ -331,8 +341,8 @@ class Queue:
         """Return True if the ledger is marked in one of the trees."""
         return await self._shared.holds(ledger_id) or await self._own.holds(ledger_id)
 
-    async def is_finished(self, lease: LedgerLease) -> bool:
-        """Return True if ``finish`` was applied although its reply was lost.
+    async def is_completed(self, lease: LedgerLease) -> bool:
+        """Return True if ``complete`` was applied although its reply was lost.
 
         Raises LockLostError if the ledger is marked and the lock is lost.
         """
@@ -343,7 +353,7 @@ class Queue:
             raise LockLostError("our lock is gone", path=lease.lock.path)
         return True
 
-    def first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
+    def watch_first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
         """Return watches for the first mark in an empty tree, and for reconnections.
 
         A watch on every mark would wake all nodes at once. Further marks are found by polling.
@@ -357,7 +367,7 @@ class Queue:
 
     async def workers(self) -> frozenset[int]:
         """Return the session ids of all workers that share the queue, including this one."""
-        nodes = await live_nodes(self._store, self._ur, self._known_nodes)
+        nodes = await live_nodes(self._store, self._paths, self._known_nodes)
         others = {node.session_id for node in nodes if node.info.role is Role.WORKER}
         return frozenset({self.session_id, *others})
 
@@ -407,22 +417,22 @@ class GivenLedgers(Queue):
         self,
         store: MetadataStore,
         batcher: Batcher,
-        ur: str,
+        paths: ClusterPaths,
         *,
         holder: str,
         clock: Clock,
         ledger_ids: Collection[int],
     ) -> None:
-        super().__init__(store, batcher, ur, holder=holder, clock=clock)
-        self.switch = IgnoredDisableSwitch(store, ur, clock)
+        super().__init__(store, batcher, paths, holder=holder, clock=clock)
+        self.switch = IgnoredDisableSwitch(store, paths, clock)
         self._left = set(ledger_ids)
         """Those that had a mark whenever they were looked at; before we began all of them had
         one."""
 
-    async def look(self, rng: random.Random) -> Look:
+    async def list_ledgers(self, rng: random.Random) -> QueueListing:
         """Without a list of marks, of which a look at a long queue tells but a part."""
-        free = frozenset(self._left - await locked_ledger_ids(self._store, self._ur))
-        return Look(free=free, losses=free, urgent=())
+        free = frozenset(self._left - await locked_ledger_ids(self._store, self._paths))
+        return QueueListing(free=free, losses=free, urgent=())
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
         wanted = list(ledger_ids)

@@ -21,7 +21,7 @@ from ledgers.model import BookieId
 from ledgers.tasks import wait_woken, wake_on
 from replication.backoff import LeasedLedger, RetryPace, WaitingList
 from replication.cluster import ViewSource
-from replication.ledger_picker import DueLedger, IdleWaits, LedgerPicker
+from replication.ledger_picker import DueLedger, LedgerPicker, PollBackoff
 from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
 from replication.locks import LedgerLease, QueuedLedger
 from replication.open_ledgers import WriterSighting, is_overtaken
@@ -72,8 +72,8 @@ class Summary:
             self.tell(at_work_count=0)
 
 
-TAKES = Counter(
-    "bookmender_takes_total",
+LEASES = Counter(
+    "bookmender_leases_total",
     "Locks of ledgers that a worker asked for, by outcome: taken, or lost to another's quicker hand.",
     ["outcome"],
 )
@@ -88,7 +88,7 @@ REPAIRED_ENTRIES = Counter(
 REPAIRED_BYTES = Counter(
     "bookmender_repaired_bytes_total", "Stored bytes of those entries, headers included."
 )
-_TAKEN, _TAKEN_BY_ANOTHER = TAKES.labels(outcome="taken"), TAKES.labels(outcome="lost")
+_LEASED, _RACE_LOST = LEASES.labels(outcome="taken"), LEASES.labels(outcome="lost")
 _CONCLUDED = {kind: REPAIRS.labels(outcome=kind.value) for kind in OutcomeKind}
 """Labels are looked up once, so that all outcomes are exported from the start, at 0."""
 
@@ -158,13 +158,13 @@ class ReplicationWorker:
         self._grace_count = 0
         self._summary = Summary()
         self._tidy_due_s = 0.0
-        self._idle_waits = IdleWaits(settings.idle_wait_s)
+        self._poll_backoff = PollBackoff(settings.idle_wait_s)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Work until cancelled. Raises SessionLostError when the session is lost."""
         async with asyncio.TaskGroup() as tasks:
-            for watch in (*self._queue.first_marks(), self._queue.switch.watch()):
+            for watch in (*self._queue.watch_first_marks(), self._queue.switch.watch()):
                 tasks.create_task(wake_on(watch, self._wake))
             # A ledger may wait for a bookie that just registered or disappeared.
             tasks.create_task(wake_on(self._views.changes(), self._wake))
@@ -173,14 +173,14 @@ class ReplicationWorker:
                 has_found = await self._try_run_once(tasks)
                 if has_found and self._picker.is_cut_short:
                     continue
-                wait_s = self._idle_waits.next_s(
+                wait_s = self._poll_backoff.next_s(
                     worker_count=self._picker.worker_count,
                     is_queue_empty=self._picker.is_queue_empty,
                 )
                 pause_s = 0.0 if has_found else LOOK_PAUSE * self._picker.took_s
                 is_woken = await wait_woken(self._wake, timeout_s=max(wait_s, pause_s))
                 if has_found or is_woken or self._picker.is_cut_short:
-                    self._idle_waits.restart()
+                    self._poll_backoff.reset()
 
     async def _try_run_once(self, tasks: asyncio.TaskGroup) -> bool:
         try:
@@ -196,9 +196,9 @@ class ReplicationWorker:
         if await self._queue.switch.is_on():
             return False
         self._is_for_losses_only = self._other_slots.is_full
-        due = await self._picker.look(
+        due = await self._picker.pick(
             busy=self._busy,
-            room=self._room_for_others(),
+            others_max=self._others_max(),
             losses_only=self._is_for_losses_only,
         )
         looked_s = self._clock.now_s()
@@ -207,8 +207,8 @@ class ReplicationWorker:
             if not await self._take_slot(slots):
                 break
             is_old = self._clock.now_s() - looked_s > WINDOW_AGE_MAX_S
-            if is_old or not self._queue.switch.may_take:
-                slots.give_back()
+            if is_old or not self._queue.switch.may_lease:
+                slots.release()
                 break
             self._busy.add(ledger.ledger_id)
             tasks.create_task(self._work(ledger, slots))
@@ -228,7 +228,7 @@ class ReplicationWorker:
             return False
         return True
 
-    def _room_for_others(self) -> int:
+    def _others_max(self) -> int:
         """Return how many ledgers of other workers' shares this worker may take: none unless it is
         half idle."""
         room = self._settings.ledgers_at_once - (len(self._busy) - self._slots.lent_count)
@@ -238,24 +238,24 @@ class ReplicationWorker:
         """Lock, repair and unlock one ledger. Releases the slot that the caller took."""
         try:
             fingerprint = self._waiting.fingerprint
-            lease = await self._take(ledger.queued)
+            lease = await self._lease(ledger.queued)
             if lease is not None:
                 leased = LeasedLedger(
                     lease=lease,
                     fingerprint=fingerprint,
                     note=ledger.note,
                     has_old_note=ledger.has_old_note,
-                    bad_sources=ledger.bad_sources,
+                    suspects=ledger.suspects,
                 )
                 await self._hold(leased, slots)
         finally:
             self._busy.discard(ledger.ledger_id)
-            slots.give_back()
+            slots.release()
             has_room_again = self._is_for_losses_only and not self._other_slots.is_full
             if has_room_again or not self._busy:
                 self._wake.set()
 
-    async def _take(self, queued: QueuedLedger) -> LedgerLease | None:
+    async def _lease(self, queued: QueuedLedger) -> LedgerLease | None:
         """Lock the ledger. Returns None if that failed; then the ledger is left alone for a
         while."""
         try:
@@ -265,24 +265,24 @@ class ReplicationWorker:
             self._waiting.back_off_after_error(queued, self._waiting.fingerprint)
             return None
         if lease is None:
-            _TAKEN_BY_ANOTHER.inc()
+            _RACE_LOST.inc()
             self._waiting.back_off_after_lost_race(queued.ledger_id)
         else:
-            _TAKEN.inc()
+            _LEASED.inc()
         return lease
 
     async def _hold(self, leased: LeasedLedger, slots: Slots) -> None:
         if not await self._see_to_its_end(leased, slots):
             self._waiting.back_off_after_error(leased.lease.queued, leased.fingerprint)
-            if found_bad := self._repairer.found_bad(leased.ledger_id) - leased.bad_sources:
+            if found_bad := self._repairer.suspects(leased.ledger_id) - leased.suspects:
                 await self._tell_of(found_bad, leased, slots)
-            await self._queue.give_back(leased.lease)
+            await self._queue.release(leased.lease)
 
     async def _tell_of(
         self, found_bad: frozenset[BookieId], leased: LeasedLedger, slots: Slots
     ) -> None:
         """Publish bad copies that an interrupted repair found, before the ledger is unlocked."""
-        is_told = await self._waiting.record_bad_sources(leased, found_bad)
+        is_told = await self._waiting.record_suspects(leased, found_bad)
         while True:
             try:
                 await self._make_known(leased, slots, is_told=is_told)
@@ -290,7 +290,7 @@ class ReplicationWorker:
             except LockLostError:
                 return
             except (UnavailableError, RejectedError) as error:
-                log.warning("bad_sources.untold", ledger_id=leased.ledger_id, error=str(error))
+                log.warning("suspects.write_failed", ledger_id=leased.ledger_id, error=str(error))
             await self._clock.sleep(TELL_AGAIN_S)
 
     async def _see_to_its_end(self, leased: LeasedLedger, slots: Slots) -> bool:
@@ -312,9 +312,7 @@ class ReplicationWorker:
         return True
 
     async def _repair(self, leased: LeasedLedger, slots: Slots) -> Outcome:
-        outcome = await self._repairer.repair(
-            leased.lease, slots=slots, bad_sources=leased.bad_sources
-        )
+        outcome = await self._repairer.repair(leased.lease, slots=slots, suspects=leased.suspects)
         while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
             self._grace_count += 1
             try:
@@ -323,12 +321,14 @@ class ReplicationWorker:
                 is_over = await self._sit_out_grace(outcome.sighting, slots)
             finally:
                 self._grace_count -= 1
-            if not self._queue.switch.may_take:  # auto-recovery was disabled: nothing may be fenced
+            if (
+                not self._queue.switch.may_lease
+            ):  # auto-recovery was disabled: nothing may be fenced
                 break
             leased.fingerprint = self._waiting.fingerprint
             sighting = outcome.sighting if is_over else None
             outcome = await self._repairer.repair(
-                leased.lease, sighting, slots=slots, bad_sources=leased.bad_sources
+                leased.lease, sighting, slots=slots, suspects=leased.suspects
             )
         return outcome
 
@@ -358,12 +358,12 @@ class ReplicationWorker:
                     entry_bytes=outcome.entry_bytes,
                 )
             case OutcomeKind.MARKED_AGAIN:
-                await self._queue.give_back(leased.lease)
+                await self._queue.release(leased.lease)
             case OutcomeKind.WAITING:
                 is_told = await self._waiting.defer(leased, outcome)
-                if outcome.bad_sources - leased.bad_sources:
+                if outcome.suspects - leased.suspects:
                     await self._make_known(leased, slots, is_told=is_told)
-                await self._queue.give_back(leased.lease)
+                await self._queue.release(leased.lease)
 
     async def _make_known(self, leased: LeasedLedger, slots: Slots, *, is_told: bool) -> None:
         """Publish the bad copies before the lock is released (rule S6).

@@ -2,7 +2,7 @@
 
 Names and payloads are those of BookKeeper's ZkLedgerUnderreplicationManager, ZkLedgerAuditorManager
 and their protobuf messages. Never a field of ours in them: Java refuses a whole znode for one name
-that it does not know. What is ours lies in ``own_state``. ``ur`` is the tree's root throughout.
+that it does not know. What is ours lies in ``own_state``.
 
 What we keep in ZooKeeper for ourselves, below ``<ur>/bookmender``: versioned JSON.
 
@@ -28,6 +28,7 @@ import enum
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
@@ -43,50 +44,181 @@ from ledgers.codec.bookkeeper_metadata_pb2 import (
     UnderreplicatedLedgerFormat,
 )
 from ledgers.codec.protobuf import format_text, parse_binary, parse_text
-from ledgers.errors import CorruptionError, NoNodeError, SettingsError, UnauthorizedError
+from ledgers.errors import (
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    SettingsError,
+    UnauthorizedError,
+)
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore, children_if_any
 
 # --- Paths -----------------------------------------------------------------------------------------
 
 
-def underreplication_path(root: str) -> str:
-    """``ur``, below the ledgers root path."""
-    return f"{root}/underreplication"
+@dataclass(frozen=True, slots=True)
+class MarkPaths:
+    """Paths of a tree of marks: the one shared with Java's nodes, or bookmender's private one."""
+
+    directory: str
+    """The parent of the znode ``ledgers`` below which the marks are."""
+
+    @property
+    def marks(self) -> str:
+        return f"{self.directory}/ledgers"
+
+    def mark(self, ledger_id: int) -> str:
+        """Four levels of the id's hexadecimal digits, and a leaf with its decimal digits."""
+        return f"{self.marks}/{_mark_directory(ledger_id)}/{_leaf(ledger_id)}"
 
 
-def layout_path(ur: str) -> str:
-    return f"{ur}/LAYOUT"
+@dataclass(frozen=True, slots=True)
+class ClusterPaths(MarkPaths):
+    """Paths of the znodes below ``<ledgers root>/underreplication``, Java's and bookmender's."""
 
+    @classmethod
+    def below(cls, ledgers_root: str) -> "ClusterPaths":
+        return cls(f"{ledgers_root}/underreplication")
 
-def marks_path(ur: str) -> str:
-    return f"{ur}/ledgers"
+    # Shared with Java's nodes.
 
+    @property
+    def layout(self) -> str:
+        return f"{self.directory}/LAYOUT"
 
-def mark_path(ur: str, ledger_id: int) -> str:
-    """Four levels of the id's hexadecimal digits, and a leaf with its decimal ones."""
-    return f"{marks_path(ur)}/{_mark_directory(ledger_id)}/{_leaf(ledger_id)}"
+    @property
+    def locks(self) -> str:
+        return f"{self.directory}/locks"
 
+    def lock(self, ledger_id: int) -> str:
+        return f"{self.locks}/{_leaf(ledger_id)}"
 
-def locks_path(ur: str) -> str:
-    return f"{ur}/locks"
+    @property
+    def disable(self) -> str:
+        """Automatic re-replication is off while this znode exists."""
+        return f"{self.directory}/disable"
 
+    @property
+    def recovery_delay(self) -> str:
+        return f"{self.directory}/lostBookieRecoveryDelay"
 
-def lock_path(ur: str, ledger_id: int) -> str:
-    return f"{locks_path(ur)}/{_leaf(ledger_id)}"
+    @property
+    def election(self) -> str:
+        return f"{self.directory}/auditorelection"
 
+    def audit_time(self, audit: "Audit") -> str:
+        return f"{self.directory}/{audit.value}"
 
-def disable_path(ur: str) -> str:
-    """Automatic re-replication is off while this znode exists."""
-    return f"{ur}/disable"
+    # Private to bookmender.
 
+    @property
+    def private(self) -> MarkPaths:
+        """bookmender's own directory, with the marks that Java's nodes do not see (rule S16)."""
+        return MarkPaths(f"{self.directory}/bookmender")
 
-def recovery_delay_path(ur: str) -> str:
-    return f"{ur}/lostBookieRecoveryDelay"
+    @property
+    def nodes(self) -> str:
+        return f"{self.directory}/bookmender/nodes"
 
+    @property
+    def waiting(self) -> str:
+        return f"{self.directory}/bookmender/waiting"
 
-def election_path(ur: str) -> str:
-    return f"{ur}/auditorelection"
+    def waiting_note(self, ledger_id: int) -> str:
+        return f"{self.waiting}/{ledger_id}"
+
+    @property
+    def orders(self) -> str:
+        return f"{self.directory}/bookmender/orders"
+
+    @property
+    def draining_orders(self) -> str:
+        return f"{self.orders}/draining"
+
+    @property
+    def maintenance_orders(self) -> str:
+        return f"{self.orders}/maintenance"
+
+    @property
+    def findings(self) -> str:
+        return f"{self.directory}/bookmender/findings"
+
+    def finding(self, ledger_id: int) -> str:
+        return f"{self.findings}/{ledger_id}"
+
+    def given_up(self, ledger_id: int) -> str:
+        return f"{self.directory}/bookmender/given_up/{ledger_id}"
+
+    @property
+    def unproven_ends(self) -> str:
+        return f"{self.directory}/bookmender/unproven"
+
+    def unproven_end(self, ledger_id: int) -> str:
+        return f"{self.unproven_ends}/{ledger_id}"
+
+    @property
+    def recent_copies(self) -> str:
+        return f"{self.directory}/bookmender/recent_copies"
+
+    @property
+    def urgent(self) -> str:
+        return f"{self.directory}/bookmender/urgent"
+
+    @property
+    def racks(self) -> str:
+        return f"{self.directory}/bookmender/racks"
+
+    @property
+    def activity(self) -> str:
+        return f"{self.directory}/bookmender/activity"
+
+    @property
+    def identities(self) -> str:
+        return f"{self.directory}/bookmender/identities"
+
+    @property
+    def absences(self) -> str:
+        return f"{self.directory}/bookmender/absences"
+
+    @property
+    def causes(self) -> str:
+        return f"{self.directory}/bookmender/causes"
+
+    @property
+    def drains(self) -> str:
+        return f"{self.directory}/bookmender/drains"
+
+    @property
+    def last_audit(self) -> str:
+        return f"{self.directory}/bookmender/audit"
+
+    @property
+    def ledger_map(self) -> str:
+        return f"{self.directory}/bookmender/index"
+
+    @property
+    def checks(self) -> str:
+        return f"{self.directory}/bookmender/checks"
+
+    def check(self, name: str) -> str:
+        return f"{self.checks}/{name}"
+
+    @property
+    def idle(self) -> str:
+        return f"{self.directory}/bookmender/idle"
+
+    @property
+    def fsck_executors(self) -> str:
+        return f"{self.directory}/bookmender/fsck/executors"
+
+    @property
+    def fsck_last(self) -> str:
+        return f"{self.directory}/bookmender/fsck/last"
+
+    @property
+    def fsck_closer(self) -> str:
+        return f"{self.directory}/bookmender/fsck/closer"
 
 
 def ledger_id_of_lock(name: str) -> int | None:
@@ -207,10 +339,6 @@ class Audit(enum.Enum):
     REPLICAS = "replicascheckctime"
 
 
-def audit_time_path(ur: str, audit: Audit) -> str:
-    return f"{ur}/{audit.value}"
-
-
 def parse_audit_time(data: bytes) -> int | None:
     """Wall-clock milliseconds, None for never. Raises CorruptionError.
 
@@ -229,50 +357,12 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 
-def own_path(ur: str) -> str:
-    return f"{ur}/bookmender"
-
-
-def nodes_path(ur: str) -> str:
-    return f"{own_path(ur)}/nodes"
-
-
-def waiting_path(ur: str, ledger_id: int | None = None) -> str:
-    parent = f"{own_path(ur)}/waiting"
-    return parent if ledger_id is None else f"{parent}/{ledger_id}"
-
-
-def orders_path(ur: str) -> str:
-    return f"{own_path(ur)}/orders"
-
-
-def racks_path(ur: str) -> str:
-    return f"{own_path(ur)}/racks"
-
-
-def urgent_path(ur: str) -> str:
-    return f"{own_path(ur)}/urgent"
-
-
-def findings_path(ur: str, ledger_id: int | None = None) -> str:
-    parent = f"{own_path(ur)}/findings"
-    return parent if ledger_id is None else f"{parent}/{ledger_id}"
-
-
-def recent_copies_path(ur: str) -> str:
-    return f"{own_path(ur)}/recent_copies"
-
-
-def fsck_executors_path(ur: str) -> str:
-    return f"{own_path(ur)}/fsck/executors"
-
-
 # --- What stands in them ---------------------------------------------------------------------------
 
 ACL_HINT = "have ZooKeeper's ACL of it allow this node all, or delete it: it is made anew"
 RECORD_BYTES_MAX = 1 << 20
 """ZooKeeper's own bound, unless it was raised there."""
-WHOLE_MAX = 2**63 - 1
+INT_MAX = 2**63 - 1
 TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: the last that a calendar can show."""
 
@@ -290,7 +380,7 @@ async def read_record(
         return None
 
 
-async def read_aid(
+async def read_if_allowed(
     store: MetadataStore, path: str, parse: Callable[[dict[str, Any]], T]
 ) -> T | None:
     """As ``read_record``, of what a leader can do without: it is as good as not there, too, where
@@ -302,7 +392,7 @@ async def read_aid(
         return None
 
 
-async def names_in(store: MetadataStore, path: str) -> list[str]:
+async def children_if_allowed(store: MetadataStore, path: str) -> list[str]:
     """Of the znodes below one of ours whose records can be done without: none where ACLs shut it
     away, too."""
     try:
@@ -312,11 +402,19 @@ async def names_in(store: MetadataStore, path: str) -> list[str]:
         return []
 
 
-async def read_found_bad(store: MetadataStore, ur: str, ledger_id: int) -> frozenset[BookieId]:
+async def ensure_znode(store: MetadataStore, path: str) -> None:
+    """Create a persistent znode and its parents, unless it exists."""
+    with suppress(NodeExistsError):
+        await store.create(path, with_parents=True)
+
+
+async def read_found_bad(
+    store: MetadataStore, paths: ClusterPaths, ledger_id: int
+) -> frozenset[BookieId]:
     """Bookies of which a check or fsck found bad copies of the ledger, one day: they count while it
     is marked for them."""
-    path = findings_path(ur, ledger_id)
-    named = await read_record(store, path, lambda finding: texts(finding, "bookies"))
+    path = paths.finding(ledger_id)
+    named = await read_record(store, path, lambda finding: texts_field(finding, "bookies"))
     return frozenset(map(BookieId, named or ()))
 
 
@@ -324,7 +422,7 @@ def parse_record(data: bytes) -> dict[str, Any]:
     """The only parser of what is ours: a JSON object in UTF-8, without NaN or an infinity.
 
     Raises CorruptionError, whatever somebody's hand put there. The values are of any type:
-    ``whole``, ``text`` and ``switch`` take them out.
+    ``int_field``, ``text_field`` and the like read them.
     """
     if len(data) > RECORD_BYTES_MAX:
         raise CorruptionError("a record larger than any of ours", byte_count=len(data))
@@ -337,37 +435,37 @@ def parse_record(data: bytes) -> dict[str, Any]:
     return record
 
 
-def whole(record: Mapping[str, Any], key: str, *, least: int = 0, most: int = WHOLE_MAX) -> int:
+def int_field(record: Mapping[str, Any], key: str, *, least: int = 0, most: int = INT_MAX) -> int:
     """A whole number within the ends, both included. Raises CorruptionError."""
-    return as_whole(record.get(key), key, least=least, most=most)
+    return as_int(record.get(key), key, least=least, most=most)
 
 
-def as_whole(value: object, what: str, *, least: int = 0, most: int = WHOLE_MAX) -> int:
+def as_int(value: object, what: str, *, least: int = 0, most: int = INT_MAX) -> int:
     """Likewise, of a value that stands in no record of its own."""
     if type(value) is not int or not least <= value <= most:  # a bool is an int to isinstance
         raise CorruptionError(f"a record whose {what} is no number from {least} to {most}")
     return value
 
 
-def wholes(record: Mapping[str, Any], key: str) -> tuple[int, ...]:
+def ints_field(record: Mapping[str, Any], key: str) -> tuple[int, ...]:
     """An array of them. Raises CorruptionError."""
     values = record.get(key)
     if not isinstance(values, list):
         raise CorruptionError(f"a record whose {key} is no array")
-    return tuple(as_whole(value, f"item of {key}") for value in values)
+    return tuple(as_int(value, f"item of {key}") for value in values)
 
 
-def time_ms(record: Mapping[str, Any], key: str) -> int:
+def time_field(record: Mapping[str, Any], key: str) -> int:
     """Wall-clock milliseconds. Raises CorruptionError."""
-    return whole(record, key, most=TIME_MS_MAX)
+    return int_field(record, key, most=TIME_MS_MAX)
 
 
-def text(record: Mapping[str, Any], key: str) -> str:
+def text_field(record: Mapping[str, Any], key: str) -> str:
     """Raises CorruptionError."""
     return as_text(record.get(key), key)
 
 
-def texts(record: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def texts_field(record: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """An array of them. Raises CorruptionError."""
     values = record.get(key)
     if not isinstance(values, list):
@@ -382,7 +480,7 @@ def as_text(value: object, what: str) -> str:
     return value
 
 
-def switch(record: Mapping[str, Any], key: str) -> bool:
+def bool_field(record: Mapping[str, Any], key: str) -> bool:
     """Raises CorruptionError."""
     value = record.get(key)
     if not isinstance(value, bool):
@@ -390,7 +488,7 @@ def switch(record: Mapping[str, Any], key: str) -> bool:
     return value
 
 
-def part(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+def object_field(record: Mapping[str, Any], key: str) -> dict[str, Any]:
     """An object within it. Raises CorruptionError."""
     value = record.get(key)
     if not isinstance(value, dict):
@@ -403,7 +501,7 @@ def ledger_id_of_name(name: str) -> int | None:
     if not _LEDGER_ID.fullmatch(name):
         return None
     ledger_id = int(name)
-    return ledger_id if ledger_id <= WHOLE_MAX else None
+    return ledger_id if ledger_id <= INT_MAX else None
 
 
 _LEDGER_ID = re.compile(r"0|[1-9][0-9]{0,18}")

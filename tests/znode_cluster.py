@@ -21,12 +21,12 @@ from ledgers.registration import READ_ONLY
 from ledgers.store import Create, Delete, MetadataStore, Operation
 from replication import znodes
 from replication.marks import marked_ledger_ids, prepare_tree, read_marks
-from replication.znodes import Audit
+from replication.znodes import Audit, ClusterPaths
 
 T = TypeVar("T")
 ROOT = "/ledgers"
 LAYOUT = Layout.HIERARCHICAL
-UR = znodes.underreplication_path(ROOT)
+PATHS = ClusterPaths.below(ROOT)
 OPERATIONS_PER_MULTI = 500
 MULTIS_AT_ONCE = 8
 READS_AT_ONCE = 1_000
@@ -69,9 +69,9 @@ class ZnodeCluster:
         await store.create(f"{ROOT}/LAYOUT", serialize_layout(LAYOUT), with_parents=True)
         await store.create(f"{ROOT}/available/readonly", with_parents=True)
         await store.create(f"{ROOT}/cookies")
-        await prepare_tree(store, UR)
+        await prepare_tree(store, PATHS)
         now = znodes.audit_time_to_bytes(round(time.time() * 1000))
-        await store.create(znodes.audit_time_path(UR, Audit.ALL_LEDGERS), now)
+        await store.create(PATHS.audit_time(Audit.ALL_LEDGERS), now)
         await store.create(f"{ROOT}/INSTANCEID", b"00000000-0000-0000-0000-000000000001")
 
     async def add_bookies(self, bookies: Iterable[BookieId]) -> None:
@@ -116,14 +116,14 @@ class ZnodeCluster:
 
     async def delete_marks(self) -> None:
         """With the directories that are theirs alone."""
-        ledger_ids = await marked_ledger_ids(self.store, UR)
-        paths = (znodes.mark_path(UR, ledger_id) for ledger_id in ledger_ids)
+        ledger_ids = await marked_ledger_ids(self.store, PATHS)
+        paths = (PATHS.mark(ledger_id) for ledger_id in ledger_ids)
         await self.send(Delete(path=each) for path in paths for each in (path, _above(path)))
 
     async def marks(self) -> dict[int, frozenset[BookieId]]:
         """What stands in the queue: per marked ledger the replicas that its mark names."""
-        ledger_ids = await marked_ledger_ids(self.store, UR)
-        found = await read_marks(self.store, UR, ledger_ids)
+        ledger_ids = await marked_ledger_ids(self.store, PATHS)
+        found = await read_marks(self.store, PATHS, ledger_ids)
         return {
             each.ledger_id: frozenset() if each.mark is None else frozenset(each.mark.replicas)
             for each in found

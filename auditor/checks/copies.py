@@ -228,13 +228,11 @@ class CopyReader:
         available = self._views.current.available
         if among is not None:
             available &= among
-        distrusted: Collection[BookieId] = ()
+        suspects: Collection[BookieId] = ()
         if lists:
             whole = await lists.whole(found, available) if found else {}
-            distrusted = available - {bookie for bookie, is_whole in whole.items() if is_whole}
-        return plan_reads(
-            found, available=available, distrusted=distrusted, share=share, rng=self._rng
-        )
+            suspects = available - {bookie for bookie, is_whole in whole.items() if is_whole}
+        return plan_reads(found, available=available, suspects=suspects, share=share, rng=self._rng)
 
     async def _ask(
         self, versioned: VersionedMetadata, found: Sequence[Fragment], asked: ReadPlan

@@ -30,7 +30,7 @@ from ledgers.reading import NO_ENTRY, highest_entry_id
 from ledgers.store import MetadataStore
 from replication.cluster import ViewSource
 from replication.transactions import Batcher
-from replication.znodes import TIME_MS_MAX, WHOLE_MAX, as_whole, own_path, read_record
+from replication.znodes import INT_MAX, TIME_MS_MAX, ClusterPaths, as_int, read_record
 
 SIGHTINGS_MAX = 10_000
 """Kept: those of the longest standing. About 300 kB."""
@@ -72,10 +72,6 @@ def seen_again(
     return Sighting(last_entry_id=last_entry_id, since_ms=now_ms)
 
 
-def idle_path(ur: str) -> str:
-    return f"{own_path(ur)}/idle"
-
-
 def longest_standing(sightings: Mapping[int, Sighting]) -> dict[int, Sighting]:
     """Those that are kept, the longest idle first."""
     order = sorted(sightings, key=lambda ledger_id: (sightings[ledger_id].since_ms, ledger_id))
@@ -93,10 +89,10 @@ def sightings_to_json(sightings: Mapping[int, Sighting]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode()
 
 
-async def read_sightings(store: MetadataStore, ur: str) -> dict[int, Sighting]:
+async def read_sightings(store: MetadataStore, paths: ClusterPaths) -> dict[int, Sighting]:
     """By ledger, the longest idle first; none where nothing is stored, or nothing that can be
     read."""
-    return await read_record(store, idle_path(ur), _sightings) or {}
+    return await read_record(store, paths.idle, _sightings) or {}
 
 
 def _sightings(record: Mapping[str, Any]) -> dict[int, Sighting]:
@@ -114,24 +110,24 @@ def _rows(columns: list[object]) -> list[tuple[object, ...]]:
 
 
 def _row(ledger_id: object, last_entry_id: object, since_ms: object) -> tuple[int, Sighting]:
-    return as_whole(ledger_id, "ledger"), Sighting(
-        last_entry_id=as_whole(last_entry_id, "last entry", least=NO_ENTRY, most=WHOLE_MAX),
-        since_ms=as_whole(since_ms, "time", most=TIME_MS_MAX),
+    return as_int(ledger_id, "ledger"), Sighting(
+        last_entry_id=as_int(last_entry_id, "last entry", least=NO_ENTRY, most=INT_MAX),
+        since_ms=as_int(since_ms, "time", most=TIME_MS_MAX),
     )
 
 
 class Sightings:
     """The leader's: written through ``batcher``, whose guards prove the leadership (rule S9)."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
+        self._store, self._batcher, self._paths = store, batcher, paths
 
     async def read(self) -> dict[int, Sighting]:
-        return await read_sightings(self._store, self._ur)
+        return await read_sightings(self._store, self._paths)
 
     async def write(self, sightings: Mapping[int, Sighting]) -> None:
         data = sightings_to_json(longest_standing(sightings))
-        await self._batcher.put(idle_path(self._ur), data)
+        await self._batcher.put(self._paths.idle, data)
 
 
 log = structlog.get_logger()

@@ -26,7 +26,7 @@ from ledgers.store import MetadataStore
 from ledgers.tasks import gather_in_parts
 from replication import znodes
 from replication.marks import READS_AT_ONCE, marked_ledger_ids
-from replication.znodes import own_path
+from replication.znodes import ClusterPaths, MarkPaths
 
 log = structlog.get_logger()
 MARKS = Gauge(
@@ -47,13 +47,13 @@ class OverdueMarks:
         self,
         *,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         records: CheckRecords,
         after_s: float,
         clock: Clock,
     ) -> None:
         self._store = store
-        self._ur = ur
+        self._paths = paths
         self._records = records
         self._after_s = after_s
         self._clock = clock
@@ -81,9 +81,10 @@ class OverdueMarks:
         """The overdue ledgers, ascending. Of a mark that ACLs shut away nobody knows: it is told
         of, and not among them."""
         started_ms = self._clock.wall_ms()
-        shared = await marked_ledger_ids(self._store, self._ur)
-        own = await read_private_queue(self._store, self._ur, shared=shared)
-        queues = dict.fromkeys(shared, self._ur) | dict.fromkeys(own.damaged, own_path(self._ur))
+        shared = await marked_ledger_ids(self._store, self._paths)
+        own = await read_private_queue(self._store, self._paths, shared=shared)
+        queues: dict[int, MarkPaths] = dict.fromkeys(shared, self._paths)
+        queues |= dict.fromkeys(own.damaged, self._paths.private)
         ledger_ids = sorted(queues)
         since = await gather_in_parts(
             lambda ledger_id: self._marked_since_ms(queues[ledger_id], ledger_id),
@@ -101,11 +102,13 @@ class OverdueMarks:
         await self._tell(overdue, unopened, looked_at=ledger_ids, started_ms=started_ms)
         return overdue
 
-    async def _marked_since_ms(self, queue: str, ledger_id: int) -> int | UnauthorizedError | None:
-        """``queue``: its root. None for a ledger that is not marked any more; the error where ACLs
+    async def _marked_since_ms(
+        self, queue: MarkPaths, ledger_id: int
+    ) -> int | UnauthorizedError | None:
+        """Return when the ledger was marked. None for a ledger that is not marked any more; the error where ACLs
         shut us out."""
         try:
-            data, stat = await self._store.get(znodes.mark_path(queue, ledger_id))
+            data, stat = await self._store.get(queue.mark(ledger_id))
             mark = znodes.parse_mark(data)
         except NoNodeError:
             return None

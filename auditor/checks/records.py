@@ -18,14 +18,14 @@ from replication import znodes
 from replication.transactions import Batcher
 from replication.znodes import (
     Audit,
+    ClusterPaths,
+    as_int,
     as_text,
-    as_whole,
-    own_path,
-    part,
+    int_field,
+    object_field,
     read_record,
-    text,
-    time_ms,
-    whole,
+    text_field,
+    time_field,
 )
 
 VERSION = 1
@@ -66,17 +66,17 @@ class CheckRun:
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Self:
         """Raises CorruptionError."""
-        counts = part(record, "counts")
+        counts = object_field(record, "counts")
         is_over = record.get("finished_ms") is not None
         return cls(
-            started_ms=time_ms(record, "started_ms"),
-            finished_ms=time_ms(record, "finished_ms") if is_over else None,
-            cursor=whole(record, "cursor"),
-            ledger_count=whole(record, "ledger_count"),
-            ledgers_left=whole(record, "ledgers_left"),
-            active_ms=whole(record, "active_ms"),
-            counts={as_text(k, "count"): as_whole(v, "count") for k, v in counts.items()},
-            pause=text(record, "pause"),
+            started_ms=time_field(record, "started_ms"),
+            finished_ms=time_field(record, "finished_ms") if is_over else None,
+            cursor=int_field(record, "cursor"),
+            ledger_count=int_field(record, "ledger_count"),
+            ledgers_left=int_field(record, "ledgers_left"),
+            active_ms=int_field(record, "active_ms"),
+            counts={as_text(k, "count"): as_int(v, "count") for k, v in counts.items()},
+            pause=text_field(record, "pause"),
         )
 
 
@@ -114,31 +114,25 @@ class CheckRecord:
             raise CorruptionError("a check's record of a kind that this release does not know")
         given = {key: record.get(key) is not None for key in ("running", "last", "last_ms")}
         return cls(
-            running=CheckRun.parse(part(record, "running")) if given["running"] else None,
-            last=CheckRun.parse(part(record, "last")) if given["last"] else None,
-            last_ms=time_ms(record, "last_ms") if given["last_ms"] else None,
+            running=CheckRun.parse(object_field(record, "running")) if given["running"] else None,
+            last=CheckRun.parse(object_field(record, "last")) if given["last"] else None,
+            last_ms=time_field(record, "last_ms") if given["last_ms"] else None,
         )
 
 
-def check_path(ur: str, name: str) -> str:
-    return f"{checks_path(ur)}/{name}"
-
-
-def checks_path(ur: str) -> str:
-    return f"{own_path(ur)}/checks"
-
-
-async def read_check(store: MetadataStore, ur: str, name: str) -> CheckRecord:
+async def read_check(store: MetadataStore, paths: ClusterPaths, name: str) -> CheckRecord:
     """An empty one where none can be read: then it begins anew."""
-    return await read_record(store, check_path(ur, name), CheckRecord.parse) or CheckRecord()
+    return await read_record(store, paths.check(name), CheckRecord.parse) or CheckRecord()
 
 
-async def last_run_ms(store: MetadataStore, ur: str, name: str, audit: Audit | None) -> int | None:
+async def last_run_ms(
+    store: MetadataStore, paths: ClusterPaths, name: str, audit: Audit | None
+) -> int | None:
     """When the check was last completed, by anybody; None: never, or nobody can tell."""
     if audit is None:
-        return (await read_check(store, ur, name)).last_ms
+        return (await read_check(store, paths, name)).last_ms
     try:
-        data, _ = await store.get(znodes.audit_time_path(ur, audit))
+        data, _ = await store.get(paths.audit_time(audit))
         return znodes.parse_audit_time(data)
     except (NoNodeError, CorruptionError):
         return None
@@ -147,30 +141,30 @@ async def last_run_ms(store: MetadataStore, ur: str, name: str, audit: Audit | N
 class CheckRecords:
     """Written through ``batcher``, whose guards prove the leadership (rule S9)."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
-        self._store, self._batcher, self._ur = store, batcher, ur
+    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
+        self._store, self._batcher, self._paths = store, batcher, paths
 
     async def read(self, name: str) -> CheckRecord:
-        return await read_check(self._store, self._ur, name)
+        return await read_check(self._store, self._paths, name)
 
     async def last_run_ms(self, name: str, audit: Audit | None) -> int | None:
-        return await last_run_ms(self._store, self._ur, name, audit)
+        return await last_run_ms(self._store, self._paths, name, audit)
 
     async def write(self, name: str, record: CheckRecord) -> None:
-        await self._commit({check_path(self._ur, name): record.to_json()})
+        await self._commit({self._paths.check(name): record.to_json()})
 
     async def write_finished(self, name: str, record: CheckRecord, audit: Audit | None) -> None:
         """And the time that Java looks at, in the same transaction."""
         assert record.last_ms is not None, record
-        written = {check_path(self._ur, name): record.to_json()}
+        written = {self._paths.check(name): record.to_json()}
         if audit is not None:
             time_data = znodes.audit_time_to_bytes(record.last_ms)
-            written[znodes.audit_time_path(self._ur, audit)] = time_data
+            written[self._paths.audit_time(audit)] = time_data
         await self._commit(written)
 
     async def _commit(self, written: Mapping[str, bytes]) -> None:
         """Each created, or put in place of what an earlier leader left."""
-        parent = checks_path(self._ur)
+        parent = self._paths.checks
         operations: list[Create | SetData] = []
         if await self._store.exists(parent) is None:
             operations.append(Create(path=parent))

@@ -29,16 +29,16 @@ import structlog
 from prometheus_client import Counter, Gauge
 
 from auditor.checks.base import Check, Looks
-from auditor.checks.records import CheckRecord, CheckRecords, CheckRun, check_path
+from auditor.checks.records import CheckRecord, CheckRecords, CheckRun
 from auditor.ledger_map import LedgerMap
 from auditor.settings import ChecksSettings
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
-from replication import znodes
 from replication.cluster import ViewSource
 from replication.orders import Orders
+from replication.znodes import ClusterPaths
 
 FORCED_MS = 0
 """Written as the time of the last run: somebody wants the check now. To Java it is a run long
@@ -293,7 +293,7 @@ class CheckRunner:
         checks: Sequence[Check],
         *,
         store: MetadataStore,
-        ur: str,
+        paths: ClusterPaths,
         ledger_map: LedgerMap,
         is_index_ready: Callable[[], bool],
         views: ViewSource,
@@ -309,7 +309,7 @@ class CheckRunner:
         """
         self._checks = {check.kind.name: check for check in checks}
         self._store = store
-        self._ur = ur
+        self._paths = paths
         self._ledger_map = ledger_map
         self._is_index_ready = is_index_ready
         self._views = views
@@ -330,7 +330,7 @@ class CheckRunner:
         watched = [self._time_path(check) for check in self._checks.values()]
         try:
             async with asyncio.TaskGroup() as tasks:
-                for path in (*watched, znodes.disable_path(self._ur)):
+                for path in (*watched, self._paths.disable):
                     tasks.create_task(wake_on(self._store.watch(path), self._wake))
                 tasks.create_task(wake_on(self._views.changes(), self._wake))
                 while True:
@@ -399,8 +399,8 @@ class CheckRunner:
     def _time_path(self, check: Check) -> str:
         """Where it stands when the check last ran, for everybody to take back."""
         if check.kind.audit is None:
-            return check_path(self._ur, check.kind.name)
-        return znodes.audit_time_path(self._ur, check.kind.audit)
+            return self._paths.check(check.kind.name)
+        return self._paths.audit_time(check.kind.audit)
 
     # --- One run -----------------------------------------------------------------------------------
 
@@ -490,6 +490,6 @@ class CheckRunner:
         self._wake.clear()  # what happens from here on is looked at the next time
         return pause_of(
             self._views.current.orders,
-            is_disabled=await self._store.exists(znodes.disable_path(self._ur)) is not None,
+            is_disabled=await self._store.exists(self._paths.disable) is not None,
             is_audit_pending=self._is_audit_pending(),
         )

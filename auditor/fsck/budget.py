@@ -36,7 +36,7 @@ from ledgers.errors import (
 from ledgers.store import MetadataStore, SessionState, children_if_any
 from ledgers.tasks import task_scope, until_answered
 from replication.nodes import LiveNode, live_nodes, reader_count
-from replication.znodes import fsck_executors_path, nodes_path
+from replication.znodes import ClusterPaths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class ReadPace(Protocol):
         ...
 
 
-BeginPace = Callable[[FsckOptions, MetadataStore, str], ReadPace]
+BeginPace = Callable[[FsckOptions, MetadataStore, ClusterPaths], ReadPace]
 """Called with the options, the session of this executor (which may write), and the path
 ``underreplication``."""
 
@@ -81,7 +81,7 @@ BeginPace = Callable[[FsckOptions, MetadataStore, str], ReadPace]
 class FixedPace:
     """Applies the limits of the options, regardless of other readers."""
 
-    def __init__(self, options: FsckOptions, store: MetadataStore, ur: str) -> None:
+    def __init__(self, options: FsckOptions, store: MetadataStore, paths: ClusterPaths) -> None:
         self._share = ReadShare(
             reads_per_s=options.reads_per_s,
             bytes_per_s=options.bytes_per_s,
@@ -120,8 +120,10 @@ class SharedPace:
         assert self.run, self
         assert not {".", "/"}.intersection(self.run), self
 
-    def __call__(self, options: FsckOptions, store: MetadataStore, ur: str) -> "LeasedPace":
-        return LeasedPace(options, store, ur, run=self.run, clock=SystemClock())
+    def __call__(
+        self, options: FsckOptions, store: MetadataStore, paths: ClusterPaths
+    ) -> "LeasedPace":
+        return LeasedPace(options, store, paths, run=self.run, clock=SystemClock())
 
 
 def share_of(
@@ -180,12 +182,18 @@ class LeasedPace:
     """The pace of one executor, whose znode exists while it runs."""
 
     def __init__(
-        self, options: FsckOptions, store: MetadataStore, ur: str, *, run: str, clock: Clock
+        self,
+        options: FsckOptions,
+        store: MetadataStore,
+        paths: ClusterPaths,
+        *,
+        run: str,
+        clock: Clock,
     ) -> None:
         self._options = options
-        self._store, self._ur, self._clock = store, ur, clock
+        self._store, self._paths, self._clock = store, paths, clock
         self._name = f"{run}.{uuid.uuid4()}"
-        self._path = f"{fsck_executors_path(ur)}/{self._name}"
+        self._path = f"{paths.fsck_executors}/{self._name}"
         self._nodes: dict[str, LiveNode | None] = {}
         self._changed = asyncio.Event()
         self._break_count = 0
@@ -203,7 +211,7 @@ class LeasedPace:
         await self._join()
         try:
             async with task_scope() as scope:
-                for watched in (fsck_executors_path(self._ur), nodes_path(self._ur)):
+                for watched in (self._paths.fsck_executors, self._paths.nodes):
                     scope.start(self._watch(watched))
                 scope.start(self._pause_while_suspended(apply))
                 if await self._seen(self._takes_from_others, apply):
@@ -268,11 +276,11 @@ class LeasedPace:
         )
 
     async def _node_reader_count(self) -> int:
-        nodes = await live_nodes(self._store, self._ur, self._nodes)
+        nodes = await live_nodes(self._store, self._paths, self._nodes)
         return reader_count(nodes, executor_count=0)
 
     async def _executors(self) -> list[str]:
-        return await children_if_any(self._store, fsck_executors_path(self._ur))
+        return await children_if_any(self._store, self._paths.fsck_executors)
 
     async def _watch(self, path: str) -> None:
         async with aclosing(self._store.watch(path)) as events:

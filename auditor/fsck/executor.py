@@ -27,8 +27,8 @@ from ledgers.store import MetadataStore, ReadOnlyStore
 from ledgers.tasks import task_scope
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster import ViewSource
-from replication.orders import OrderBook
-from replication.znodes import underreplication_path
+from replication.orders import OrderStore
+from replication.znodes import ClusterPaths
 
 
 async def open_session(uri: MetadataUri, timeouts: SessionTimeouts) -> ZooKeeperStore:
@@ -71,8 +71,8 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         only_reads = ReadOnlyStore(store)
         clock = SystemClock()
         manager = await LedgerManager.open(only_reads, uri)
-        order_book = OrderBook(only_reads, underreplication_path(uri.root))
-        views = ViewSource(Registration(only_reads, uri.root), clock, order_book)
+        order_store = OrderStore(only_reads, ClusterPaths.below(uri.root))
+        views = ViewSource(Registration(only_reads, uri.root), clock, order_store)
         await views.refresh()
         budgets = Budgets()
         bulk = BulkTransfers(budgets, resolve=views.resolve, paces_reads=True)
@@ -87,7 +87,7 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         stack.push_async_callback(client.close)
         bookies = QuarantiningBookies(client, Quarantine(clock, views.life))
         allowance = Allowance(budgets, bulk)
-        pace = begin_pace(options, store, underreplication_path(uri.root))
+        pace = begin_pace(options, store, ClusterPaths.below(uri.root))
         scope = await stack.enter_async_context(task_scope())
         for work in (views.run(), pace.run(allowance.apply), _end_with_session(store)):
             scope.start(work)

@@ -304,15 +304,15 @@ class LedgerLook:
 
     async def _look_at_some(self) -> None:
         """Check the ends of all fragments at once, then the rest of each as needed."""
-        distrusted: Collection[BookieId] = ()
+        suspects: Collection[BookieId] = ()
         found = [fragment for _, fragment in self._with_entries()]
         if self._lists is not None and found:
-            distrusted = await self._lists.lacking(found, self._available)
-        ends = plan_reads(found, available=self._available, distrusted=())
+            suspects = await self._lists.lacking(found, self._available)
+        ends = plan_reads(found, available=self._available, suspects=())
         refused = (await self._reads.ask_runs(ends)).refused
         for position, fragment in self._with_entries():
             seen = _within(fragment, refused)
-            lacking = {b for b in fragment.ensemble if b in distrusted}
+            lacking = {b for b in fragment.ensemble if b in suspects}
             lacking |= {bookie for bookie, refused in seen.items() if refused.has_bad}
             if self._options.level is Level.SAMPLE:
                 lacking |= await self._look_at_sample(fragment, lacking, seen)

@@ -20,8 +20,7 @@ from ledgers.errors import NodeExistsError
 from ledgers.model import BookieId, LedgerMetadata, Segment
 from ledgers.store import ANY_VERSION, Create, SetData, Stat
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication import znodes
-from tests.znode_cluster import UR, ZnodeCluster, bookie, closed
+from tests.znode_cluster import PATHS, ZnodeCluster, bookie, closed
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
 
 BOOKIE_COUNT = 50
@@ -112,7 +111,7 @@ class Field:
         self._victims.append(victim)
         await self.cluster.add_bookies([victim.bookie])
         await self.cluster.create_ledgers(drawn_ledgers(self._rng, new, victim))
-        locks = (znodes.lock_path(UR, ledger_id) for ledger_id in victim.ledger_ids)
+        locks = (PATHS.lock(ledger_id) for ledger_id in victim.ledger_ids)
         await self.cluster.send(Create(path=path) for path in locks)
         self.size = size
         return victim

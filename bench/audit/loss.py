@@ -14,8 +14,7 @@ from bench.audit.records import Loss
 from bench.usage import cpu_of, rss_bytes, rss_bytes_max
 from daemon.local.processes import Child
 from ledgers.errors import NoNodeError, UnavailableError
-from replication.znodes import mark_path
-from tests.znode_cluster import UR
+from tests.znode_cluster import PATHS
 
 POLL_S = 0.02
 READS_AT_ONCE = 500
@@ -61,7 +60,7 @@ async def measure_loss(
 
 async def _wait_marked(field: Field, victim: Victim, child: Child, timeout_s: float) -> bool:
     """Whether all were in time."""
-    directories = {mark_path(UR, ledger_id).rsplit("/", 2)[0] for ledger_id in victim.ledger_ids}
+    directories = {PATHS.mark(ledger_id).rsplit("/", 2)[0] for ledger_id in victim.ledger_ids}
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         stats = await asyncio.gather(*map(field.store.exists, directories))
@@ -86,7 +85,7 @@ async def _marked_ms(field: Field, victim: Victim) -> Sequence[int]:
 
 async def _made_ms(field: Field, ledger_id: int) -> int | None:
     try:
-        _, stat = await field.store.get(mark_path(UR, ledger_id))
+        _, stat = await field.store.get(PATHS.mark(ledger_id))
     except NoNodeError:
         return None
     return stat.ctime_ms

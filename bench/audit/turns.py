@@ -16,8 +16,7 @@ from bench.contenders import Contender
 from bench.usage import cpu_of, rss_bytes
 from daemon.local.processes import Child
 from ledgers.errors import UnavailableError
-from replication.znodes import election_path
-from tests.znode_cluster import UR
+from tests.znode_cluster import PATHS
 
 JAVA = JAVA_DEFAULT
 OURS = replace(OURS_DEFAULT, settings={"log.format": "json"})
@@ -116,7 +115,7 @@ async def _settle(field: Field, child: Child, deadline_s: float | None = None) -
 async def _wait_votes(
     field: Field, wanted: bool, deadline_s: float, child: Child | None = None
 ) -> None:
-    election = election_path(UR)
+    election = PATHS.election
     while bool(await field.store.children(election)) is not wanted:
         await _pause(child, deadline_s, "the election does not end")
 

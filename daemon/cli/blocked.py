@@ -30,9 +30,9 @@ from replication.marks import (
     read_marks,
 )
 from replication.nodes import Role, live_nodes
-from replication.orders import OrderBook, TriesOrder, tries_place
+from replication.orders import OrderStore, TriesOrder, tries_znode
 from replication.reasons import Reason
-from replication.znodes import own_path
+from replication.znodes import ClusterPaths
 
 
 async def all_marked(cluster: AdminSession) -> set[int]:
@@ -45,8 +45,8 @@ async def read_all_marks(cluster: AdminSession, ledger_ids: Collection[int]) -> 
     """Return the marks of these ledgers from both queues. A ledger in both has two."""
     ordered = sorted(ledger_ids)
     return [
-        *await read_marks(cluster.store, cluster.ur, ordered),
-        *await read_marks(cluster.store, own_path(cluster.ur), ordered),
+        *await read_marks(cluster.store, cluster.paths, ordered),
+        *await read_marks(cluster.store, cluster.paths.private, ordered),
     ]
 
 
@@ -65,7 +65,9 @@ async def current_notes(cluster: AdminSession, notes: Sequence[WaitingNote]) -> 
     czxids = await marked_since(cluster, [note.ledger_id for note in notes])
     current = [note for note in notes if not note.is_older_than(czxids.get(note.ledger_id, 0))]
     in_grace = [note.ledger_id for note in current if note.grace_until_ms]
-    locks = {lock.ledger_id: lock for lock in await read_locks(cluster.store, cluster.ur, in_grace)}
+    locks = {
+        lock.ledger_id: lock for lock in await read_locks(cluster.store, cluster.paths, in_grace)
+    }
     return [
         note
         if note.ledger_id in locks and not note.is_older_than(locks[note.ledger_id].czxid)
@@ -102,7 +104,7 @@ class BlockedLedgers:
     def __init__(self, cluster: AdminSession, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._notes = WaitingNotes(cluster.store, cluster.ur)
+        self._notes = WaitingNotes(cluster.store, cluster.paths)
         self._seen_first: dict[int, WaitingNote] = {}
         self._seen_last: list[WaitingNote] = []
         self._since: tuple[float, frozenset[int]] | None = None
@@ -141,14 +143,14 @@ class BlockedLedgers:
 
     async def _has_workers(self) -> bool:
         """Whether any of ours runs: what it cannot repair gets a note."""
-        nodes = await live_nodes(self._cluster.store, self._cluster.ur)
+        nodes = await live_nodes(self._cluster.store, self._cluster.paths)
         return any(node.info.role is not Role.AUDITOR for node in nodes)
 
     async def _told(self, ledger_ids: Sequence[int]) -> dict[int, str]:
         """Of each, where all of them are blocked; else of some, or none."""
         store, ur = self._cluster.store, self._cluster.ur
         noted = (await self._notes.ledger_ids()).intersection(ledger_ids)
-        locked = await locked_ledger_ids(store, ur)
+        locked = await locked_ledger_ids(store, paths)
         told = await self._shut([i for i in ledger_ids if i not in noted], locked)
         if len(told) + len(noted) < len(ledger_ids):
             return {}
@@ -247,7 +249,7 @@ async def still_naming(
 
 async def count_waiting(cluster: AdminSession, ledger_ids: Collection[int]) -> WaitingCounts:
     """Of these ledgers; of very many, why some do."""
-    notes = WaitingNotes(cluster.store, cluster.ur)
+    notes = WaitingNotes(cluster.store, cluster.paths)
     noted = sorted((await notes.ledger_ids()).intersection(ledger_ids))
     looked_at = await notes.read_all(noted[:WAITS_READ_MAX])
     for_windows = [note for note in looked_at if note.reason is Reason.MAINTENANCE]
@@ -321,21 +323,26 @@ try."""
 
 
 async def try_now(
-    ledger_id: int, store: MetadataStore, ur: str, *, guards: Sequence[Check], clock: Clock
+    ledger_id: int,
+    store: MetadataStore,
+    paths: ClusterPaths,
+    *,
+    guards: Sequence[Check],
+    clock: Clock,
 ) -> None:
     """Nothing happens to one that is not marked. ``guards``: prove that the caller holds it (rule
     S3).
 
     Raises LockLostError when they do not.
     """
-    if not await _is_marked(ledger_id, store, ur):
+    if not await _is_marked(ledger_id, store, paths):
         return
     await WaitingNotes(store, ur).let_go(ledger_id, guards=guards)
     await order_retries([ledger_id], store, ur, clock)
 
 
-async def _is_marked(ledger_id: int, store: MetadataStore, ur: str) -> bool:
-    return any([await read_marks(store, queue, [ledger_id]) for queue in (ur, own_path(ur))])
+async def _is_marked(ledger_id: int, store: MetadataStore, paths: ClusterPaths) -> bool:
+    return any([await read_marks(store, queue, [ledger_id]) for queue in (paths, paths.private)])
 
 
 async def order_retries(
@@ -343,13 +350,13 @@ async def order_retries(
 ) -> None:
     """Order all nodes to forget the notes of these ledgers and to try them now."""
     ledger_ids = list(ledger_ids)
-    book, place = OrderBook(store, ur), tries_place(ur)
+    order_store, znode = OrderStore(store, paths), tries_znode(paths)
     for _ in range(GIVES_MAX):
-        standing = await book.stored(place)
+        standing = await order_store.stored(znode)
         before = TriesOrder() if standing is None or standing.order is None else standing.order
         order = before
         for ledger_id in ledger_ids:
             order = order.with_ledger(ledger_id, now_ms=clock.wall_ms())
         with suppress(ConflictError):
-            await book.give(place, order, over=standing)
+            await order_store.give(znode, order, over=standing)
             return

@@ -13,7 +13,7 @@ from daemon.cli.orders import unreadable_texts
 from daemon.cli.progress import counted, echo_notes
 from daemon.status.leader import losses_due_ms
 from ledgers.clock import Clock, SystemClock
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 
 COMMANDS = {
     "drain": ("daemon.cli.drain:drain", "Move all copies of running bookies to others."),
@@ -80,7 +80,7 @@ async def gather_bookies(
     cluster: AdminSession, *, clock: Clock, with_room: bool = False
 ) -> tuple[list[BookieRow], tuple[str, ...]]:
     """And the paths of orders that cannot be read. Raises UnavailableError."""
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    orders = await OrderStore(cluster.store, cluster.paths).read()
     rows = await bookie_rows(cluster, orders, clock=clock, with_room=with_room)
     due_ms = await losses_due_ms(cluster, missed(rows), clock=clock)
     return with_losses(rows, due_ms), orders.unreadable

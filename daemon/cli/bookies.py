@@ -29,7 +29,7 @@ from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView
-from replication.orders import DrainOrder, MaintenanceWindow, OrderBook, Orders
+from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore
 
 COMPLETION_TIMEOUT_S = 2.0
 """A shell that waits longer for its completions is a nuisance."""
@@ -234,13 +234,13 @@ async def bookie_rows(
     cookies = await cluster.registration.cookies()
     orders = orders.at(clock.wall_ms())
     progress = await drain_progress(cluster, orders)
-    rooms = await _rooms(view) if with_room else {}
+    disk_spaces = await _disk_spaces(view) if with_room else {}
     reformatted = reformatted_bookies(
         cookies,
-        await read_identities(cluster.store, cluster.ur),
+        await read_identities(cluster.store, cluster.paths),
         trusted=orders.trusted_cookies,
     )
-    absences = await read_absences(cluster.store, cluster.ur)
+    absences = await read_absences(cluster.store, cluster.paths)
     named = absences.named(now_ms=clock.wall_ms()) - view.available.keys()
     known = {*view.available, *cookies, *orders.draining, *orders.maintenance, *named}
     return [
@@ -253,7 +253,7 @@ async def bookie_rows(
             drain=orders.draining.get(bookie),
             progress=progress.get(bookie),
             maintenance=orders.maintenance.get(bookie),
-            room=rooms.get(bookie),
+            room=disk_spaces.get(bookie),
         )
         for bookie in sorted(known)
     ]
@@ -305,21 +305,21 @@ async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId
     }
 
 
-async def _rooms(view: BookieView) -> Mapping[BookieId, DiskSpace]:
+async def _disk_spaces(view: BookieView) -> Mapping[BookieId, DiskSpace]:
     """Of those that answer."""
     async with open_bookies(view.locate, clock=SystemClock(), rng=random.Random()) as client:
         return await _ask_all(client, view.available)
 
 
 async def _ask_all(bookies: Bookies, asked: Iterable[BookieId]) -> dict[BookieId, DiskSpace]:
-    slots, rooms = asyncio.Semaphore(BOOKIES_AT_ONCE), {}
+    slots, disk_spaces = asyncio.Semaphore(BOOKIES_AT_ONCE), {}
 
     async def ask(bookie: BookieId) -> None:
         try:
             async with slots, asyncio.timeout(ANSWER_TIMEOUT_S):
-                rooms[bookie] = await bookies.room(bookie)
+                disk_spaces[bookie] = await bookies.room(bookie)
         except (BookmenderError, TimeoutError):
             pass  # one that does not say is shown without
 
     await asyncio.gather(*map(ask, asked))
-    return rooms
+    return disk_spaces

@@ -21,8 +21,6 @@ from auditor.checks.records import (
     OVERDUE,
     CheckKind,
     CheckRun,
-    check_path,
-    checks_path,
     last_run_ms,
     read_check,
 )
@@ -44,7 +42,7 @@ from ledgers.errors import NodeExistsError, NoNodeError, SettingsError
 from ledgers.store import ANY_VERSION
 from replication import znodes
 from replication.nodes import live_nodes
-from replication.orders import ChecksOrder, OrderBook, Orders, checks_place
+from replication.orders import ChecksOrder, Orders, OrderStore, checks_znode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +175,7 @@ ABOUT_OVERDUE = "looks for ledgers that have been marked for too long"
 
 
 async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    orders = await OrderStore(cluster.store, cluster.paths).read()
     now_ms = clock.wall_ms()
     rows = [
         await _bookies_row(cluster, now_ms),
@@ -194,8 +192,8 @@ async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
 
 
 async def _row(cluster: AdminSession, kind: CheckKind, now_ms: int) -> CheckRow:
-    last_ms = await last_run_ms(cluster.store, cluster.ur, kind.name, kind.audit)
-    record = await read_check(cluster.store, cluster.ur, kind.name)
+    last_ms = await last_run_ms(cluster.store, cluster.paths, kind.name, kind.audit)
+    record = await read_check(cluster.store, cluster.paths, kind.name)
     interval_s = kind.interval_of(cluster.settings.checks)
     is_forced = last_ms == FORCED_MS
     due_s = due_in_s(last_ms, interval_s=interval_s, now_ms=now_ms)
@@ -213,7 +211,7 @@ async def _row(cluster: AdminSession, kind: CheckKind, now_ms: int) -> CheckRow:
 
 
 async def _bookies_row(cluster: AdminSession, now_ms: int) -> CheckRow:
-    audit = await last_audit(cluster.store, cluster.ur)
+    audit = await last_audit(cluster.store, cluster.paths)
     interval_s = cluster.settings.auditor.bookie_check_interval_s
     last = None
     if audit is not None:
@@ -235,7 +233,7 @@ async def _bookies_row(cluster: AdminSession, now_ms: int) -> CheckRow:
 
 
 async def _overdue_row(cluster: AdminSession) -> CheckRow:
-    last = (await read_check(cluster.store, cluster.ur, OVERDUE)).last
+    last = (await read_check(cluster.store, cluster.paths, OVERDUE)).last
     after_s = cluster.settings.checks.overdue_after_s
     last_ms = last.finished_ms if last else None
     interval_s = look_interval_s(after_s) if after_s else 0.0
@@ -255,7 +253,7 @@ async def _leader(cluster: AdminSession) -> tuple[str | None, list[str]]:
     if leader is None:
         return None, ["nobody leads, so no check runs: bookmender daemon"]
     name = leader.candidate or "unknown (its vote cannot be read)"
-    nodes = await live_nodes(cluster.store, cluster.ur)
+    nodes = await live_nodes(cluster.store, cluster.paths)
     if leader.session_id in {node.session_id for node in nodes}:
         return name, []
     return name, [
@@ -268,7 +266,7 @@ async def _waits(cluster: AdminSession, orders: Orders) -> list[str]:
     found = []
     if orders.paused_checks is not None:
         found.append("the checks are paused: bookmender check resume")
-    if await cluster.store.exists(znodes.disable_path(cluster.ur)) is not None:
+    if await cluster.store.exists(cluster.paths.disable) is not None:
         found.append("auto-recovery is disabled, so no check runs: bookmender enable")
     if orders.is_held:
         found.append("a safety hold stands, so no check runs: bookmender hold")
@@ -291,7 +289,7 @@ async def force_check(cluster: AdminSession, name: str) -> None:
         await _force_own(cluster, name)
         return
     path, data = (
-        znodes.audit_time_path(cluster.ur, kind.audit),
+        cluster.paths.audit_time(kind.audit),
         znodes.audit_time_to_bytes(FORCED_MS),
     )
     try:
@@ -303,22 +301,22 @@ async def force_check(cluster: AdminSession, name: str) -> None:
 async def _force_own(cluster: AdminSession, name: str) -> None:
     """Of a check that Java does not know: the time stands in its record, which the leader writes
     too."""
-    path = check_path(cluster.ur, name)
+    path = cluster.paths.check(name)
     # The version before the record, so that a record that the leader writes in between is never
     # overwritten with its older self: the progress of its run would be lost with it.
     stat = await cluster.store.exists(path)
-    record = await read_check(cluster.store, cluster.ur, name)
+    record = await read_check(cluster.store, cluster.paths, name)
     data = replace(record, last_ms=FORCED_MS).to_json()
     if stat is not None:
         await cluster.store.set(path, data, version=stat.version)
         return
     with suppress(NodeExistsError):
-        await cluster.store.create(checks_path(cluster.ur), with_parents=True)
+        await cluster.store.create(cluster.paths.checks, with_parents=True)
     await cluster.store.create(path, data)
 
 
 async def _trigger_audit(cluster: AdminSession) -> None:
-    path = znodes.recovery_delay_path(cluster.ur)
+    path = cluster.paths.recovery_delay
     try:
         data, stat = await cluster.store.get(path)
     except NoNodeError as error:
@@ -334,7 +332,7 @@ async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
     standing = await book.stored(place)
     if standing is not None and standing.order is not None:
         return False
-    await book.give(place, ChecksOrder(since_ms=clock.wall_ms()), over=standing)
+    await order_store.give(znode, ChecksOrder(since_ms=clock.wall_ms()), over=standing)
     return True
 
 
@@ -344,7 +342,7 @@ async def resume_checks(cluster: AdminSession) -> bool:
     standing = await book.stored(place)
     if standing is None:
         return False
-    await book.withdraw(place, over=standing)
+    await order_store.withdraw(znode, over=standing)
     return True
 
 

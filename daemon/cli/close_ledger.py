@@ -50,7 +50,7 @@ from replication.orders import Orders
 from replication.reasons import give_up_hint
 from replication.recent_copies import record_by_hand
 from replication.targets import TargetSelector
-from replication.znodes import own_path, read_found_bad
+from replication.znodes import ClusterPaths, read_found_bad
 
 DAMAGE_ENTRIES_MAX = 10_000
 """Entries after the LAC that are read before a ledger is closed: a writer has fewer under way."""
@@ -177,7 +177,7 @@ class LedgerCloser:
         bookies: Bookies,
         views: ViewSource,
         open_ledgers: OpenLedgers,
-        ur: str,
+        paths: ClusterPaths,
         after_s: float,
         clock: Clock,
         tell: Tell,
@@ -189,7 +189,7 @@ class LedgerCloser:
         self._bookies = bookies
         self._views = views
         self._open_ledgers = open_ledgers
-        self._ur = ur
+        self._paths = paths
         self._after_s = after_s
         self._clock = clock
         self._tell = tell
@@ -206,7 +206,7 @@ class LedgerCloser:
         doubts: list[str] = []
         if found.metadata.state is LedgerState.OPEN:  # else a recovery has locked its writer out
             doubts = doubts_about(
-                (await read_sightings(self._store, self._ur)).get(ledger_id),
+                (await read_sightings(self._store, self._paths)).get(ledger_id),
                 last_entry_id=last_entry_id,
                 written_ms=found.stat.mtime_ms,
                 now_ms=self._clock.wall_ms(),
@@ -281,13 +281,13 @@ class LedgerCloser:
         LockedError when somebody else holds the ledger, and goes on to; else as ``recover_ledger``,
         and says what was done by then.
         """
-        store, ur, clock = self._store, self._ur, self._clock
+        store, paths, clock = self._store, self._paths, self._clock
         before = await self._look_to_close(ledger_id, is_forced=is_forced)
         if before.found.metadata.is_closed:  # so that it, and who is refused, waits for nobody
             return before
         try:
             async with locked(
-                ledger_id, store, ur, session, holder, clock=clock, tell=self._tell
+                ledger_id, store, paths, session, holder, clock=clock, tell=self._tell
             ) as lock:
                 return await self._close(
                     ledger_id,
@@ -333,7 +333,7 @@ class LedgerCloser:
             if end.new_members:
                 await record_by_hand(
                     self._store,
-                    self._ur,
+                    self._paths,
                     ledger_id=found.ledger_id,
                     targets=end.new_members,
                     session=guards[0],
@@ -348,20 +348,20 @@ class LedgerCloser:
                     at_ms=self._clock.wall_ms(),
                 )
                 await record_given_up(
-                    self._store, self._ur, found.ledger_id, entries, guards=guards
+                    self._store, self._paths, found.ledger_id, entries, guards=guards
                 )
 
         try:
             return await self._open_ledgers.recover(
                 found,
                 self._views.current,
-                distrusted=() if accepts_loss else await self._found_bad(found.ledger_id),
+                suspects=() if accepts_loss else await self._found_bad(found.ledger_id),
                 accepts_loss=accepts_loss,
                 guards=guards,
                 before_close=before_close,
                 # The last entries may have fewer copies than the write quorum: nodes check them.
                 beside=partial(
-                    private_mark_operations, self._store, self._ur, found.ledger_id, self._clock
+                    private_mark_operations, self._store, self._paths, found.ledger_id, self._clock
                 ),
             )
         except ConflictError as error:
@@ -394,11 +394,12 @@ class LedgerCloser:
         """Bookies that the ledger is marked for, and that a check or fsck found to have lost
         entries of it: their "no" is not believed, as workers do not."""
         marks = [
-            await read_marks(self._store, ur, [ledger_id]) for ur in (self._ur, own_path(self._ur))
+            await read_marks(self._store, paths, [ledger_id])
+            for paths in (self._paths, self._paths.private)
         ]
         readable = [each.mark for each in chain(*marks) if each.mark is not None]
         marked_for = {bookie for mark in readable for bookie in mark.replicas}
-        return await read_found_bad(self._store, self._ur, ledger_id) & marked_for
+        return await read_found_bad(self._store, self._paths, ledger_id) & marked_for
 
     async def _so_far(self, found: VersionedMetadata) -> str:
         """What a recovery that failed has done; the error's own text says who was fenced. Empty:

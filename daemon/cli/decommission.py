@@ -48,8 +48,7 @@ from ledgers.errors import (
 )
 from ledgers.model import BookieId
 from ledgers.store import Stat
-from replication import znodes
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 
 POLL_S = 1.0
 POLLED_LEDGERS_PER_S = 500
@@ -195,7 +194,7 @@ async def _refusal(cluster: AdminSession, ledger_id: int) -> str:
 async def ask_for_audit(cluster: AdminSession) -> None:
     """As Java's triggeraudit: the recovery delay, written once more, overrules itself for all who
     are away."""
-    path = znodes.recovery_delay_path(cluster.ur)
+    path = cluster.paths.recovery_delay
     try:
         data, stat = await cluster.store.get(path)
         await cluster.store.set(path, data, version=stat.version)
@@ -210,7 +209,7 @@ async def ask_for_audit(cluster: AdminSession) -> None:
 async def _check_state(cluster: AdminSession, bookie: BookieId, clock: Clock) -> bool:
     """Whether it is running, read-only and being drained. Raises RejectedError for what must be
     done first."""
-    orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
+    orders = (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms())
     if bookie in orders.maintenance:
         raise RejectedError(
             f"it is under maintenance: bookmender bookie maintenance {bookie} --end", bookie=bookie

@@ -53,10 +53,9 @@ from daemon.status.leader import losses_due_ms
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, RejectedError
 from ledgers.model import BookieId
-from replication import znodes
 from replication.ledger_record import WaitingNotes
 from replication.nodes import LiveNode, Role, live_nodes
-from replication.orders import DrainOrder, MaintenanceWindow, OrderBook, Orders, drain_place
+from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore, drain_znode
 
 POLL_S = 1.0
 ROLL_CALL_S = 10.0
@@ -137,10 +136,10 @@ async def order_drains(
 
     Raises ConflictError, and CorruptionError where a later release's order stands.
     """
-    book = OrderBook(cluster.store, cluster.ur)
+    order_store = OrderStore(cluster.store, cluster.paths)
     for bookie in bookies:
-        place = drain_place(cluster.ur, bookie)
-        standing = await book.stored(place)
+        znode = drain_znode(cluster.paths, bookie)
+        standing = await order_store.stored(znode)
         if standing is None:
             order = DrainOrder(since_ms=clock.wall_ms(), may_fence=bool(may_fence))
         elif standing.order is None:
@@ -153,7 +152,7 @@ async def order_drains(
         else:
             order = replace(standing.order, may_fence=may_fence)
         if standing is None or standing.order != order:
-            await book.give(place, order, over=standing)
+            await order_store.give(znode, order, over=standing)
 
 
 async def cancel_drains(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[BookieId]:
@@ -161,10 +160,10 @@ async def cancel_drains(cluster: AdminSession, bookies: Sequence[BookieId]) -> l
     book = OrderBook(cluster.store, cluster.ur)
     cancelled = []
     for bookie in bookies:
-        place = drain_place(cluster.ur, bookie)
-        standing = await book.stored(place)
+        znode = drain_znode(cluster.paths, bookie)
+        standing = await order_store.stored(znode)
         if standing is not None:
-            await book.withdraw(place, over=standing)
+            await order_store.withdraw(znode, over=standing)
             cancelled.append(bookie)
     return cancelled
 
@@ -262,7 +261,7 @@ class _LeftLedgers:
             return marked
         # What has left them may wait on, for copies on others that are under maintenance: that is
         # nothing to wait for.
-        noted = marked & await WaitingNotes(self._cluster.store, self._cluster.ur).ledger_ids()
+        noted = marked & await WaitingNotes(self._cluster.store, self._cluster.paths).ledger_ids()
         still = await still_naming(self._cluster, sorted(noted), drains.progress)
         return marked - (noted - set(still))
 
@@ -279,11 +278,11 @@ async def nobody_at_work(
     cluster: AdminSession, known: dict[str, LiveNode | None] | None = None
 ) -> list[str]:
     """What keeps our daemons from doing what is ordered. ``known``: as for ``live_nodes``."""
-    store, ur = cluster.store, cluster.ur
-    if await store.exists(znodes.disable_path(ur)) is not None:
+    store, paths = cluster.store, cluster.paths
+    if await store.exists(paths.disable) is not None:
         return ["auto-recovery is disabled, so nothing moves: bookmender enable"]
-    leader = await current_leader(store, ur)
-    nodes = await live_nodes(store, ur, known)
+    leader = await current_leader(store, paths)
+    nodes = await live_nodes(store, paths, known)
     if leader is None:
         return ["no auditor is running, so nobody looks for the ledgers: bookmender daemon"]
     if leader.session_id not in {node.session_id for node in nodes}:
@@ -312,7 +311,7 @@ async def concerns_of_bookies(cluster: AdminSession, bookies: Sequence[BookieId]
             "http://HOST:PORT/api/v1/bookie/state/readonly\n"
             "  or by forceReadOnlyBookie=true in its settings, and a restart"
         )
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    orders = await OrderStore(cluster.store, cluster.paths).read()
     others = view.writable.keys() - orders.draining.keys() - set(bookies)
     if not others:
         concerns.append("no other writable bookie is left to take over: add one")
@@ -329,10 +328,10 @@ async def away_concerns(
     if not away or not available:
         return {}
     now_ms = clock.wall_ms()
-    windows = (await OrderBook(cluster.store, cluster.ur).read()).at(now_ms).maintenance
+    windows = (await OrderStore(cluster.store, cluster.paths).read()).at(now_ms).maintenance
     due_ms = await losses_due_ms(cluster, away, clock=clock)
     default_s = cluster.settings.auditor.lost_bookie_recovery_delay_s
-    delay = await read_delay(cluster.store, cluster.ur, default_s=default_s)
+    delay = await read_delay(cluster.store, cluster.paths, default_s=default_s)
     losses = {
         bookie: _loss_text(at_ms, delay_s=delay.delay_s, now_ms=now_ms)
         for bookie, at_ms in due_ms.items()

@@ -21,7 +21,7 @@ from daemon.cli.orders import leader_concerns, unreadable_texts
 from daemon.cli.progress import counted, duration_text, echo_notes, printable
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId
-from replication.orders import HoldOrder, OrderBook, Orders, hold_place
+from replication.orders import HoldOrder, Orders, OrderStore, hold_znode
 
 BOOKIES_SHOWN_MAX = 20
 
@@ -123,7 +123,7 @@ async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
     orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
     place = hold_place(cluster.ur)
     available = (await registered_bookies(cluster)).available
-    named = (await read_absences(cluster.store, cluster.ur)).named(now_ms=clock.wall_ms())
+    named = (await read_absences(cluster.store, cluster.paths)).named(now_ms=clock.wall_ms())
     gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
     excused = gone & (orders.maintenance.keys() | orders.draining.keys())
     return HoldState(
@@ -131,7 +131,7 @@ async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
         away=tuple(sorted(gone - excused)),
         excused=tuple(sorted(excused)),
         bookie_count=len(gone) + len(available),
-        unreadable=place.path if place.path in orders.unreadable else "",
+        unreadable=znode.path if znode.path in orders.unreadable else "",
     )
 
 
@@ -142,7 +142,7 @@ async def begin_hold(
 
     It names no bookie: at its own end it says nothing of those that are still away then.
     """
-    book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), hold_znode(cluster.paths)
     now_ms = clock.wall_ms()
     hold = HoldOrder(
         since_ms=now_ms,
@@ -150,15 +150,15 @@ async def begin_hold(
         reason=reason,
         is_by_operator=True,
     )
-    await book.give(place, hold, over=await book.stored(place))
+    await order_store.give(znode, hold, over=await order_store.stored(znode))
     return hold
 
 
 async def end_hold(cluster: AdminSession, away: Collection[BookieId], *, clock: Clock) -> bool:
     """These bookies are lost: it binds for them. False when nothing was held. Raises
     ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), hold_znode(cluster.paths)
+    standing = await order_store.stored(znode)
     if standing is None or standing.order is None:
         return False
     order = standing.order
@@ -167,9 +167,9 @@ async def end_hold(cluster: AdminSession, away: Collection[BookieId], *, clock: 
     if away:
         bookies = tuple(sorted({*order.bookies, *away}))
         released = replace(order, bookies=bookies, is_released=True)
-        await book.give(place, released, over=standing)
+        await order_store.give(znode, released, over=standing)
     else:
-        await book.withdraw(place, over=standing)
+        await order_store.withdraw(znode, over=standing)
     return True
 
 

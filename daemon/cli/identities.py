@@ -15,7 +15,7 @@ from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.progress import counted
 from ledgers.model import BookieId
 from ledgers.registration import UNTOLD_CZXID
-from replication.orders import IdentitiesOrder, OrderBook, identities_place
+from replication.orders import IdentitiesOrder, OrderStore, identities_znode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def trust_identities(
 
 async def read_identities(cluster: AdminSession, *, has_changed: bool = False) -> Identities:
     """Every cookie, and what the order says. Raises UnavailableError."""
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    orders = await OrderStore(cluster.store, cluster.paths).read()
     return Identities(
         cookies=await _cookies(cluster), trusted=orders.trusted_cookies, has_changed=has_changed
     )
@@ -109,22 +109,22 @@ async def give_trust(cluster: AdminSession, bookies: Sequence[BookieId] | None) 
 
     Raises ConflictError.
     """
-    book, place = OrderBook(cluster.store, cluster.ur), identities_place(cluster.ur)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), identities_znode(cluster.paths)
+    standing = await order_store.stored(znode)
     before = {} if standing is None or standing.order is None else standing.order.cookies
     cookies = await _cookies(cluster)
     added = cookies if bookies is None else {b: cookies[b] for b in bookies if b in cookies}
     clock = await shared_clock(cluster)
     order = IdentitiesOrder(since_ms=clock.wall_ms(), cookies={**before, **added})
-    await book.give(place, order, over=standing)
+    await order_store.give(znode, order, over=standing)
 
 
 async def withdraw_trust(cluster: AdminSession) -> None:
     """Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.ur), identities_place(cluster.ur)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), identities_znode(cluster.paths)
+    standing = await order_store.stored(znode)
     if standing is not None:
-        await book.withdraw(place, over=standing)
+        await order_store.withdraw(znode, over=standing)
 
 
 async def _cookies(cluster: AdminSession) -> dict[BookieId, int]:

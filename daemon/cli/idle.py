@@ -63,11 +63,11 @@ class IdleLedgers:
 async def find_idle(cluster: AdminSession, *, after_s: float, clock: Clock) -> IdleLedgers:
     """Those that have got no entry for so long, and whose metadata still is as it was."""
     now_ms = clock.wall_ms()
-    sightings = await read_sightings(cluster.store, cluster.ur)
+    sightings = await read_sightings(cluster.store, cluster.paths)
     idle = [(i, each) for i, each in sightings.items() if each.idle_s(now_ms) >= after_s]
     look = partial(_still_idle, cluster, now_ms=now_ms)
     looked = await gather_in_parts(look, idle, at_once=READS_AT_ONCE)
-    record = await read_check(cluster.store, cluster.ur, IDLE_OPEN.name)
+    record = await read_check(cluster.store, cluster.paths, IDLE_OPEN.name)
     return IdleLedgers(
         ledgers=tuple(each for each in looked if each is not None),
         checked_ms=None if record.last is None else record.last.finished_ms,

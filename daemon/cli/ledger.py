@@ -19,7 +19,7 @@ from ledgers.model import BookieId
 from replication.cluster import ClusterView
 from replication.ledger_record import UnprovenEnd, read_given_up, read_unproven_end
 from replication.open_ledgers import end_doubts
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 
 SET_UP_LATER = (
     "  set up later than this: what they had of it before is gone, unless it was copied again: "
@@ -58,10 +58,10 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
         view = ClusterView(
             bookies=await registered_bookies(cluster),
             cookies=await cluster.registration.cookies(),
-            orders=await OrderBook(cluster.store, cluster.ur).read(),
+            orders=await OrderStore(cluster.store, cluster.paths).read(),
         )
-        tried = await read_unproven_end(cluster.store, cluster.ur, ledger_id)
-        given_up = await read_given_up(cluster.store, cluster.ur, ledger_id)
+        tried = await read_unproven_end(cluster.store, cluster.paths, ledger_id)
+        given_up = await read_given_up(cluster.store, cluster.paths, ledger_id)
         told = None if given_up is None else asdict(given_up)
         return _record(found, view, tried) | {"given_up": told}
 

@@ -16,7 +16,7 @@ from daemon.cli.progress import echo_notes
 from daemon.limits import limits_in_force, ordered_limits
 from daemon.settings import Settings
 from ledgers.errors import CorruptionError
-from replication.orders import LimitsOrder, OrderBook, limits_place
+from replication.orders import LimitsOrder, OrderStore, limits_znode
 
 EXPLAINED: Mapping[str, str] = {
     "bytes_per_s": "stored bytes that each node copies in a second",
@@ -101,8 +101,8 @@ async def _change_or_read(
     if reset or wanted != LimitsOrder():
         order = await change_limits(cluster, wanted, reset=reset)
         return effective_limits(order, cluster.settings), False
-    path = limits_place(cluster.ur).path
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    path = limits_znode(cluster.paths).path
+    orders = await OrderStore(cluster.store, cluster.paths).read()
     is_unreadable = path in orders.unreadable
     if is_unreadable:
         echo_notes(unreadable_texts([path]))
@@ -128,16 +128,16 @@ class EffectiveLimit:
 
 async def change_limits(cluster: AdminSession, wanted: LimitsOrder, *, reset: bool) -> LimitsOrder:
     """Give the order, over what stands or in its place. Raises ConflictError, CorruptionError."""
-    book, place = OrderBook(cluster.store, cluster.ur), limits_place(cluster.ur)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), limits_znode(cluster.paths)
+    standing = await order_store.stored(znode)
     if standing is not None and standing.order is None and not reset:
         raise CorruptionError("the order that stands cannot be read; --reset takes it back")
     before = LimitsOrder() if reset or standing is None else standing.order or LimitsOrder()
     order = merged(before, wanted)
     if order != LimitsOrder():
-        await book.give(place, order, over=standing)
+        await order_store.give(znode, order, over=standing)
     elif standing is not None:
-        await book.withdraw(place, over=standing)
+        await order_store.withdraw(znode, over=standing)
     return order
 
 

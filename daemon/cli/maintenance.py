@@ -37,9 +37,8 @@ from daemon.status.leader import is_named_by_none
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
-from replication import znodes
 from replication.marks import marked_ledger_ids, read_marks
-from replication.orders import MaintenanceWindow, OrderBook, maintenance_place
+from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 
 LOOK_S = 15.0
 """An operator waits for it: some hundred thousand ledgers."""
@@ -118,11 +117,13 @@ async def left_without(
 async def _others(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> tuple[BookieId, ...]:
     """Without those that are known to be named by no ledger: nobody may have come to decommission
     them."""
-    windows = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms()).maintenance
+    windows = (
+        (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms()).maintenance
+    )
     available = (await registered_bookies(cluster)).available
     # The leader tells of bookies without a cookie, too: of one that died, and is about to be set up
     # anew.
-    named = (await read_absences(cluster.store, cluster.ur)).named(now_ms=clock.wall_ms())
+    named = (await read_absences(cluster.store, cluster.paths)).named(now_ms=clock.wall_ms())
     gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
     others = sorted((gone | windows.keys()) - {bookie})
     return tuple([b for b in others if not await is_named_by_none(cluster, b, clock=clock)])
@@ -258,10 +259,13 @@ async def open_window(
     cluster: AdminSession, bookie: BookieId, *, duration_s: int, reason: str, clock: Clock
 ) -> MaintenanceWindow:
     """From now on, in place of one that stands. Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.ur), maintenance_place(cluster.ur, bookie)
+    order_store, znode = (
+        OrderStore(cluster.store, cluster.paths),
+        maintenance_znode(cluster.paths, bookie),
+    )
     now_ms = clock.wall_ms()
     window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + duration_s * 1000, reason=reason)
-    await book.give(place, window, over=await book.stored(place))
+    await order_store.give(znode, window, over=await order_store.stored(znode))
     return window
 
 
@@ -271,7 +275,7 @@ async def end_window(cluster: AdminSession, bookie: BookieId) -> bool:
     standing = await book.stored(place)
     if standing is None:
         return False
-    await book.withdraw(place, over=standing)
+    await order_store.withdraw(znode, over=standing)
     return True
 
 
@@ -279,7 +283,7 @@ async def read_unreadable_windows(
     cluster: AdminSession, bookie: BookieId | None
 ) -> tuple[str, ...]:
     """The paths of those that cannot be read; of this bookie alone, if given."""
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    orders = await OrderStore(cluster.store, cluster.paths).read()
     return unreadable_windows(orders.unreadable, None if bookie is None else [bookie])
 
 
@@ -289,12 +293,12 @@ async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, Ma
     orders = await book.read()
     current = dict(orders.at(clock.wall_ms()).maintenance)
     for bookie in orders.maintenance.keys() - current.keys():
-        place = maintenance_place(cluster.ur, bookie)
-        standing = await book.stored(place)
+        znode = maintenance_znode(cluster.paths, bookie)
+        standing = await order_store.stored(znode)
         if standing is not None and standing.order == orders.maintenance[bookie]:
             # Somebody gives a new one just now; or it stays, which does no harm.
             with suppress(ConflictError, UnauthorizedError, UnavailableError):
-                await book.withdraw(place, over=standing)
+                await order_store.withdraw(znode, over=standing)
     return current
 
 
@@ -302,8 +306,8 @@ async def concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> 
     """What the window comes too late for, or that nobody needs it."""
     if bookie in (await registered_bookies(cluster)).available:
         return []
-    marked = await marked_ledger_ids(cluster.store, cluster.ur)
-    marks = await read_marks(cluster.store, cluster.ur, marked)
+    marked = await marked_ledger_ids(cluster.store, cluster.paths)
+    marks = await read_marks(cluster.store, cluster.paths, marked)
     count = sum(m.mark is not None and bookie in m.mark.replicas for m in marks)
     doubtful = sum(m.mark is None for m in marks)
     found: list[str] = []
@@ -329,7 +333,7 @@ async def end_concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock)
 
     Nothing is said where no bookie is registered at all, as then nobody is lost (rule S8).
     """
-    store, ur = cluster.store, cluster.ur
+    store, paths = cluster.store, cluster.paths
     available = (await registered_bookies(cluster)).available
     if not available or bookie in available:
         return []
@@ -339,12 +343,12 @@ async def end_concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock)
             f"back, bookmender bookie decommission {bookie} forgets it"
         ]
     default_s = cluster.settings.auditor.lost_bookie_recovery_delay_s
-    delay = await read_delay(store, ur, default_s=default_s)
-    absences = await read_absences(store, ur)
+    delay = await read_delay(store, paths, default_s=default_s)
+    absences = await read_absences(store, paths)
     unmarked_until = ""
     if await current_hold(cluster, clock=clock) is not None:
         unmarked_until = "the safety hold that stands has ended: bookmender hold"
-    elif await store.exists(znodes.disable_path(ur)) is not None:
+    elif await store.exists(paths.disable) is not None:
         unmarked_until = "auto-recovery is enabled again: bookmender enable"
     return [
         lost_at_end_text(

@@ -10,7 +10,6 @@ from auditor.election import current_leader
 from daemon.admin_session import AdminSession
 from daemon.cli.progress import printable
 from ledgers.model import BookieId
-from replication import znodes
 from replication.nodes import live_nodes
 
 
@@ -106,10 +105,10 @@ UNREADABLE_VOTE = "its vote cannot be read"
 async def java_leader(cluster: AdminSession) -> str | None:
     """What the leader calls itself where it is none of our nodes; None where nobody leads, or one
     of ours does."""
-    leader = await current_leader(cluster.store, cluster.ur)
+    leader = await current_leader(cluster.store, cluster.paths)
     if leader is None:
         return None
-    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
     return None if leader.session_id in ours else leader.candidate or UNREADABLE_VOTE
 
 
@@ -124,7 +123,7 @@ def disregards(leader: str, orders: str) -> str:
 
 async def leader_concerns(cluster: AdminSession, orders: str) -> list[str]:
     """Likewise; empty where no such leader is there, or auto-recovery is disabled."""
-    if await cluster.store.exists(znodes.disable_path(cluster.ur)) is not None:
+    if await cluster.store.exists(cluster.paths.disable) is not None:
         return []
     leader = await java_leader(cluster)
     return [] if leader is None else [disregards(leader, orders)]

@@ -19,7 +19,7 @@ from daemon.status.records import lock_record, note_record
 from replication.ledger_record import WaitingNotes
 from replication.marks import LockedLedger, MarkedLedger, marked_ledger_ids, read_locks, read_marks
 from replication.nodes import live_nodes
-from replication.znodes import own_path
+from replication.znodes import MarkPaths
 
 
 @click.group()
@@ -44,8 +44,8 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
 
     async def look(cluster: AdminSession) -> tuple[int, list[dict[str, Any]]]:
         shared, own = (
-            await _marked(cluster, cluster.ur),
-            await _marked(cluster, own_path(cluster.ur)),
+            await _marked(cluster, cluster.paths),
+            await _marked(cluster, cluster.paths.private),
         )
         marked = own | shared
         chosen = [marked[ledger_id] for ledger_id in sorted(marked)[:limit]]
@@ -63,9 +63,9 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
     sys.exit(1 if total else 0)
 
 
-async def _marked(cluster: AdminSession, ur: str) -> dict[int, MarkedLedger]:
+async def _marked(cluster: AdminSession, paths: MarkPaths) -> dict[int, MarkedLedger]:
     """Return the marked ledgers of one of the two queues, by id."""
-    marks = await read_marks(cluster.store, ur, await marked_ledger_ids(cluster.store, ur))
+    marks = await read_marks(cluster.store, paths, await marked_ledger_ids(cluster.store, paths))
     return {marked.ledger_id: marked for marked in marks}
 
 
@@ -75,12 +75,12 @@ async def queue_rows(
     """Return the rows of the output. ``own``: ledgers that are only in bookmender's private
     queue."""
     ledger_ids = [ledger.ledger_id for ledger in marked]
-    held = await read_locks(cluster.store, cluster.ur, ledger_ids)
-    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    held = await read_locks(cluster.store, cluster.paths, ledger_ids)
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
     locks = {lock.ledger_id: lock for lock in held}
-    noted = await WaitingNotes(cluster.store, cluster.ur).read_all(ledger_ids)
+    noted = await WaitingNotes(cluster.store, cluster.paths).read_all(ledger_ids)
     notes = {note.ledger_id: note for note in await current_notes(cluster, noted)}
-    reasons = await MarkReasons.read(cluster.store, cluster.ur, ledger_ids)
+    reasons = await MarkReasons.read(cluster.store, cluster.paths, ledger_ids)
     return [
         {
             "ledger_id": ledger.ledger_id,

@@ -51,7 +51,7 @@ from replication.nodes import Role
 from replication.reasons import Reason
 from replication.transactions import Batcher
 from replication.work_queue import GivenLedgers
-from replication.znodes import own_path
+from replication.znodes import ClusterPaths
 
 POLL_S = 0.5
 POLLED_LEDGERS_PER_S = 2_000
@@ -118,7 +118,7 @@ async def repair_by_hand(
         return GivenLedgers(
             session.store,
             batcher,
-            session.ur,
+            session.paths,
             holder=socket.gethostname(),
             clock=session.clock,
             ledger_ids=ledger_ids,
@@ -127,16 +127,16 @@ async def repair_by_hand(
     async with open_worker(settings, journal, role=Role.HAND, make_queue=queue) as opened:
         session = opened.session
         await mark_for_repair(session, opened.batcher, ledgers)
-        failed = await access_denied(session.store, session.ur, ledger_ids)
+        failed = await access_denied(session.store, session.paths, ledger_ids)
         takable = set(ledger_ids) - failed.keys()
         async with asyncio.TaskGroup() as tasks:
             worker = tasks.create_task(opened.worker.run())
             waiting = await wait_done(
-                session.store, session.ur, takable, show=show, clock=session.clock
+                session.store, session.paths, takable, show=show, clock=session.clock
             )
             worker.cancel()
         done = takable.difference(note.ledger_id for note in waiting)
-        unproven = await unproven_among(session.store, session.manager, session.ur, done)
+        unproven = await unproven_among(session.store, session.manager, session.paths, done)
     return RepairedByHand(
         ledger_count=len(takable), waiting=waiting, unproven=tuple(unproven), failed=failed
     )
@@ -153,7 +153,7 @@ async def mark_by_hand(
             await mark_for_repair(session, batcher, ledgers)
             sender.cancel()
         ledger_ids = [ledger.ledger_id for ledger in ledgers]
-        failed = await access_denied(session.store, session.ur, ledger_ids)
+        failed = await access_denied(session.store, session.paths, ledger_ids)
     return RepairedByHand(ledger_count=len(ledgers) - len(failed), failed=failed)
 
 
@@ -161,9 +161,9 @@ async def mark_for_repair(
     session: Session, batcher: Batcher, ledgers: Sequence[UnderreplicatedLedger]
 ) -> None:
     """In our private queue. What some node noted of a ledger's next try is not waited for any more."""
-    marker = Marker(session.store, batcher, own_path(session.ur), session.clock)
+    marker = Marker(session.store, batcher, session.paths.private, session.clock)
     await marker.mark_all(ledgers)
-    notes = WaitingNotes(session.store, session.ur)
+    notes = WaitingNotes(session.store, session.paths)
     noted = await notes.ledger_ids()
     waiting = [ledger.ledger_id for ledger in ledgers if ledger.ledger_id in noted]
     for ledger_id in waiting:
@@ -172,12 +172,14 @@ async def mark_for_repair(
         await order_retries(waiting, session.store, session.ur, session.clock)
 
 
-async def access_denied(store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> dict[int, str]:
+async def access_denied(
+    store: MetadataStore, paths: ClusterPaths, ledger_ids: Sequence[int]
+) -> dict[int, str]:
     """Why, of those whose marks in our queue ACLs keep from us: they stand, and no worker takes
     them."""
     return {
         marked.ledger_id: f"its mark cannot be read: {marked.refusal}"
-        for marked in await read_marks(store, own_path(ur), ledger_ids)
+        for marked in await read_marks(store, paths.private, ledger_ids)
         if marked.refusal
     }
 
@@ -194,7 +196,12 @@ async def _named(manager: LedgerManager, ledger_id: int) -> UnderreplicatedLedge
 
 
 async def wait_done(
-    store: MetadataStore, ur: str, ledger_ids: Collection[int], *, show: Show, clock: Clock
+    store: MetadataStore,
+    paths: ClusterPaths,
+    ledger_ids: Collection[int],
+    *,
+    show: Show,
+    clock: Clock,
 ) -> tuple[WaitingNote, ...]:
     """Until none is marked (empty), or all that are wait for more than time to pass (their notes).
 
@@ -202,8 +209,8 @@ async def wait_done(
     it: it is told and not waited out. The grace of a writer is.
     """
     left = sorted(ledger_ids)
-    while left := await _still_marked(store, ur, left):
-        notes = await _notes(store, ur, left)
+    while left := await _still_marked(store, paths, left):
+        notes = await _notes(store, paths, left)
         needy = tuple(note for note in notes if _is_in_vain(note))
         if len(needy) == len(left):
             return needy
@@ -242,14 +249,18 @@ def _is_in_vain(note: WaitingNote) -> bool:
 _ENDED_BY_OTHERS = frozenset({Reason.HOLD, Reason.MAINTENANCE, Reason.OPEN_FRAGMENT})
 
 
-async def _still_marked(store: MetadataStore, ur: str, ledger_ids: Collection[int]) -> list[int]:
-    listed = set(await marked_ledger_ids(store, own_path(ur)))
-    marks = await read_marks(store, own_path(ur), sorted(listed.intersection(ledger_ids)))
+async def _still_marked(
+    store: MetadataStore, paths: ClusterPaths, ledger_ids: Collection[int]
+) -> list[int]:
+    listed = set(await marked_ledger_ids(store, paths.private))
+    marks = await read_marks(store, paths.private, sorted(listed.intersection(ledger_ids)))
     return [marked.ledger_id for marked in marks]
 
 
-async def _notes(store: MetadataStore, ur: str, ledger_ids: Collection[int]) -> list[WaitingNote]:
-    notes = WaitingNotes(store, ur)
+async def _notes(
+    store: MetadataStore, paths: ClusterPaths, ledger_ids: Collection[int]
+) -> list[WaitingNote]:
+    notes = WaitingNotes(store, paths)
     noted = (await notes.ledger_ids()).intersection(ledger_ids)
     return await notes.read_all(sorted(noted))
 

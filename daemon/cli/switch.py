@@ -9,7 +9,6 @@ import click
 from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import config_option, output_option
 from ledgers.errors import NodeExistsError, NoNodeError
-from replication import znodes
 
 
 @click.command()
@@ -42,14 +41,14 @@ def enable(config: Path | None, output: str) -> None:
 async def switch_off(cluster: AdminSession) -> bool:
     """Whether it was on. The znode is shared with Java, which keeps nothing in it."""
     with suppress(NodeExistsError):
-        await cluster.store.create(znodes.disable_path(cluster.ur), with_parents=True)
+        await cluster.store.create(cluster.paths.disable, with_parents=True)
         return True
     return False
 
 
 async def switch_on(cluster: AdminSession) -> bool:
     with suppress(NoNodeError):
-        await cluster.store.delete(znodes.disable_path(cluster.ur))
+        await cluster.store.delete(cluster.paths.disable)
         return True
     return False
 

@@ -71,12 +71,11 @@ from ledgers.model import BookieId
 from ledgers.placement import Rule
 from ledgers.registration import read_instance_id
 from ledgers.tasks import task_scope
-from replication import znodes
 from replication.cluster import ViewSource
 from replication.marks import prepare_tree
 from replication.nodes import Membership, Role
 from replication.transactions import Batcher
-from replication.znodes import parse_record, text
+from replication.znodes import parse_record, text_field
 
 LOOPBACK = "127.0.0.1"
 EXECUTORS_PYTHON = "spark.pyspark.python"
@@ -438,7 +437,7 @@ async def find_places(cluster: AdminSession) -> Places:
     placing = await load_placement(
         cluster.settings.placement,
         store=cluster.store,
-        ur=cluster.ur,
+        paths=cluster.paths,
         views=views,
         local=None,
         clock=clock,
@@ -544,7 +543,7 @@ async def tell_daemon(settings: Settings, summary: Summary) -> None:
     """For status and metrics. The results stand whether or not that can be written."""
     try:
         async with admin_session(settings) as cluster:
-            await write_last(cluster.store, cluster.ur, summary)
+            await write_last(cluster.store, cluster.paths, summary)
     except BookmenderError as error:
         log.error("fsck_run.not_told", error=str(error))
 
@@ -587,28 +586,28 @@ async def publish(
         check_cluster(folder, await which_cluster(cluster))
         marked = await publish_here(cluster, faults, show)
         try:
-            await note_marked(cluster.store, cluster.ur, run, marked.count)
+            await note_marked(cluster.store, cluster.paths, run, marked.count)
         except BookmenderError as error:  # the marks stand
             log.error("fsck_marks.not_noted", error=str(error))
         return marked
 
 
 async def publish_here(cluster: AdminSession, faults: Sequence[Fault], show: Show) -> Marked:
-    store, ur, clock = cluster.store, cluster.ur, SystemClock()
-    if await store.exists(znodes.disable_path(ur)) is not None:
+    store, paths, clock = cluster.store, cluster.paths, SystemClock()
+    if await store.exists(paths.disable) is not None:
         raise RejectedError(
             "auto-recovery is switched off, so nothing is marked: bookmender enable"
         )
-    await prepare_tree(store, ur)
+    await prepare_tree(store, paths)
     views = ViewSource(cluster.registration, clock)
     await views.refresh()
-    membership = await Membership.join(store, ur, by_hand())
+    membership = await Membership.join(store, paths, by_hand())
     batcher = Batcher(store, [membership.guard])
     async with task_scope() as scope:
         scope.start(batcher.run())
         publisher = Publisher(
-            BothQueues(store, batcher, ur, clock),
-            Findings(store, batcher, ur, clock),
+            BothQueues(store, batcher, paths, clock),
+            Findings(store, batcher, paths, clock),
             cluster.manager,
             views,
         )
@@ -617,7 +616,7 @@ async def publish_here(cluster: AdminSession, faults: Sequence[Fault], show: Sho
 
 
 async def _has_worker(membership: Membership) -> bool:
-    return any(node.info.role is Role.WORKER for node in await membership.everybody())
+    return any(node.info.role is Role.WORKER for node in await membership.live_nodes())
 
 
 def write_racks(folder: Path, racks: Mapping[BookieId, str]) -> None:
@@ -629,7 +628,7 @@ def read_racks(folder: Path) -> dict[BookieId, str]:
     """None known where they cannot be read."""
     try:
         record = parse_record((folder / RACKS_FILE).read_bytes())
-        return {BookieId(bookie): text(record, bookie) for bookie in record}
+        return {BookieId(bookie): text_field(record, bookie) for bookie in record}
     except (OSError, CorruptionError):
         return {}
 

@@ -33,7 +33,7 @@ from ledgers.placement.topology import Racks
 from ledgers.store import ReadOnlyStore
 from ledgers.tasks import task_scope
 from replication.cluster import ViewSource
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.preview import Preview
 
 log = structlog.get_logger()
@@ -106,12 +106,12 @@ async def open_observing(
     store = ReadOnlyStore(zookeeper)
     try:
         cluster = await AdminSession.on(store, settings)
-        views = ViewSource(cluster.registration, clock, OrderBook(store, cluster.ur))
+        views = ViewSource(cluster.registration, clock, OrderStore(store, cluster.paths))
         view = await views.refresh()
         placing = await load_placement(  # for safety holds, which depend on racks
             settings.placement,
             store=store,
-            ur=cluster.ur,
+            paths=cluster.paths,
             views=views,
             local=local_bookie(settings.node.bookie_id, view),
             clock=clock,
@@ -154,7 +154,7 @@ async def observe(
     )
     tracker = LossTracker(
         store=cluster.store,
-        ur=cluster.ur,
+        paths=cluster.paths,
         updater=updater,
         views=views,
         holds=ForeseenHolds(SafetyHoldPolicy(settings.hold, clock, rack_of=racks.rack)),
@@ -164,7 +164,7 @@ async def observe(
     )
     await tracker.prepare()
     observer = Observer(
-        store=cluster.store, ur=cluster.ur, updater=updater, tracker=tracker, clock=clock
+        store=cluster.store, paths=cluster.paths, updater=updater, tracker=tracker, clock=clock
     )
     async with task_scope() as beside:
         beside.start(updater.run())

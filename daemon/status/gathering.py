@@ -19,7 +19,6 @@ from daemon.status.pace import copying_pace
 from daemon.status.state import LOCKS_READ_MAX, UNREADABLE_VOTE, Status
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
-from replication import znodes
 from replication.client_activity import read_activity
 from replication.cluster import ClusterView
 from replication.ledger_record import (
@@ -37,7 +36,7 @@ from replication.marks import (
     read_marks,
 )
 from replication.nodes import live_nodes
-from replication.orders import OrderBook, Orders
+from replication.orders import Orders, OrderStore
 from replication.reasons import Reason
 
 
@@ -45,19 +44,19 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
     """Raises UnavailableError when something could not be read whole. ``clock``: the real one, if
     None."""
     clock = clock or SystemClock()
-    store, ur = cluster.store, cluster.ur
-    nodes = await live_nodes(store, ur)
-    leader = await current_leader(store, ur)
-    marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
+    store, paths = cluster.store, cluster.paths
+    nodes = await live_nodes(store, paths)
+    leader = await current_leader(store, paths)
+    marked = await read_marks(store, paths, await marked_ledger_ids(store, paths))
     marked_ids = {ledger.ledger_id for ledger in marked}
-    own = await read_private_queue(store, ur, shared=marked_ids)
+    own = await read_private_queue(store, paths, shared=marked_ids)
     queued_ids = marked_ids.union(own.ledger_ids)
-    locked_ids = await locked_ledger_ids(store, ur)
-    notes = WaitingNotes(store, ur)
+    locked_ids = await locked_ledger_ids(store, paths)
+    notes = WaitingNotes(store, paths)
     noted = sorted(await notes.ledger_ids() & queued_ids)
     readable = await notes.read_all(noted)
     waiting = await current_notes(cluster, readable)
-    orders = await OrderBook(store, ur).read()
+    orders = await OrderStore(store, paths).read()
     bookies = await bookie_rows(cluster, orders, clock=clock)
     leader_node = next(
         (n.info for n in nodes if leader and n.session_id == leader.session_id), None
@@ -81,7 +80,7 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
         lost=tuple(bookie for bookie in away if bookie not in not_lost),
         away=tuple(bookie for bookie in away if bookie in not_lost),
         wiped=tuple(row.bookie for row in bookies if row.is_wiped and leader_node is not None),
-        is_disabled=await store.exists(znodes.disable_path(ur)) is not None,
+        is_disabled=await store.exists(paths.disable) is not None,
         marked_count=len(marked),
         by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
         by_bookie=tuple(sorted(_bookie_counts(marked).items())),
@@ -102,7 +101,7 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
         auditing=auditing,
         pace=copying_pace(
             limits_in_force(orders.limits, cluster.settings),
-            await read_activity(store, ur, now_ms=clock.wall_ms()),
+            await read_activity(store, paths, now_ms=clock.wall_ms()),
             [
                 row.bookie
                 for row in bookies
@@ -111,9 +110,9 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
         ),
         unreadable_orders=orders.unreadable,
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
-        unproven=tuple(await unproven_ledger_ids(store, cluster.manager, ur)),
-        fsck=await read_last(store, ur),
-        fsck_closer=await read_closer(store, ur),
+        unproven=tuple(await unproven_ledger_ids(store, cluster.manager, paths)),
+        fsck=await read_last(store, paths),
+        fsck_closer=await read_closer(store, paths),
     )
 
 
@@ -138,7 +137,7 @@ async def _audit_as_it_is_now(cluster: AdminSession) -> AuditRecord | None:
 
     Of very many only the ids that it tells of, a hundred at most, are looked at again.
     """
-    audit = await last_audit(cluster.store, cluster.ur)
+    audit = await last_audit(cluster.store, cluster.paths)
     if audit is None or not audit.unreadable:
         return audit
     are_unreadable = await asyncio.gather(*(_is_unreadable(cluster, i) for i in audit.unreadable))
@@ -162,9 +161,9 @@ async def foreign_locks(
 ) -> tuple[LockedLedger, ...]:
     """Of the first ``LOCKS_READ_MAX`` locks, those known to be of no node of ours; the oldest
     first."""
-    locks = await read_locks(cluster.store, cluster.ur, locked_ids[:LOCKS_READ_MAX])
+    locks = await read_locks(cluster.store, cluster.paths, locked_ids[:LOCKS_READ_MAX])
     # After the locks: a node that joined in between is not to be taken for somebody else.
-    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
     foreign = [lock for lock in locks if lock.since_ms and lock.session_id not in ours]
     return tuple(sorted(foreign, key=lambda lock: lock.since_ms))
 

@@ -215,9 +215,9 @@ async def gather_leader(
 ) -> LeaderState:
     """``leader_session_id``: of a leader of ours, else None. ``away``: who is to count as lost in
     time; ``on_purpose``: who is not."""
-    store, ur = cluster.store, cluster.ur
+    store, paths = cluster.store, cluster.paths
     delay = await read_delay(
-        store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
+        store, paths, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
     )
     by_cause = tuple(sorted((await _cause_counts(cluster, marked)).items()))
     if leader_session_id is None:  # what an earlier leader of ours left says nothing of now
@@ -227,10 +227,10 @@ async def gather_leader(
             uncounted=_uncounted({}, away, delay_s=delay.delay_s),
             by_cause=by_cause,
         )
-    index = await read_ledger_map_record(store, ur)
+    index = await read_ledger_map_record(store, paths)
     is_its_own = index is not None and index.session_id == leader_session_id
     checks = await read_checks(cluster, clock=clock)
-    absences, now_ms = await read_absences(store, ur), clock.wall_ms()
+    absences, now_ms = await read_absences(store, paths), clock.wall_ms()
     is_fresh = absences.is_fresh(now_ms=now_ms)
     are_all_named = (
         is_fresh
@@ -265,14 +265,14 @@ async def losses_due_ms(
 ) -> Mapping[BookieId, int | None]:
     """When those that have time left will be lost, as a leader of ours counts; None where none
     does."""
-    store, ur = cluster.store, cluster.ur
-    leader = await current_leader(store, ur)
-    ours = {node.session_id for node in await live_nodes(store, ur)}
+    store, paths = cluster.store, cluster.paths
+    leader = await current_leader(store, paths)
+    ours = {node.session_id for node in await live_nodes(store, paths)}
     delay = await read_delay(
-        store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
+        store, paths, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
     )
     is_ours = leader is not None and leader.session_id in ours
-    absences = await read_absences(store, ur) if is_ours else StoredAbsences()
+    absences = await read_absences(store, paths) if is_ours else StoredAbsences()
     pending = _pending(absences, away, delay_s=delay.delay_s, now_ms=clock.wall_ms())
     uncounted = _untold(absences, away, delay_s=delay.delay_s)
     return LeaderState(pending=pending, uncounted=uncounted).loss_due_ms
@@ -281,8 +281,8 @@ async def losses_due_ms(
 async def is_named_by_none(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> bool:
     """Whether a leader of ours knows for certain that no ledger names this bookie, which is
     away."""
-    leader = await current_leader(cluster.store, cluster.ur)
-    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    leader = await current_leader(cluster.store, cluster.paths)
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
     if leader is None or leader.session_id not in ours:
         return False
     state = await gather_leader(
@@ -335,7 +335,7 @@ async def _cause_counts(cluster: AdminSession, marked: Sequence[MarkedLedger]) -
     ledger_ids = [ledger.ledger_id for ledger in marked]
     if not ledger_ids:
         return Counter()
-    reasons = await MarkReasons.read(cluster.store, cluster.ur, ledger_ids)
+    reasons = await MarkReasons.read(cluster.store, cluster.paths, ledger_ids)
     return Counter(
         cause
         for ledger in marked

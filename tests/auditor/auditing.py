@@ -21,11 +21,10 @@ from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.nodes import Membership, Role
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.transactions import Batcher
-from replication.znodes import own_path
 from tests.replication.cluster import Cluster
-from tests.replication.nodes import ROOT, UR, node_info
+from tests.replication.nodes import PATHS, ROOT, node_info
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,16 +56,16 @@ async def leading(
     store = MemoryStore(cluster.tree)
     beside: list[asyncio.Task[None]] = []
     try:
-        views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
+        views = ViewSource(Registration(store, ROOT), cluster.clock, OrderStore(store, PATHS))
         await views.refresh()
-        membership = await Membership.join(store, UR, node_info(name, Role.AUDITOR))
+        membership = await Membership.join(store, PATHS, node_info(name, Role.AUDITOR))
         leadership = await Election(
-            store, UR, membership, candidate=name, clock=cluster.clock
+            store, PATHS, membership, candidate=name, clock=cluster.clock
         ).win()
         batcher = Batcher(store, leadership.guards)
-        marker = Marker(store, batcher, UR, cluster.clock)
+        marker = Marker(store, batcher, PATHS, cluster.clock)
         manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
-        records = Records(store, batcher, UR)
+        records = Records(store, batcher, PATHS)
         settings = settings or AuditorSettings()
         updater = LedgerMapUpdater(
             store=store,
@@ -77,13 +76,13 @@ async def leading(
         holds = Holds(
             store=store,
             batcher=batcher,
-            ur=UR,
+            paths=PATHS,
             settings=hold or HoldSettings(),
             clock=cluster.clock,
         )
         tracker = LossTracker(
             store=store,
-            ur=UR,
+            paths=PATHS,
             updater=updater,
             views=views,
             holds=holds,
@@ -105,7 +104,7 @@ async def leading(
             updater=updater,
             auditor=Auditor(
                 store=store,
-                ur=UR,
+                paths=PATHS,
                 updater=updater,
                 views=views,
                 tracker=tracker,
@@ -116,11 +115,11 @@ async def leading(
             ),
             drainer=Drainer(
                 store=store,
-                ur=UR,
+                paths=PATHS,
                 manager=manager,
                 updater=updater,
                 views=views,
-                marker=Marker(store, batcher, own_path(UR), cluster.clock),
+                marker=Marker(store, batcher, PATHS.private, cluster.clock),
                 records=records,
                 clock=cluster.clock,
             ),

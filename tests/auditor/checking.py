@@ -38,13 +38,13 @@ from replication import znodes
 from replication.cluster import ViewSource
 from replication.marks import MarkTree
 from replication.nodes import Membership, Role
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.transactions import Batcher
 from replication.znodes import Audit
 from tests.auditor.scenes import with_ledgers
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import ROOT, UR, node_info
+from tests.replication.nodes import PATHS, ROOT, node_info
 
 HOURLY = CheckKind(
     name="hourly",
@@ -133,11 +133,11 @@ async def checker(
     store = MemoryStore(cluster.tree)
     beside: list[asyncio.Task[None]] = []
     try:
-        views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
+        views = ViewSource(Registration(store, ROOT), cluster.clock, OrderStore(store, PATHS))
         await views.refresh()
-        membership = await Membership.join(store, UR, node_info(name, Role.AUDITOR))
+        membership = await Membership.join(store, PATHS, node_info(name, Role.AUDITOR))
         leadership = await Election(
-            store, UR, membership, candidate=name, clock=cluster.clock
+            store, PATHS, membership, candidate=name, clock=cluster.clock
         ).win()
         batcher = Batcher(store, leadership.guards)
         beside += [asyncio.create_task(batcher.run()), asyncio.create_task(views.run())]
@@ -153,25 +153,25 @@ async def checker(
             fallback_digest=DIGEST,
             entry_lists=entry_lists,
         )
-        findings = Findings(store, batcher, UR, cluster.clock)
-        reports = Reports(BothQueues(store, batcher, UR, cluster.clock), findings)
+        findings = Findings(store, batcher, PATHS, cluster.clock)
+        reports = Reports(BothQueues(store, batcher, PATHS, cluster.clock), findings)
         made = Checker(
             store=store,
             views=views,
             ledger_map=await indexed(manager),
             runner=None,  # type: ignore[arg-type]  # it asks the Checker
             all_ledgers=AllLedgersCheck(reader, reports, share=settings.all_ledgers_share),
-            replicas=ReplicasCheck(reader, reports, MarkTree(store, UR)),
+            replicas=ReplicasCheck(reader, reports, MarkTree(store, PATHS)),
             findings=findings,
         )
         made.runner = CheckRunner(
             checks,
             store=store,
-            ur=UR,
+            paths=PATHS,
             ledger_map=made.ledger_map,
             is_index_ready=lambda: made.is_index_ready,
             views=views,
-            records=CheckRecords(store, batcher, UR),
+            records=CheckRecords(store, batcher, PATHS),
             is_audit_pending=lambda: made.is_audit_pending,
             settings=settings,
             clock=cluster.clock,
@@ -214,11 +214,11 @@ async def indexed(manager: LedgerManager) -> LedgerMap:
 
 async def checked_at_ms(cluster: Cluster, kind: CheckKind = HOURLY) -> int | None:
     """When the check was last completed, as Java sees it."""
-    return await last_run_ms(cluster.store, UR, kind.name, kind.audit)
+    return await last_run_ms(cluster.store, PATHS, kind.name, kind.audit)
 
 
 async def store_time(cluster: Cluster, time_ms: int, audit: Audit = Audit.ALL_LEDGERS) -> None:
-    path, data = znodes.audit_time_path(UR, audit), znodes.audit_time_to_bytes(time_ms)
+    path, data = PATHS.audit_time(audit), znodes.audit_time_to_bytes(time_ms)
     if await cluster.store.exists(path) is None:
         await cluster.store.create(path, data)
     else:
@@ -226,7 +226,7 @@ async def store_time(cluster: Cluster, time_ms: int, audit: Audit = Audit.ALL_LE
 
 
 async def record(cluster: Cluster, kind: CheckKind = HOURLY) -> CheckRecord:
-    return await read_check(cluster.store, UR, kind.name)
+    return await read_check(cluster.store, PATHS, kind.name)
 
 
 async def ten_ledgers() -> Cluster:

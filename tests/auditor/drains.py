@@ -6,19 +6,18 @@ from contextlib import asynccontextmanager
 
 from ledgers.model import BookieId
 from replication.marks import marked_ledger_ids
-from replication.orders import DrainOrder, OrderBook, drain_place
-from replication.znodes import own_path
+from replication.orders import DrainOrder, OrderStore, drain_znode
 from tests.auditor.auditing import Leader, draining
 from tests.auditor.scenes import SOON_S
 from tests.replication.cluster import Cluster
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
-OWN = own_path(UR)
+OWN = PATHS.private
 
 
 async def order_drain(cluster: Cluster, bookie: BookieId, *, since_ms: int = 1) -> None:
     order = DrainOrder(since_ms=since_ms)
-    await OrderBook(cluster.store, UR).give(drain_place(UR, bookie), order, over=None)
+    await OrderStore(cluster.store, PATHS).give(drain_znode(PATHS, bookie), order, over=None)
 
 
 async def own_marks(cluster: Cluster) -> list[int]:

@@ -11,7 +11,7 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 from tests.virtual_time import LoopClock
 
 SOON_S = 0.5
@@ -43,7 +43,7 @@ class Ledgers:
         self.manager = LedgerManager(self.store, ROOT, layout)
 
     async def start(self) -> None:
-        await self.store.create(f"{UR}/locks", with_parents=True)
+        await self.store.create(f"{PATHS.directory}/locks", with_parents=True)
         await self.store.create(f"{ROOT}/LAYOUT")
 
     async def write(self, ledger_id: int, *bookies: BookieId) -> VersionedMetadata:

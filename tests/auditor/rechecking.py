@@ -9,7 +9,7 @@ from auditor.findings import Findings
 from auditor.marker import BothQueues
 from auditor.recheck import CopyRecheck
 from tests.replication.cluster import DIGEST, Cluster
-from tests.replication.nodes import UR, Node
+from tests.replication.nodes import PATHS, Node
 
 
 def recheck_of(node: Node, cluster: Cluster, *, after_s: float) -> CopyRecheck:
@@ -17,7 +17,7 @@ def recheck_of(node: Node, cluster: Cluster, *, after_s: float) -> CopyRecheck:
     recheck = CopyRecheck(
         store=node.store,
         batcher=node.batcher,
-        ur=UR,
+        paths=PATHS,
         queue=node.queue,
         views=node.views,
         reader=CopyReader(
@@ -29,8 +29,8 @@ def recheck_of(node: Node, cluster: Cluster, *, after_s: float) -> CopyRecheck:
             fallback_digest=DIGEST,
         ),
         reports=Reports(
-            BothQueues(node.store, node.batcher, UR, cluster.clock),
-            Findings(node.store, node.batcher, UR, cluster.clock),
+            BothQueues(node.store, node.batcher, PATHS, cluster.clock),
+            Findings(node.store, node.batcher, PATHS, cluster.clock),
         ),
         after_s=after_s,
         clock=cluster.clock,

@@ -7,11 +7,12 @@ from auditor.records import AuditRecord
 from auditor.settings import AuditorSettings
 from ledgers.model import BookieId
 from replication import znodes
+from replication.znodes import MarkPaths
 from tests.auditor.auditing import Leader
 from tests.replication.cluster import Cluster
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
-DELAY = znodes.recovery_delay_path(UR)
+DELAY = PATHS.recovery_delay
 SOON_S = 0.5
 """Within so long the auditor does what it does at once."""
 
@@ -38,9 +39,11 @@ async def marked_soon(cluster: Cluster) -> list[int]:
     return await cluster.marked()
 
 
-async def replicas(cluster: Cluster, ledger_id: int, ur: str = UR) -> tuple[BookieId, ...]:
-    """``ur``: below which the mark stands."""
-    data, _ = await cluster.store.get(znodes.mark_path(ur, ledger_id))
+async def replicas(
+    cluster: Cluster, ledger_id: int, paths: MarkPaths = PATHS
+) -> tuple[BookieId, ...]:
+    """Return the bookies in a ledger's mark, of the shared tree or our private one."""
+    data, _ = await cluster.store.get(paths.mark(ledger_id))
     return znodes.parse_mark(data).replicas
 
 

@@ -15,11 +15,10 @@ from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId, LedgerState
 from replication.client_activity import STALE_AFTER_S, read_activity
 from replication.nodes import Membership, Role
-from replication.znodes import lock_path
 from tests.auditor.auditing import leading
 from tests.replication.cluster import ENTRY_BYTES, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, node_info
+from tests.replication.nodes import LEDGER, PATHS, node_info
 
 A_SECOND_S = 1.0
 SETTLED_S = 3.0
@@ -50,7 +49,7 @@ async def watching(cluster: Cluster) -> AsyncIterator[Writer]:
     async with leading(cluster) as leader:
         watch = ActivityWatch(
             store=leader.store,
-            ur=UR,
+            paths=PATHS,
             updater=leader.updater,
             views=leader.views,
             bookies=cluster.bookies,
@@ -67,7 +66,7 @@ async def watching(cluster: Cluster) -> AsyncIterator[Writer]:
 
 async def said_of(cluster: Cluster, bookie: BookieId) -> Activity | None:
     """None: the leader has said nothing lately."""
-    said = await read_activity(cluster.store, UR, now_ms=cluster.clock.wall_ms())
+    said = await read_activity(cluster.store, PATHS, now_ms=cluster.clock.wall_ms())
     return None if said is None else said.of(bookie)
 
 
@@ -180,13 +179,13 @@ async def test_it_goes_on_as_long_as_ledgers_are_under_lock() -> None:
     cluster = await Cluster.start()
     async with watching(cluster):
         for number in range(3):
-            await Membership.join(cluster.store, UR, node_info(f"worker-{number}", Role.WORKER))
+            await Membership.join(cluster.store, PATHS, node_info(f"worker-{number}", Role.WORKER))
         await asyncio.sleep(2 * GO_ON_S)
         for ledger_id in (1, 2):
-            await cluster.store.create(lock_path(UR, ledger_id), with_parents=True)
+            await cluster.store.create(PATHS.lock(ledger_id), with_parents=True)
 
         await asyncio.sleep(IDLE_INTERVAL_S + SETTLED_S)
-        said = await read_activity(cluster.store, UR, now_ms=cluster.clock.wall_ms())
+        said = await read_activity(cluster.store, PATHS, now_ms=cluster.clock.wall_ms())
         assert said is not None
         assert said.copying_node_count == 2, "of three workers two at most hold a lock"
 

@@ -10,7 +10,6 @@ from auditor import marker
 from auditor.records import last_audit
 from auditor.settings import AuditorSettings
 from ledgers.model import BookieId
-from replication import znodes
 from replication.marks import read_urgent
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
@@ -23,7 +22,7 @@ from tests.auditor.scenes import (
 )
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import ROOT, UR, working
+from tests.replication.nodes import PATHS, ROOT, working
 
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testSimpleLedger", verdict="same")
@@ -47,14 +46,14 @@ async def test_workers_are_told_which_ledgers_are_the_most_endangered_and_when_n
     async with auditing(cluster, settings=AuditorSettings(bookie_check_interval_s=20)):
         await cluster.kill(B1, B3)
         await asyncio.sleep(SOON_S)
-        urgent = await read_urgent(cluster.store, UR)
+        urgent = await read_urgent(cluster.store, PATHS)
         assert set(urgent) == {0, 1, 2}
         assert urgent[-1] == 0, "the others have no copy left of some entries"
 
         await cluster.revive(B1)
         await cluster.revive(B3)
         await asyncio.sleep(20)
-        assert await read_urgent(cluster.store, UR) == ()
+        assert await read_urgent(cluster.store, PATHS) == ()
 
 
 @in_virtual_time
@@ -123,7 +122,7 @@ async def test_the_most_endangered_ledgers_are_marked_first(
     async with auditing(cluster):
         assert await marked_soon(cluster) == [0, 1]
 
-    graver, other = [await cluster.store.exists(znodes.mark_path(UR, i)) for i in (1, 0)]
+    graver, other = [await cluster.store.exists(PATHS.mark(i)) for i in (1, 0)]
     assert graver is not None
     assert other is not None
     assert graver.czxid < other.czxid
@@ -152,7 +151,7 @@ async def test_a_lost_bookie_that_comes_back_and_goes_again_is_audited_again() -
         assert await marked_soon(cluster) == [0]
         await cluster.revive(B1)
         await asyncio.sleep(SOON_S)
-        await cluster.store.delete(znodes.mark_path(UR, 0))  # a worker found it whole
+        await cluster.store.delete(PATHS.mark(0))  # a worker found it whole
 
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0]
@@ -201,7 +200,7 @@ async def test_how_many_ledgers_a_loss_got_marked_is_told() -> None:
             await cluster.kill(bookie)
             await asyncio.sleep(SOON_S)
 
-            audit = await last_audit(cluster.store, UR)
+            audit = await last_audit(cluster.store, PATHS)
             assert audit is not None
             assert audit.mark_count == count
             assert marks_total("lost") - before == count
@@ -237,6 +236,6 @@ async def test_what_the_last_audit_found_is_told_to_everybody() -> None:
     async with auditing(cluster):
         await marked_soon(cluster)
 
-    found = await last_audit(cluster.store, UR)
+    found = await last_audit(cluster.store, PATHS)
     assert found is not None
     assert (found.ledger_count, found.unreadable) == (2, (1,))

@@ -12,8 +12,6 @@ from auditor.records import read_absences
 from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault
 from ledgers.store import Delete
-from replication import znodes
-from replication.znodes import own_path
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
     DELAY,
@@ -26,13 +24,13 @@ from tests.auditor.scenes import (
 )
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 
-ABSENCES = f"{own_path(UR)}/absences"
+ABSENCES = PATHS.absences
 
 
 async def stored(cluster: Cluster) -> StoredAbsences:
-    return await read_absences(cluster.store, UR)
+    return await read_absences(cluster.store, PATHS)
 
 
 # --- Over changes of leader -----------------------------------------------------------------------
@@ -246,7 +244,7 @@ async def test_a_maintenance_window_is_no_absence_that_is_noted() -> None:
     await cluster.kill(B1)
     now_ms = cluster.clock.wall_ms()
     window = b'{"version": 1, "since_ms": %d, "until_ms": %d}' % (now_ms, now_ms + 3_600_000)
-    path = f"{own_path(UR)}/orders/maintenance/{B1}"
+    path = f"{PATHS.private.directory}/orders/maintenance/{B1}"
     await cluster.store.create(path, window, with_parents=True)
     async with auditing(cluster):
         await asyncio.sleep(10)
@@ -347,7 +345,7 @@ async def test_rule_s8_a_list_that_is_empty_for_a_while_leaves_nobody_lost() -> 
 
 async def mark_version(cluster: Cluster) -> int:
     """Of ledger 0's."""
-    stat = await cluster.store.exists(znodes.mark_path(UR, 0))
+    stat = await cluster.store.exists(PATHS.mark(0))
     assert stat is not None
     return stat.version
 

@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from replication import znodes
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, marked_soon, with_ledgers
 from tests.auditor.test_auditor_index import marking_slowly, with_many_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 async def go(cluster: Cluster) -> None:
@@ -35,7 +34,7 @@ async def go_and_come_back(cluster: Cluster) -> None:
 async def unmark_all(cluster: Cluster) -> None:
     """As workers do, who found them whole, or made them so."""
     for ledger_id in await cluster.marked():
-        await cluster.store.delete(znodes.mark_path(UR, ledger_id))
+        await cluster.store.delete(PATHS.mark(ledger_id))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ async def test_a_mark_that_somebody_else_made_is_renewed_for_the_first_loss() ->
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
         await cluster.mark(B1, ledger_id=0)
-        path = znodes.mark_path(UR, 0)
+        path = PATHS.mark(0)
         before = await cluster.store.exists(path)
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)

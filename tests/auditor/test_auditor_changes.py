@@ -8,7 +8,6 @@ import pytest
 from auditor.auditor import CHANGES_PAUSE_S, RETRY_S
 from ledgers.errors import UnavailableError
 from ledgers.model import BookieId, LedgerState, Segment
-from replication import znodes
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
     SOON_S,
@@ -18,7 +17,7 @@ from tests.auditor.scenes import (
 )
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 
 
 async def add_segment(
@@ -35,7 +34,7 @@ async def add_segment(
 
 
 async def mark_version(cluster: Cluster, ledger_id: int) -> int:
-    stat = await cluster.store.exists(znodes.mark_path(UR, ledger_id))
+    stat = await cluster.store.exists(PATHS.mark(ledger_id))
     assert stat is not None
     return stat.version
 
@@ -143,7 +142,7 @@ async def test_a_ledger_that_is_repaired_and_then_put_on_the_lost_bookie_again_i
         assert await marked_soon(cluster) == [0]
         cluster.tree.watcher = lambda *_: None
         for ensemble in ((B3, B2), (B1, B2)):
-            await cluster.store.delete(znodes.mark_path(UR, 0)) if B3 in ensemble else None
+            await cluster.store.delete(PATHS.mark(0)) if B3 in ensemble else None
             versioned = await cluster.manager.read(0)
             (segment,) = versioned.metadata.segments
             segments = (replace(segment, ensemble=ensemble),)
@@ -179,13 +178,13 @@ async def test_what_changes_while_a_mark_cannot_be_made_is_marked_afterwards() -
     async with auditing(cluster):
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
         await asyncio.sleep(SOON_S)
         await cluster.write_ledger((B1, B3), ledger_id=7)
         await asyncio.sleep(10 * CHANGES_PAUSE_S)
         assert await cluster.marked() == [0]
 
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
         assert await marked_soon(cluster) == [0, 7]
 
 

@@ -10,7 +10,6 @@ from auditor.absence import read_delay
 from auditor.absence_tracker import WRITE_S
 from auditor.marker import MarkSource
 from ledgers.model import BookieId
-from replication import znodes
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     DELAY,
@@ -24,7 +23,7 @@ from tests.auditor.scenes import (
 )
 from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 from tests.virtual_time import LoopClock
 
 # --- The recovery delay ---------------------------------------------------------------------------
@@ -191,7 +190,7 @@ async def test_an_audit_that_is_triggered_while_nobody_is_away_makes_lost_marks_
     async with auditing(cluster, settings=delayed(60)):
         await asyncio.sleep(61)
         assert await cluster.marked() == [0]
-        await cluster.store.delete(znodes.mark_path(UR, 0))
+        await cluster.store.delete(PATHS.mark(0))
 
         await set_delay(cluster, 60)
         assert await marked_soon(cluster) == [0]
@@ -312,12 +311,12 @@ async def test_what_is_lost_while_it_is_disabled_is_marked_when_it_is_enabled() 
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
         await cluster.kill(B1)
         await asyncio.sleep(100)
         assert await cluster.marked() == []
 
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
         assert await marked_soon(cluster) == [0]
 
 
@@ -326,7 +325,7 @@ async def test_what_is_lost_while_it_is_disabled_is_marked_when_it_is_enabled() 
 async def test_while_it_is_disabled_the_auditor_waits_and_asks_nothing(is_lost: bool) -> None:
     hour_s = 3600
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(znodes.disable_path(UR))
+    await cluster.store.create(PATHS.disable)
     if is_lost:
         await cluster.kill(B1)
     async with leading(cluster) as leader:
@@ -344,10 +343,10 @@ async def test_while_it_is_disabled_the_auditor_waits_and_asks_nothing(is_lost: 
 @in_virtual_time
 async def test_a_delay_that_acls_shut_away_is_the_settings_and_ends_no_term() -> None:
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(znodes.recovery_delay_path(UR), b"600", with_parents=True)
-    shut_out(cluster.store, znodes.recovery_delay_path(UR))
+    await cluster.store.create(PATHS.recovery_delay, b"600", with_parents=True)
+    shut_out(cluster.store, PATHS.recovery_delay)
 
-    delay = await read_delay(cluster.store, UR, default_s=30)
+    delay = await read_delay(cluster.store, PATHS, default_s=30)
 
     assert (delay.delay_s, delay.is_stored) == (30, False)
     assert delay.refusal

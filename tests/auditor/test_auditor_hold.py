@@ -10,13 +10,13 @@ from auditor.safety_hold import CALM_S
 from auditor.settings import HoldSettings
 from daemon.cli.hold import end_hold
 from ledgers.model import BookieId, LedgerState
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, marked_soon, set_delay, with_ledgers
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, BOOKIES
-from tests.replication.nodes import ROOT, UR, working
+from tests.replication.nodes import PATHS, ROOT, working
 from tests.replication.repairs import watch_fencing
 
 HOLD = HoldSettings()
@@ -28,7 +28,7 @@ expire."""
 
 
 async def standing(cluster: Cluster) -> HoldOrder | None:
-    return (await OrderBook(cluster.store, UR).read()).at(cluster.clock.wall_ms()).hold
+    return (await OrderStore(cluster.store, PATHS).read()).at(cluster.clock.wall_ms()).hold
 
 
 async def is_held(cluster: Cluster) -> bool:
@@ -44,9 +44,9 @@ async def release(cluster: Cluster, *bookies: BookieId) -> None:
 async def order(cluster: Cluster, *, for_s: float | None = None) -> None:
     now_ms = cluster.clock.wall_ms()
     until_ms = None if for_s is None else now_ms + int(for_s * 1000)
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
     hold = HoldOrder(since_ms=now_ms, until_ms=until_ms, is_by_operator=True)
-    await book.give(place, hold, over=await book.stored(place))
+    await order_store.give(znode, hold, over=await order_store.stored(znode))
 
 
 async def scene() -> Cluster:
@@ -306,7 +306,7 @@ async def test_an_operators_hold_stands_whatever_the_bookies_do() -> None:
 async def test_a_hold_that_nobody_can_read_is_kept_to_until_it_is_ended_by_command() -> None:
     cluster = await scene()
     async with auditing(cluster):
-        await cluster.store.create(hold_place(UR).path, b"hold it!", with_parents=True)
+        await cluster.store.create(hold_znode(PATHS).path, b"hold it!", with_parents=True)
         await asyncio.sleep(1)
         with capture_logs() as logs:
             await cluster.kill(B1)

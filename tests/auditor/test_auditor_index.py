@@ -12,12 +12,11 @@ from auditor.marker import SLICE
 from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import Create, Operation
-from replication import znodes
 from tests.auditor.auditing import Leader, auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 
 SPARES = [BookieId(f"spare-{number}:3181") for number in range(10)]
 
@@ -35,7 +34,7 @@ async def with_many_ledgers(count: int) -> Cluster:
 
 async def made(cluster: Cluster, ledger_id: int) -> int:
     """The transaction that made the mark."""
-    stat = await cluster.store.exists(znodes.mark_path(UR, ledger_id))
+    stat = await cluster.store.exists(PATHS.mark(ledger_id))
     assert stat is not None
     return stat.czxid
 
@@ -68,7 +67,7 @@ async def test_the_first_marks_come_long_before_all_ledgers_are_looked_up() -> N
         leader.updater.ledger_map.get = counted  # type: ignore[method-assign, assignment]
 
         def note(store: MemoryStore, operations: Sequence[Operation]) -> None:
-            marks = znodes.marks_path(UR)
+            marks = PATHS.marks
             if any(isinstance(each, Create) and each.path.startswith(marks) for each in operations):
                 looked_up_at_first_mark.append(looked_up)
 
@@ -208,7 +207,7 @@ async def test_one_that_came_back_while_its_ledgers_were_being_marked_and_goes_a
         await cluster.revive(B1)
         await asyncio.sleep(60)
         for ledger_id in await cluster.marked():  # as workers do, who find them whole
-            await cluster.store.delete(znodes.mark_path(UR, ledger_id))
+            await cluster.store.delete(PATHS.mark(ledger_id))
 
         await cluster.kill(B1)
         await asyncio.sleep(60)

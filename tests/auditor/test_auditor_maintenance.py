@@ -8,26 +8,26 @@ from auditor.absence import UnavailableLedgers
 from auditor.absence_tracker import COUNTS_WRITE_S, WRITE_S
 from auditor.records import read_absences
 from ledgers.model import BookieId
-from replication.orders import MaintenanceWindow, OrderBook, maintenance_place
+from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, set_delay, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 async def maintain(cluster: Cluster, bookie: BookieId, *, for_s: float) -> None:
-    book, place = OrderBook(cluster.store, UR), maintenance_place(UR, bookie)
+    order_store, znode = OrderStore(cluster.store, PATHS), maintenance_znode(PATHS, bookie)
     now_ms = cluster.clock.wall_ms()
     window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + int(for_s * 1000))
-    await book.give(place, window, over=await book.stored(place))
+    await order_store.give(znode, window, over=await order_store.stored(znode))
 
 
 async def end_maintenance(cluster: Cluster, bookie: BookieId) -> None:
-    book, place = OrderBook(cluster.store, UR), maintenance_place(UR, bookie)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, PATHS), maintenance_znode(PATHS, bookie)
+    standing = await order_store.stored(znode)
     assert standing is not None
-    await book.withdraw(place, over=standing)
+    await order_store.withdraw(znode, over=standing)
 
 
 @in_virtual_time
@@ -134,9 +134,9 @@ async def test_how_many_ledgers_name_who_is_away_on_purpose_is_noted_but_no_abse
             await maintain(cluster, bookie, for_s=3600)
             await cluster.kill(bookie)
         await asyncio.sleep(COUNTS_WRITE_S + SOON_S)
-        first = await read_absences(cluster.store, UR)
+        first = await read_absences(cluster.store, PATHS)
         await asyncio.sleep(WRITE_S)
-        second = await read_absences(cluster.store, UR)
+        second = await read_absences(cluster.store, PATHS)
 
     assert (first.naming, first.are_all_named) == ({B1: 2, B4: 0}, True)
     assert first.since_ms == {}
@@ -153,10 +153,10 @@ async def test_how_many_ledgers_have_all_copies_on_who_is_away_is_noted_soon() -
             await maintain(cluster, bookie, for_s=3600)
             await cluster.kill(bookie)
             await asyncio.sleep(SOON_S)
-            noted.append((await read_absences(cluster.store, UR)).unavailable)
+            noted.append((await read_absences(cluster.store, PATHS)).unavailable)
         await cluster.revive(B2)
         await asyncio.sleep(SOON_S)
-        noted.append((await read_absences(cluster.store, UR)).unavailable)
+        noted.append((await read_absences(cluster.store, PATHS)).unavailable)
 
     assert noted == [
         UnavailableLedgers(count=0),
@@ -176,7 +176,7 @@ async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_index_
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
 
-        stored = await read_absences(cluster.store, UR)
+        stored = await read_absences(cluster.store, PATHS)
 
     assert (stored.naming, stored.are_all_named) == ({B1: 1}, True)
 
@@ -193,7 +193,7 @@ async def test_a_new_leader_notes_no_count_of_an_index_that_was_empty_as_one_of_
     async with auditing(cluster):
         for _ in range(100):
             await asyncio.sleep(0.1)
-            stored = await read_absences(cluster.store, UR)
+            stored = await read_absences(cluster.store, PATHS)
             if stored.are_all_named:
                 noted.add(None if stored.unavailable is None else stored.unavailable.count)
 

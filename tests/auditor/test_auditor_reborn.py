@@ -10,8 +10,7 @@ from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import Operation
-from replication import znodes
-from replication.orders import HoldOrder, hold_place
+from replication.orders import HoldOrder, hold_znode
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     SOON_S,
@@ -22,7 +21,7 @@ from tests.auditor.scenes import (
 )
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 
 
 @in_virtual_time
@@ -36,7 +35,7 @@ async def test_the_ledgers_of_a_bookie_that_was_set_up_anew_are_marked_once() ->
         await cluster.revive(B1)
         assert await marked_soon(cluster) == [0]
         assert await replicas(cluster, 0) == (B1,)
-        await cluster.store.delete(znodes.mark_path(UR, 0))  # as the worker that read it all
+        await cluster.store.delete(PATHS.mark(0))  # as the worker that read it all
         await asyncio.sleep(STANDSTILL_MAX_S)
         assert await cluster.marked() == []
 
@@ -66,7 +65,7 @@ async def test_that_a_bookie_was_dealt_with_is_noted_though_the_first_try_fails(
 
     assert losses == 0
     _, cookie = await cluster.store.get(f"{ROOT}/cookies/{B1}")
-    assert (await read_identities(cluster.store, UR))[B1] == cookie.czxid
+    assert (await read_identities(cluster.store, PATHS))[B1] == cookie.czxid
 
 
 @in_virtual_time
@@ -74,14 +73,14 @@ async def test_a_ledger_that_was_written_since_the_bookie_came_back_empty_is_mar
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
         await cluster.kill(B1)
         await cluster.wipe(B1)
         await cluster.revive(B1)
         for ledger_id in (0, 1):  # a writer changes an ensemble, a worker repairs another fragment
             versioned = await cluster.manager.read(ledger_id)
             await cluster.manager.write(ledger_id, versioned.metadata, read_as=versioned)
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
 
         assert await marked_soon(cluster) == [0]
 
@@ -146,14 +145,14 @@ async def test_under_a_hold_nothing_that_comes_to_name_a_bookie_set_up_anew_is_m
         await asyncio.sleep(SOON_S)
         await set_up_anew(cluster, B3)
         hold = HoldOrder(since_ms=1, until_ms=None, is_by_operator=True)
-        await cluster.store.create(hold_place(UR).path, hold.to_json(), with_parents=True)
+        await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
         await asyncio.sleep(SOON_S)
 
         await move(cluster, 0, B3)
         assert await marked_soon(cluster) == []
 
         await asyncio.sleep(STANDSTILL_MAX_S)
-        await cluster.store.delete(hold_place(UR).path)
+        await cluster.store.delete(hold_znode(PATHS).path)
         assert await marked_soon(cluster) == [0], "when it is over"
 
 
@@ -163,14 +162,14 @@ async def test_while_auto_recovery_is_disabled_it_waits_for_that() -> None:
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
         await set_up_anew(cluster, B3)
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
         await asyncio.sleep(SOON_S)
 
         await move(cluster, 0, B3)
         await asyncio.sleep(STANDSTILL_MAX_S)
         assert await cluster.marked() == []
 
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
         assert await marked_soon(cluster) == [0]
 
 
@@ -178,7 +177,7 @@ async def test_while_auto_recovery_is_disabled_it_waits_for_that() -> None:
 async def test_one_that_came_and_was_wiped_while_nobody_was_to_mark_is_seen_through() -> None:
     """A later write of the metadata, as of the close, does not hide that its entries are gone."""
     cluster = await Cluster.start(B1, B2)
-    await cluster.store.create(znodes.disable_path(UR), with_parents=True)
+    await cluster.store.create(PATHS.disable, with_parents=True)
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
         await cluster.store.create(f"{ROOT}/cookies/{B3}")
@@ -191,7 +190,7 @@ async def test_one_that_came_and_was_wiped_while_nobody_was_to_mark_is_seen_thro
         await cluster.manager.write(0, versioned.metadata, read_as=versioned)
         assert await marked_soon(cluster) == []
 
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
         assert await marked_soon(cluster) == [0]
 
 
@@ -242,7 +241,7 @@ async def test_a_mark_that_names_a_bookie_set_up_anew_already_is_renewed() -> No
         await cluster.revive(B2)
         await asyncio.sleep(SOON_S)
 
-        stat = await cluster.store.exists(znodes.mark_path(UR, 0))
+        stat = await cluster.store.exists(PATHS.mark(0))
     assert stat is not None
     assert stat.version == 1
 
@@ -259,7 +258,7 @@ async def test_of_bookies_that_are_gone_for_good_nothing_is_kept() -> None:
         await cluster.register(BookieId("new:3181"))
         await asyncio.sleep(SOON_S)
 
-    known = (await read_identities(cluster.store, UR)).keys()
+    known = (await read_identities(cluster.store, PATHS)).keys()
     assert {B1, B2, BookieId("new:3181")} <= known
     assert B3 not in known
 

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.ledger_map_updater import LedgerMapRecord, ledger_map_path
+from auditor.ledger_map_updater import LedgerMapRecord
 from ledgers.errors import UnauthorizedError
 from ledgers.store import Create, MetadataStore, MultiFailed, Operation, OperationResult, SetData
-from replication import znodes
-from replication.znodes import own_path
 from tests.auditor.auditing import leading
 from tests.auditor.scenes import marked_soon, with_ledgers
 from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 NOTE = LedgerMapRecord(session_id=1, written_ms=1, is_complete=True, ledger_count=1)
-AIDS = [f"{own_path(UR)}/{name}" for name in ("identities", "absences", "causes")]
+AIDS = [f"{PATHS.private.directory}/{name}" for name in ("identities", "absences", "causes")]
 
 
 def refuse_writes(store: MetadataStore, path: str) -> None:
@@ -65,12 +63,12 @@ async def test_what_a_leader_leaves_for_the_next_may_be_shut_away(
 async def test_how_far_the_index_is_may_be_shut_away() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
-        refuse_writes(leader.store, ledger_map_path(UR))
+        refuse_writes(leader.store, PATHS.ledger_map)
 
         with capture_logs() as logs:
             await leader.records.write_index(NOTE)
 
-    assert [line["path"] for line in logs] == [ledger_map_path(UR)]
+    assert [line["path"] for line in logs] == [PATHS.ledger_map]
 
 
 @in_virtual_time
@@ -79,14 +77,14 @@ async def test_a_disable_switch_that_is_shut_away_is_on() -> None:
     async with leading(cluster) as leader:
         auditor = asyncio.create_task(leader.auditor.run())
         await asyncio.sleep(5)
-        shut_out(leader.store, znodes.disable_path(UR))
-        await cluster.store.create(znodes.disable_path(UR))
+        shut_out(leader.store, PATHS.disable)
+        await cluster.store.create(PATHS.disable)
         await cluster.kill(B1)
         await asyncio.sleep(30)
         assert not auditor.done()
         assert await cluster.marked() == []
 
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
         assert await marked_soon(cluster) == [0]
         auditor.cancel()
         await asyncio.gather(auditor, return_exceptions=True)

@@ -31,15 +31,15 @@ from replication import znodes
 from replication.orders import (
     HoldOrder,
     MaintenanceWindow,
-    OrderBook,
-    hold_place,
-    maintenance_place,
+    OrderStore,
+    hold_znode,
+    maintenance_znode,
 )
 from tests.auditor.auditing import Leader, auditing
 from tests.auditor.scenes import set_delay
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import BOOKIES
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 from tests.virtual_time import VirtualTimeLoop
 
 SEED_COUNT = 20
@@ -192,7 +192,7 @@ class World:
     # --- Orders ------------------------------------------------------------------------------------
 
     async def switch(self) -> None:
-        path = znodes.disable_path(UR)
+        path = PATHS.disable
         if await self.cluster.store.exists(path) is None:
             await self.cluster.store.create(path)
             self.say("switch on")
@@ -201,7 +201,7 @@ class World:
             self.say("switch off")
 
     async def hold(self) -> None:
-        path = hold_place(UR).path
+        path = hold_znode(PATHS).path
         if await self.cluster.store.exists(path) is None:
             hold = HoldOrder(since_ms=1, until_ms=None, is_by_operator=True)
             await self.cluster.store.create(path, hold.to_json(), with_parents=True)
@@ -212,18 +212,18 @@ class World:
 
     async def window(self) -> None:
         bookie = self.rng.choice(BOOKIES)
-        book, place = OrderBook(self.cluster.store, UR), maintenance_place(UR, bookie)
-        standing = await book.stored(place)
+        order_store, znode = OrderStore(self.cluster.store, PATHS), maintenance_znode(PATHS, bookie)
+        standing = await order_store.stored(znode)
         if standing is None or self.rng.random() < 0.5:
             now_ms = self.cluster.clock.wall_ms()
             window = MaintenanceWindow(
                 since_ms=now_ms, until_ms=now_ms + self.rng.choice([500, 3000, 10000])
             )
-            await book.give(place, window, over=standing)
+            await order_store.give(znode, window, over=standing)
             self.say(f"window {bookie}")
         else:
             with suppress(NoNodeError):
-                await self.cluster.store.delete(place.path)
+                await self.cluster.store.delete(znode.path)
             self.say(f"window ends {bookie}")
 
     async def delay(self) -> None:
@@ -269,12 +269,12 @@ class World:
         self.is_over = True
         self.say("over")
         with suppress(NoNodeError):
-            await self.cluster.store.delete(znodes.disable_path(UR))
+            await self.cluster.store.delete(PATHS.disable)
         with suppress(NoNodeError):
-            await self.cluster.store.delete(hold_place(UR).path)
+            await self.cluster.store.delete(hold_znode(PATHS).path)
         for bookie in BOOKIES:
             with suppress(NoNodeError):
-                await self.cluster.store.delete(maintenance_place(UR, bookie).path)
+                await self.cluster.store.delete(maintenance_znode(PATHS, bookie).path)
         await asyncio.sleep(QUIET_S)
         self.forgotten = await self.unmarked()
 
@@ -293,7 +293,7 @@ class World:
 
     async def mark_of(self, ledger_id: int) -> tuple[BookieId, ...]:
         try:
-            data, _ = await self.cluster.store.get(znodes.mark_path(UR, ledger_id))
+            data, _ = await self.cluster.store.get(PATHS.mark(ledger_id))
         except NoNodeError:
             return ()
         return znodes.parse_mark(data).replicas
@@ -311,13 +311,13 @@ class SketchedWorker:
             if self.world.is_over:
                 return
             marked = await self.cluster.marked()
-            if marked and await self.cluster.store.exists(znodes.disable_path(UR)) is None:
+            if marked and await self.cluster.store.exists(PATHS.disable) is None:
                 with suppress(NoNodeError, ConflictError, NoSuchLedgerError):
                     await self.repair(self.rng.choice(marked))
 
     async def repair(self, ledger_id: int) -> None:
         world = self.world
-        path = znodes.mark_path(UR, ledger_id)
+        path = PATHS.mark(ledger_id)
         stat = await self.cluster.store.exists(path)
         if stat is None:
             return

@@ -12,8 +12,6 @@ from auditor.marker import MarkSource
 from daemon.threads import leaves
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
 from ledgers.store import Delete
-from replication import znodes
-from replication.znodes import own_path
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     DELAY,
@@ -25,7 +23,7 @@ from tests.auditor.scenes import (
 )
 from tests.replication.cluster import in_virtual_time, shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 from tests.replication.overload import overload, overloaded
 
 
@@ -137,7 +135,10 @@ async def test_rule_s8_a_delay_that_cannot_be_read_stays_in_force_and_counts_onc
 
 @pytest.mark.parametrize(
     "path",
-    [DELAY, *(f"{own_path(UR)}/{name}" for name in ("identities", "absences", "causes"))],
+    [
+        DELAY,
+        *(f"{PATHS.private.directory}/{name}" for name in ("identities", "absences", "causes")),
+    ],
     ids=lambda path: path.rpartition("/")[2],
 )
 @in_virtual_time
@@ -178,7 +179,7 @@ async def test_rule_s8_before_its_first_look_no_leader_says_that_no_loss_is_pend
 async def test_rule_s8_an_audit_waits_while_the_disable_switch_cannot_be_read() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
-        throttled = overload(leader.store, znodes.disable_path(UR))
+        throttled = overload(leader.store, PATHS.disable)
         cluster.tree.suspend(leader.store)
         await asyncio.sleep(SOON_S)
         cluster.tree.resume(leader.store)

@@ -8,14 +8,13 @@ import pytest
 from auditor.findings import SWEEP_S, read_findings
 from auditor.fsck.publishing import faults_of
 from auditor.settings import ChecksSettings
-from replication.znodes import own_path
 from tests.auditor.checking import checker
 from tests.fsck.looking import look_twice
 from tests.fsck.test_publishing import publishing
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.java_like import javas_worker
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 
 EVERY = ChecksSettings(all_ledgers_share=1.0)
 SOON_S = 1.0
@@ -95,7 +94,7 @@ async def test_what_javas_worker_would_find_whole_is_mended_by_ours(
 
     await cluster.assert_whole()
     assert await cluster.marked() == []
-    assert await cluster.marked(own_path(UR)) == []
+    assert await cluster.marked(PATHS.private) == []
 
 
 @by_each
@@ -113,8 +112,8 @@ async def test_of_a_ledger_with_both_kinds_the_finding_lives_as_long_as_the_mark
         await made.findings.sweep()
 
     assert await cluster.marked() == []
-    assert await cluster.marked(own_path(UR)) == [LEDGER]
-    assert B2 in (await read_findings(cluster.store, UR, [LEDGER]))[LEDGER].bookies
+    assert await cluster.marked(PATHS.private) == [LEDGER]
+    assert B2 in (await read_findings(cluster.store, PATHS, [LEDGER]))[LEDGER].bookies
 
 
 @by_each
@@ -135,4 +134,4 @@ async def test_a_mark_stands_where_somebody_can_do_something_about_it(
 
     await find(cluster)
 
-    assert (await cluster.marked(), await cluster.marked(own_path(UR))) == (shared, own)
+    assert (await cluster.marked(), await cluster.marked(PATHS.private)) == (shared, own)

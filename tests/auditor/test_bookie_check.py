@@ -7,7 +7,6 @@ import pytest
 
 from auditor.settings import AuditorSettings
 from ledgers.model import BookieId
-from replication import znodes
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
     SOON_S,
@@ -17,7 +16,7 @@ from tests.auditor.scenes import (
 )
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 @in_virtual_time
@@ -57,7 +56,7 @@ async def test_a_periodic_check_makes_marks_again_that_somebody_took_away() -> N
     async with auditing(cluster, settings=AuditorSettings(bookie_check_interval_s=100)):
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0]
-        await cluster.store.delete(znodes.mark_path(UR, 0))
+        await cluster.store.delete(PATHS.mark(0))
 
         await asyncio.sleep(100)
         assert await cluster.marked() == [0]

@@ -25,7 +25,7 @@ from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 # --- What is noted of bookies ---------------------------------------------------------------------
 
@@ -75,15 +75,15 @@ async def test_the_leader_notes_since_when_a_bookie_is_lost_and_when_it_was_back
         await cluster.kill(B1)
         gone_ms = cluster.clock.wall_ms()
         await asyncio.sleep(20)
-        assert await read_causes(cluster.store, UR) == {}, "it is not lost yet"
+        assert await read_causes(cluster.store, PATHS) == {}, "it is not lost yet"
 
         await asyncio.sleep(20)
-        assert await read_causes(cluster.store, UR) == {B1: lost(gone_ms)}
+        assert await read_causes(cluster.store, PATHS) == {B1: lost(gone_ms)}
 
         await cluster.revive(B1)
         back_ms = cluster.clock.wall_ms()
         await asyncio.sleep(SOON_S)
-        assert await read_causes(cluster.store, UR) == {B1: lost(gone_ms, back_ms)}
+        assert await read_causes(cluster.store, PATHS) == {B1: lost(gone_ms, back_ms)}
 
 
 @in_virtual_time
@@ -93,12 +93,12 @@ async def test_a_new_leader_keeps_what_was_noted() -> None:
         await asyncio.sleep(SOON_S)
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
-    noted = await read_causes(cluster.store, UR)
+    noted = await read_causes(cluster.store, PATHS)
     await asyncio.sleep(100)
     async with auditing(cluster, "node-2"):
         await asyncio.sleep(10)
 
-    assert await read_causes(cluster.store, UR) == noted
+    assert await read_causes(cluster.store, PATHS) == noted
 
 
 @in_virtual_time
@@ -111,7 +111,7 @@ async def test_a_bookie_that_came_back_empty_is_another_cause() -> None:
         await cluster.revive(B1)
         assert await marked_soon(cluster) == [0]
 
-    causes = await read_causes(cluster.store, UR)
+    causes = await read_causes(cluster.store, PATHS)
     assert {b: cause.why for b, cause in causes.items()} == {B1: Why.REBORN}
 
 
@@ -121,7 +121,7 @@ async def test_bookies_that_are_seen_for_the_first_time_are_no_cause() -> None:
     async with auditing(cluster):
         await asyncio.sleep(10)
 
-    assert await read_causes(cluster.store, UR) == {}
+    assert await read_causes(cluster.store, PATHS) == {}
 
 
 # --- The reason of a mark -------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from ledgers.bookies import Transfer
 from ledgers.errors import UnreadableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
-from replication.znodes import own_path
 from tests.auditor.checking import (
     asked_of,
     checked_at_ms,
@@ -34,7 +33,7 @@ from tests.replication.cluster import (
     until,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 
 EVERY = ChecksSettings(all_ledgers_share=1.0)
 
@@ -97,10 +96,10 @@ async def test_what_a_live_bookie_lacks_is_marked_with_its_name_and_why(
     counts = await look(cluster)
 
     assert counts == {"found": 1, "marked": 1}
-    ur = own_path(UR) if harm is damage_last else UR  # of which Java's workers know nothing
-    assert await cluster.marked(ur) == [3]
-    assert await replicas(cluster, 3, ur) == (B2,)
-    finding = (await read_findings(cluster.store, UR, [3]))[3]
+    paths = PATHS.private if harm is damage_last else PATHS  # of which Java's workers know nothing
+    assert await cluster.marked(paths) == [3]
+    assert await replicas(cluster, 3, paths) == (B2,)
+    finding = (await read_findings(cluster.store, PATHS, [3]))[3]
     assert (finding.check, finding.bookies, finding.detail) == ("all-ledgers", (B2,), what)
 
 
@@ -148,7 +147,7 @@ async def test_damage_between_the_ends_is_found_by_a_share_that_meets_it(
 
     await look(cluster, settings=ChecksSettings(all_ledgers_share=share))
 
-    assert await cluster.marked(own_path(UR)) == ([3] if is_found else [])
+    assert await cluster.marked(PATHS.private) == ([3] if is_found else [])
 
 
 @in_virtual_time

@@ -8,10 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.checks.records import check_path
 from auditor.checks.runner import RETRY_S
 from ledgers.errors import SessionLostError, UnavailableError
-from replication import znodes
 from tests.auditor.checking import (
     HOUR_S,
     HOURLY,
@@ -25,7 +23,7 @@ from tests.auditor.checking import (
     ten_ledgers,
 )
 from tests.replication.cluster import in_virtual_time
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 @pytest.mark.compat("G6", verdict="better")
@@ -84,7 +82,7 @@ async def test_a_run_that_javas_auditor_has_overtaken_is_not_gone_on_with() -> N
 @in_virtual_time
 async def test_a_record_that_cannot_be_read_costs_a_run_from_the_beginning() -> None:
     cluster = await ten_ledgers()
-    await cluster.store.create(check_path(UR, HOURLY.name), b'{"version": 9}', with_parents=True)
+    await cluster.store.create(PATHS.check(HOURLY.name), b'{"version": 9}', with_parents=True)
     check = CountingCheck()
 
     async with checker(cluster, check, settings=HOURS) as made, running(made):
@@ -156,8 +154,8 @@ async def test_who_leads_no_more_stores_nothing() -> None:
         task = asyncio.create_task(made.runner.run())
         await asyncio.sleep(25)
         before = await record(cluster)
-        vote = (await cluster.store.children(znodes.election_path(UR)))[0]
-        await cluster.store.delete(f"{znodes.election_path(UR)}/{vote}")
+        vote = (await cluster.store.children(PATHS.election))[0]
+        await cluster.store.delete(f"{PATHS.election}/{vote}")
         with suppress(BaseExceptionGroup):
             await task
 

@@ -16,7 +16,6 @@ from ledgers.errors import (
 )
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
-from replication.znodes import own_path
 from tests.auditor.checking import (
     LEDGERS,
     asked_of,
@@ -34,7 +33,7 @@ from tests.replication.cluster import (
     in_virtual_time,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 EVERY = ChecksSettings(all_ledgers_share=1.0)
 
@@ -204,4 +203,4 @@ async def test_where_no_entry_fits_the_configured_key_the_key_is_suspect_not_the
     counts = await look(cluster, 0, 1)
 
     assert counts == {"unopened": 1, "found": 1, "marked": 1}
-    assert await cluster.marked(own_path(UR)) == [1], "of which other entries fit it"
+    assert await cluster.marked(PATHS.private) == [1], "of which other entries fit it"

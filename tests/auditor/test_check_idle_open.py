@@ -13,7 +13,6 @@ from auditor.checks.idle import (
     IdleOpenCheck,
     Sighting,
     Sightings,
-    idle_path,
     read_sightings,
     seen_again,
     sightings_to_json,
@@ -22,12 +21,12 @@ from auditor.checks.records import CheckRun
 from ledgers.model import LedgerState
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.transactions import Batcher
 from tests.auditor.checking import indexed
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 from tests.replication.repairs import watch_fencing
 
 DAY_S = 86_400
@@ -67,7 +66,7 @@ async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
     batcher = Batcher(cluster.store, ())
     sending = asyncio.create_task(batcher.run())
     views = ViewSource(
-        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+        Registration(cluster.store, ROOT), cluster.clock, OrderStore(cluster.store, PATHS)
     )
     await views.refresh()
     yield IdleOpenCheck(
@@ -75,7 +74,7 @@ async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
         manager=cluster.manager,
         bookies=cluster.bookies,
         views=views,
-        sightings=Sightings(cluster.store, batcher, UR),
+        sightings=Sightings(cluster.store, batcher, PATHS),
         after_s=DAY_S,
         reads_per_s=1_000,
         clock=cluster.clock,
@@ -102,7 +101,7 @@ async def open_ledgers(*ledger_ids: int) -> Cluster:
 
 async def idle_ids(cluster: Cluster) -> list[int]:
     now_ms = cluster.clock.wall_ms()
-    found = await read_sightings(cluster.store, UR)
+    found = await read_sightings(cluster.store, PATHS)
     return [i for i, each in found.items() if each.idle_s(now_ms) >= DAY_S]
 
 
@@ -200,14 +199,14 @@ async def test_where_no_bookie_answers_nothing_is_known() -> None:
         cluster.bookie(bookie).is_down = True
 
     assert await run(cluster) == {"open": 1, "unknown": 1}
-    assert await read_sightings(cluster.store, UR) == {}
+    assert await read_sightings(cluster.store, PATHS) == {}
 
 
 @in_virtual_time
 async def test_what_was_closed_or_deleted_meanwhile_is_forgotten() -> None:
     cluster = await open_ledgers(1, 2, 3)
     await run(cluster)
-    assert set(await read_sightings(cluster.store, UR)) == {1, 2, 3}
+    assert set(await read_sightings(cluster.store, PATHS)) == {1, 2, 3}
     await cluster.manager.delete(1, version=-1)
     versioned = await cluster.manager.read(2)
     closed = versioned.metadata.with_state(LedgerState.IN_RECOVERY).closed(
@@ -216,7 +215,7 @@ async def test_what_was_closed_or_deleted_meanwhile_is_forgotten() -> None:
     await cluster.manager.write(2, closed, read_as=versioned)
 
     assert await run(cluster) == {"open": 1}
-    assert set(await read_sightings(cluster.store, UR)) == {3}
+    assert set(await read_sightings(cluster.store, PATHS)) == {3}
 
 
 @in_virtual_time
@@ -258,7 +257,7 @@ async def test_of_too_many_those_of_the_longest_standing_are_kept(
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
         await run(cluster)
 
-    assert list(await read_sightings(cluster.store, UR)) == [1, 2]
+    assert list(await read_sightings(cluster.store, PATHS)) == [1, 2]
 
 
 def test_ten_thousand_fit_into_a_znode() -> None:
@@ -281,7 +280,7 @@ def test_ten_thousand_fit_into_a_znode() -> None:
 @in_virtual_time
 async def test_what_cannot_be_read_counts_as_nothing(data: bytes) -> None:
     cluster = await open_ledgers(1)
-    await cluster.store.create(idle_path(UR), data, with_parents=True)
+    await cluster.store.create(PATHS.idle, data, with_parents=True)
 
-    assert await read_sightings(cluster.store, UR) == {}
+    assert await read_sightings(cluster.store, PATHS) == {}
     assert await run(cluster) == {"open": 1}

@@ -11,12 +11,10 @@ from auditor.checks.overdue import OverdueMarks, look_interval_s
 from auditor.checks.records import CheckRecords, read_check
 from auditor.findings import Finding
 from ledgers.model import LedgerState
-from replication import znodes
 from replication.transactions import Batcher
-from replication.znodes import findings_path, own_path
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 JAVA = "AuditorPlacementPolicyCheckTest.testPlacementPolicyCheckForURLedgers"
 DAY_S = 86_400
@@ -28,8 +26,8 @@ async def watching(cluster: Cluster, *, after_s: float = DAY_S) -> AsyncIterator
     sending = asyncio.create_task(batcher.run())
     yield OverdueMarks(
         store=cluster.store,
-        ur=UR,
-        records=CheckRecords(cluster.store, batcher, UR),
+        paths=PATHS,
+        records=CheckRecords(cluster.store, batcher, PATHS),
         after_s=after_s,
         clock=cluster.clock,
     )
@@ -75,7 +73,7 @@ async def test_marks_that_stand_for_longer_are_told_open_ledgers_too(
         found = await marks.run_once()
 
     assert found == expected
-    last = (await read_check(cluster.store, UR, "overdue")).last
+    last = (await read_check(cluster.store, PATHS, "overdue")).last
     assert last is not None
     assert (last.ledger_count, last.counts) == (2, {"overdue": len(expected), "unopened": 0})
 
@@ -98,7 +96,7 @@ async def test_a_mark_whose_time_is_moved_by_a_later_loss_is_as_old_as_it_is() -
 async def test_a_mark_made_anew_is_as_old_as_the_first_loss_that_it_tells_of() -> None:
     cluster = await two_marked()
     await asyncio.sleep(DAY_S)
-    path = znodes.mark_path(UR, 0)
+    path = PATHS.mark(0)
     data, _ = await cluster.store.get(path)
     await cluster.store.delete(path)
     await cluster.store.create(path, data)
@@ -115,16 +113,16 @@ async def test_damage_that_java_does_not_see_is_overdue_too_and_what_is_but_to_b
     cluster = await two_marked()
     found = Finding(check="fsck", bookies=(B1,), detail="bad", found_ms=1)
     for ledger_id in (1, 2, 3):
-        await cluster.store.create(znodes.mark_path(own_path(UR), ledger_id), with_parents=True)
+        await cluster.store.create(PATHS.private.mark(ledger_id), with_parents=True)
     for ledger_id in (1, 2):
-        path = findings_path(UR, ledger_id)
+        path = PATHS.finding(ledger_id)
         await cluster.store.create(path, found.to_json(), with_parents=True)
     await asyncio.sleep(DAY_S + 1)
 
     async with watching(cluster) as marks:
         assert await marks.run_once() == [0, 1, 2]
 
-    last = (await read_check(cluster.store, UR, "overdue")).last
+    last = (await read_check(cluster.store, PATHS, "overdue")).last
     assert last is not None
     assert (last.ledger_count, last.counts["overdue"]) == (3, 3)
 
@@ -133,7 +131,7 @@ async def test_damage_that_java_does_not_see_is_overdue_too_and_what_is_but_to_b
 async def test_a_mark_that_cannot_be_read_and_one_without_a_time_count_by_the_znode() -> None:
     cluster = await two_marked()
     for ledger_id, data in ((0, b"\xff"), (1, b'replica: "b1:3181"\n')):
-        await cluster.store.set(znodes.mark_path(UR, ledger_id), data, version=-1)
+        await cluster.store.set(PATHS.mark(ledger_id), data, version=-1)
     await asyncio.sleep(DAY_S + 60)
 
     async with watching(cluster) as marks:
@@ -143,13 +141,13 @@ async def test_a_mark_that_cannot_be_read_and_one_without_a_time_count_by_the_zn
 @in_virtual_time
 async def test_a_mark_that_acls_shut_away_is_told_of_once_and_hides_no_other() -> None:
     cluster = await two_marked()
-    shut = shut_out(cluster.store, znodes.mark_path(UR, 0))
+    shut = shut_out(cluster.store, PATHS.mark(0))
     await asyncio.sleep(DAY_S + 60)
 
     async with watching(cluster) as marks:
         with capture_logs() as logs:
             found = [await marks.run_once() for _ in range(2)]
-            last = (await read_check(cluster.store, UR, "overdue")).last
+            last = (await read_check(cluster.store, PATHS, "overdue")).last
             shut.clear()
             found.append(await marks.run_once())
 
@@ -163,7 +161,7 @@ async def test_a_mark_that_acls_shut_away_is_told_of_once_and_hides_no_other() -
 @in_virtual_time
 async def test_a_queue_that_acls_shut_away_is_told_of_and_looked_at_again() -> None:
     cluster = await two_marked()
-    shut = shut_out(cluster.store, znodes.marks_path(UR))
+    shut = shut_out(cluster.store, PATHS.marks)
 
     async with watching(cluster) as marks:
         with capture_logs() as logs:
@@ -206,7 +204,7 @@ async def test_that_some_of_them_were_repaired_is_no_new_error_and_the_last_one_
         with capture_logs() as logs:
             await marks.run_once()
             for ledger_id in (0, 1):
-                await cluster.store.delete(znodes.mark_path(UR, ledger_id))
+                await cluster.store.delete(PATHS.mark(ledger_id))
                 for _ in range(2):
                     await marks.run_once()
 
@@ -239,7 +237,7 @@ async def test_where_none_is_ever_overdue_nobody_looks() -> None:
     async with watching(cluster, after_s=0) as marks:
         await marks.run()
 
-    assert (await read_check(cluster.store, UR, "overdue")).last is None
+    assert (await read_check(cluster.store, PATHS, "overdue")).last is None
 
 
 @pytest.mark.parametrize(("after_s", "expected_s"), [(60, 60), (DAY_S, 3_600), (6_000, 600)])

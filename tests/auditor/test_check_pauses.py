@@ -9,16 +9,15 @@ import pytest
 from auditor.checks.records import CheckKind
 from auditor.checks.runner import pause_of
 from ledgers.errors import UnavailableError
-from replication import znodes
 from replication.orders import (
     ChecksOrder,
     HoldOrder,
     Order,
-    OrderBook,
     Orders,
-    Place,
-    checks_place,
-    hold_place,
+    OrderStore,
+    OrderZnode,
+    checks_znode,
+    hold_znode,
 )
 from tests.auditor.checking import (
     HOUR_S,
@@ -33,15 +32,15 @@ from tests.auditor.checking import (
     ten_ledgers,
 )
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 T = TypeVar("T", bound=Order)
 
-DISABLE = znodes.disable_path(UR)
+DISABLE = PATHS.disable
 
 
-async def give(cluster: Cluster, place: Place[T], order: T) -> None:
-    await OrderBook(cluster.store, UR).give(place, order, over=None)
+async def give(cluster: Cluster, znode: OrderZnode[T], order: T) -> None:
+    await OrderStore(cluster.store, PATHS).give(znode, order, over=None)
 
 
 Pausing = Callable[[Cluster, Checker], Awaitable[None]]
@@ -52,11 +51,11 @@ async def disable(cluster: Cluster, made: Checker) -> None:
 
 
 async def pause_by_order(cluster: Cluster, made: Checker) -> None:
-    await give(cluster, checks_place(UR), ChecksOrder(since_ms=1))
+    await give(cluster, checks_znode(PATHS), ChecksOrder(since_ms=1))
 
 
 async def hold(cluster: Cluster, made: Checker) -> None:
-    await give(cluster, hold_place(UR), HoldOrder(since_ms=1, is_by_operator=True))
+    await give(cluster, hold_znode(PATHS), HoldOrder(since_ms=1, is_by_operator=True))
 
 
 async def lose_for_a_while(cluster: Cluster, made: Checker) -> None:
@@ -65,7 +64,7 @@ async def lose_for_a_while(cluster: Cluster, made: Checker) -> None:
 
 async def end_pauses(cluster: Cluster, made: Checker) -> None:
     made.is_audit_pending = False
-    for path in (DISABLE, checks_place(UR).path, hold_place(UR).path):
+    for path in (DISABLE, checks_znode(PATHS).path, hold_znode(PATHS).path):
         if await cluster.store.exists(path):
             await cluster.store.delete(path)
 

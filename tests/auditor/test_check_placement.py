@@ -20,19 +20,18 @@ from ledgers.placement import DEFAULT_RACK, NoRule, RackRule, Rule, RuledPlaceme
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.marks import marked_ledger_ids, read_marks
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.transactions import Batcher
-from replication.znodes import own_path
 from tests.auditor.checking import indexed
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 from tests.replication.repairs import keep_away
 
 RACKS = {B1: "/a", B2: "/a", B3: "/a", B4: "/b", B5: "/b"}
 """Where B6 and B7 are, nobody knows."""
 CHECK = "AuditorPlacementPolicyCheckTest"
-OWN = own_path(UR)
+OWN = PATHS.private
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +52,7 @@ async def check(
     marks: bool = False,
 ) -> Checked:
     views = ViewSource(
-        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+        Registration(cluster.store, ROOT), cluster.clock, OrderStore(cluster.store, PATHS)
     )
     await views.refresh()
     ledger_map = await indexed(cluster.manager)
@@ -82,8 +81,8 @@ async def reports(cluster: Cluster) -> AsyncIterator[Reports]:
     batcher = Batcher(cluster.store, [])
     sender = asyncio.create_task(batcher.run())
     yield Reports(
-        BothQueues(cluster.store, batcher, UR, cluster.clock),
-        Findings(cluster.store, batcher, UR, cluster.clock),
+        BothQueues(cluster.store, batcher, PATHS, cluster.clock),
+        Findings(cluster.store, batcher, PATHS, cluster.clock),
     )
     sender.cancel()
     await asyncio.gather(sender, return_exceptions=True)
@@ -254,7 +253,7 @@ async def test_where_it_is_wanted_just_the_closed_ledger_that_fails_is_marked() 
 
     assert found.marked == {1: ()}
     assert found.counts["marked"] == 1
-    [finding] = (await read_findings(cluster.store, UR, [1])).values()
+    [finding] = (await read_findings(cluster.store, PATHS, [1])).values()
     assert (finding.check, finding.bookies) == ("placement", ())
     assert f"{B1} in /a, {B2} in /a" in finding.detail
 

@@ -15,10 +15,8 @@ from auditor.checks.records import (
     CheckKind,
     CheckRecord,
     CheckRun,
-    check_path,
 )
 from auditor.checks.runner import FORCED_MS
-from replication import znodes
 from replication.znodes import parse_record
 from tests.auditor.checking import (
     HOUR_S,
@@ -34,7 +32,7 @@ from tests.auditor.checking import (
 from tests.auditor.scenes import with_ledgers
 from tests.replication.cluster import in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 @in_virtual_time
@@ -134,7 +132,7 @@ async def test_when_a_check_ran_last_stands_as_java_writes_it(kind: CheckKind) -
             written = CheckRecord(last=last, last_ms=time_ms)
             await made.runner._records.write_finished(kind.name, written, kind.audit)
 
-        stored, _ = await cluster.store.get(znodes.audit_time_path(UR, kind.audit))
+        stored, _ = await cluster.store.get(PATHS.audit_time(kind.audit))
         assert stored == bytes.fromhex(data)
         assert await checked_at_ms(cluster, kind) == time_ms
         assert (await record(cluster, kind)).last == last
@@ -151,7 +149,7 @@ async def test_a_check_that_java_does_not_know_keeps_its_time_in_its_record() ->
         assert check.started_at == [0]
         found = await record(cluster, ours)
         forced = replace(found, last_ms=FORCED_MS).to_json()
-        await cluster.store.set(check_path(UR, "ours"), forced, version=-1)
+        await cluster.store.set(PATHS.check("ours"), forced, version=-1)
         await asyncio.sleep(60)
 
     assert check.started_at == [0, 0]

@@ -13,12 +13,11 @@ from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
 from replication.entry_runs import NO_ENTRIES, EntryRuns
-from replication.znodes import own_path
 from tests.auditor.checking import checked_at_ms, checker, record, running
 from tests.auditor.scenes import replicas, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger, fragment
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 JAVA = "AuditorReplicasCheckTest"
 ON = ChecksSettings(replicas_interval_s=3_600)
@@ -126,8 +125,8 @@ async def test_the_worst_entry_decides_and_the_ledger_is_marked(
     counts = await count(cluster, entry_lists=entry_lists)
 
     assert counts == {expected: 1, "found": 1, "marked": 1}
-    assert await replicas(cluster, 0, own_path(UR)) == tuple(sorted({*lacking, B3}))
-    finding = (await read_findings(cluster.store, UR, [0]))[0]
+    assert await replicas(cluster, 0, PATHS.private) == tuple(sorted({*lacking, B3}))
+    finding = (await read_findings(cluster.store, PATHS, [0]))[0]
     assert finding.check == "replicas"
     assert finding.detail.startswith("an entry has ")
     assert f"{lacking[0]} lacks " in finding.detail

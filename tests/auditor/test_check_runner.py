@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.checks.records import ALL_LEDGERS, REPLICAS, CheckKind, check_path
+from auditor.checks.records import ALL_LEDGERS, REPLICAS, CheckKind
 from auditor.checks.runner import FORCED_MS
 from replication import znodes
 from tests.auditor.checking import (
@@ -25,7 +25,7 @@ from tests.auditor.checking import (
     ten_ledgers,
 )
 from tests.replication.cluster import in_virtual_time, shut_out
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ async def test_a_check_whose_own_znodes_acls_shut_away_waits_until_they_are_open
             await asyncio.sleep(60)
         shut = shut_out(
             made.store,
-            check_path(UR, ALL_LEDGERS.name)
+            PATHS.check(ALL_LEDGERS.name)
             if what == "its record"
-            else znodes.audit_time_path(UR, znodes.Audit.ALL_LEDGERS),
+            else PATHS.audit_time(znodes.Audit.ALL_LEDGERS),
         )
         async with running(made):
             with capture_logs() as logs:
@@ -161,7 +161,7 @@ async def test_a_check_that_somebody_wants_runs_at_once_without_a_restart(
         await asyncio.sleep(60)
         before = check.started_at.copy()
         if age_days is None:
-            await cluster.store.delete(znodes.audit_time_path(UR, znodes.Audit.ALL_LEDGERS))
+            await cluster.store.delete(PATHS.audit_time(znodes.Audit.ALL_LEDGERS))
         else:
             await store_time(cluster, cluster.clock.wall_ms() - age_days * 86_400_000)
         await asyncio.sleep(6)

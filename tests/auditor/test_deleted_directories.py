@@ -7,21 +7,11 @@ import pytest
 
 from ledgers.errors import BookmenderError
 from ledgers.store import children_if_any
-from replication import znodes
-from replication.ledger_record import unproven_path
-from replication.znodes import (
-    findings_path,
-    nodes_path,
-    orders_path,
-    own_path,
-    recent_copies_path,
-    waiting_path,
-)
 from tests.auditor.auditing import auditing
 from tests.auditor.rechecking import recheck_of
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import ROOT, UR, working
+from tests.replication.nodes import PATHS, ROOT, working
 
 BEFORE, LEDGERS = 3, 6
 
@@ -45,18 +35,18 @@ async def restarting(session: Callable[[], Awaitable[None]]) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(znodes.locks_path(UR), id="locks"),
-        pytest.param(znodes.marks_path(UR), id="the shared queue"),
-        pytest.param(znodes.marks_path(own_path(UR)), id="our private queue"),
-        pytest.param(znodes.election_path(UR), id="election"),
-        pytest.param(waiting_path(UR), id="waiting"),
-        pytest.param(findings_path(UR), id="findings"),
-        pytest.param(unproven_path(UR), id="unproven ends"),
-        pytest.param(recent_copies_path(UR), id="recent copies"),
-        pytest.param(orders_path(UR), id="orders"),
-        pytest.param(nodes_path(UR), id="nodes"),
-        pytest.param(own_path(UR), id="all that is ours"),
-        pytest.param(UR, id="the whole queue"),
+        pytest.param(PATHS.locks, id="locks"),
+        pytest.param(PATHS.marks, id="the shared queue"),
+        pytest.param(PATHS.private.marks, id="our private queue"),
+        pytest.param(PATHS.election, id="election"),
+        pytest.param(PATHS.waiting, id="waiting"),
+        pytest.param(PATHS.findings, id="findings"),
+        pytest.param(PATHS.unproven_ends, id="unproven ends"),
+        pytest.param(PATHS.recent_copies, id="recent copies"),
+        pytest.param(PATHS.orders, id="orders"),
+        pytest.param(PATHS.nodes, id="nodes"),
+        pytest.param(PATHS.private.directory, id="all that is ours"),
+        pytest.param(PATHS.directory, id="the whole queue"),
     ],
 )
 @in_virtual_time

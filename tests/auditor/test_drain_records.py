@@ -11,11 +11,11 @@ from tests.auditor.drains import OWN, drained_soon, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 async def told_of(cluster: Cluster, bookie: BookieId) -> DrainProgress:
-    record = await last_drains(cluster.store, UR)
+    record = await last_drains(cluster.store, PATHS)
     assert record is not None
     return record.bookies[bookie]
 
@@ -39,16 +39,16 @@ async def told_of(cluster: Cluster, bookie: BookieId) -> DrainProgress:
 @in_virtual_time
 async def test_a_record_that_this_release_cannot_read_is_none(data: bytes) -> None:
     cluster = await Cluster.start()
-    await cluster.store.create(f"{OWN}/drains", data)
+    await cluster.store.create(f"{OWN.directory}/drains", data)
 
-    assert await last_drains(cluster.store, UR) is None
+    assert await last_drains(cluster.store, PATHS) is None
 
 
 @in_virtual_time
 async def test_the_record_says_when_that_was() -> None:
     cluster = await with_ledgers((B1, B2))
     async with drained_soon(cluster, B1):
-        record = await last_drains(cluster.store, UR)
+        record = await last_drains(cluster.store, PATHS)
 
     assert record == DrainRecord(
         scanned_ms=record.scanned_ms if record else 0,
@@ -66,7 +66,7 @@ async def test_a_ledger_that_cannot_be_read_is_counted_and_stops_nothing() -> No
     await cluster.store.set(cluster.manager.path(1), b"rubbish", version=-1)
     async with drained_soon(cluster, B1):
         assert await own_marks(cluster) == [0]
-        record = await last_drains(cluster.store, UR)
+        record = await last_drains(cluster.store, PATHS)
 
     assert record is not None
     assert record.unreadable_count == 1

@@ -14,21 +14,21 @@ from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
 from replication import znodes
-from replication.orders import drain_place
+from replication.orders import drain_znode
 from tests.auditor.auditing import draining
 from tests.auditor.drains import OWN, drained_soon, order_drain, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 async def cancel_drain(cluster: Cluster, bookie: BookieId) -> None:
-    await cluster.store.delete(drain_place(UR, bookie).path)
+    await cluster.store.delete(drain_znode(PATHS, bookie).path)
 
 
 async def unmark(cluster: Cluster, ledger_id: int) -> None:
-    path = znodes.mark_path(OWN, ledger_id)
+    path = OWN.mark(ledger_id)
     await cluster.store.delete(path)
     await cluster.store.delete(path.rpartition("/")[0])
 
@@ -48,7 +48,7 @@ async def move(cluster: Cluster, ledger_id: int, *, away: BookieId, to: BookieId
 
 
 async def progress(cluster: Cluster) -> dict[BookieId, tuple[int, int, bool]]:
-    record = await last_drains(cluster.store, UR)
+    record = await last_drains(cluster.store, PATHS)
     assert record is not None
     return {b: (p.ledgers_left, p.ledgers_most, p.is_drained) for b, p in record.bookies.items()}
 
@@ -67,7 +67,7 @@ async def test_rule_s16_ledgers_of_a_draining_bookie_are_marked_in_our_own_queue
         await asyncio.sleep(SOON_S)
 
         assert await own_marks(cluster) == [0, 1]
-        data, _ = await cluster.store.get(znodes.mark_path(OWN, 0))
+        data, _ = await cluster.store.get(OWN.mark(0))
         assert znodes.parse_mark(data).replicas == (B2,)
         assert await cluster.marked() == [], "Java would unmark them"
 
@@ -90,7 +90,7 @@ async def test_marks_come_in_the_order_of_danger() -> None:
     marked: list[int] = []
 
     def note(_: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
-        marks = {znodes.mark_path(OWN, i): i for i in (0, 1)}
+        marks = {OWN.mark(i): i for i in (0, 1)}
         marked.extend(marks[each.path] for each in operations if each.path in marks)
         return None
 
@@ -116,7 +116,7 @@ async def test_a_further_order_is_looked_for_at_once() -> None:
 @in_virtual_time
 async def test_a_directory_of_our_queue_that_acls_shut_away_ends_no_term() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B4))
-    directory = znodes.mark_path(OWN, 0).rsplit("/", 2)[0]
+    directory = OWN.mark(0).rsplit("/", 2)[0]
     await cluster.store.create(directory, with_parents=True)
     await order_drain(cluster, B1)
     async with draining(cluster) as leader:
@@ -131,12 +131,12 @@ async def test_a_directory_of_our_queue_that_acls_shut_away_ends_no_term() -> No
 @in_virtual_time
 async def test_while_auto_recovery_is_disabled_nothing_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(znodes.disable_path(UR))
+    await cluster.store.create(PATHS.disable)
     async with drained_soon(cluster, B1):
         await asyncio.sleep(30)
         assert await own_marks(cluster) == []
 
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
         await asyncio.sleep(10)
         assert await own_marks(cluster) == [0]
 
@@ -210,7 +210,7 @@ async def test_rule_s8_while_the_index_is_incomplete_nothing_is_said_to_be_drain
     monkeypatch.setattr(LedgerMapUpdater, "is_complete", False)
     async with drained_soon(cluster, B3):
         await asyncio.sleep(60)
-        assert await last_drains(cluster.store, UR) is None
+        assert await last_drains(cluster.store, PATHS) is None
 
         monkeypatch.undo()
         await asyncio.sleep(LOOK_S)

@@ -13,11 +13,11 @@ from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 
 
 async def are_drained(cluster: Cluster, *bookies: BookieId) -> bool:
-    record = await last_drains(cluster.store, UR)
+    record = await last_drains(cluster.store, PATHS)
     told = {} if record is None else record.bookies
     return all(bookie in told and told[bookie].is_drained for bookie in bookies)
 

@@ -8,15 +8,14 @@ from auditor.election import Election, Leader, Leadership, current_leader, in_or
 from ledgers.errors import LeadershipLostError, SessionLostError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import SetData
-from replication import znodes
 from replication.nodes import Membership, Role
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
-from tests.replication.nodes import UR, node_info
+from tests.replication.nodes import PATHS, node_info
 from tests.replication.overload import overload
 from tests.replication.watched import settle
 from tests.virtual_time import LoopClock
 
-ELECTION = znodes.election_path(UR)
+ELECTION = PATHS.election
 
 
 class Candidate:
@@ -25,13 +24,13 @@ class Candidate:
     def __init__(self, store: MemoryStore, membership: Membership, name: str) -> None:
         self.store = store
         self.membership = membership
-        self.election = Election(store, UR, membership, candidate=name, clock=LoopClock())
+        self.election = Election(store, PATHS, membership, candidate=name, clock=LoopClock())
         self.winning = asyncio.create_task(self.election.win())
 
     @classmethod
     async def stand(cls, cluster: Cluster, name: str) -> "Candidate":
         store = MemoryStore(cluster.tree)
-        membership = await Membership.join(store, UR, node_info(name, Role.AUDITOR))
+        membership = await Membership.join(store, PATHS, node_info(name, Role.AUDITOR))
         candidate = cls(store, membership, name)
         await settle()
         return candidate
@@ -60,7 +59,7 @@ async def test_the_first_vote_leads_and_everybody_can_read_whose_it_is() -> None
     assert vote == f"{ELECTION}/V_0000000000"
     assert (await cluster.store.get(vote))[0] == b'bookieId: "bookie-1:3181"\n'
     assert (await cluster.store.get(ELECTION))[0] == b'bookieId: "bookie-1:3181"\n'
-    assert await current_leader(cluster.store, UR) == Leader(
+    assert await current_leader(cluster.store, PATHS) == Leader(
         candidate="bookie-1:3181", session_id=one.store.session_id
     )
     await one.end()
@@ -72,7 +71,7 @@ async def test_a_vote_that_nobody_can_read_leads_all_the_same() -> None:
     cluster = await Cluster.start()
     await cluster.store.create(f"{ELECTION}/V_0000000000", b"\xff", is_ephemeral=True)
 
-    assert await current_leader(cluster.store, UR) == Leader(
+    assert await current_leader(cluster.store, PATHS) == Leader(
         candidate=None, session_id=cluster.store.session_id
     )
 
@@ -84,8 +83,8 @@ async def test_rule_s9_nobody_is_announced_as_leader_who_does_not_lead(
 ) -> None:
     cluster = await Cluster.start()
     store = MemoryStore(cluster.tree)
-    membership = await Membership.join(store, UR, node_info("node-1", Role.AUDITOR))
-    election = Election(store, UR, membership, candidate="node-1", clock=cluster.clock)
+    membership = await Membership.join(store, PATHS, node_info("node-1", Role.AUDITOR))
+    election = Election(store, PATHS, membership, candidate="node-1", clock=cluster.clock)
 
     async def go_meanwhile(vote_path: str) -> None:
         await cluster.store.delete(membership.path if is_session_gone else vote_path)
@@ -108,7 +107,7 @@ async def test_when_the_leader_goes_the_next_one_leads() -> None:
         await candidate.end()
         await settle()
 
-    assert await current_leader(cluster.store, UR) is None
+    assert await current_leader(cluster.store, PATHS) is None
 
 
 @in_virtual_time
@@ -281,7 +280,7 @@ async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits_and_does_not
     one = await Candidate.stand(cluster, "node-1")
     store = MemoryStore(cluster.tree)
     throttled = overload(store, path)
-    membership = await Membership.join(store, UR, node_info("node-2", Role.AUDITOR))
+    membership = await Membership.join(store, PATHS, node_info("node-2", Role.AUDITOR))
     two = Candidate(store, membership, "node-2")
     await asyncio.sleep(60)
     assert not two.has_won
@@ -299,7 +298,7 @@ async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits_and_does_not
 async def test_rule_s9_an_announcement_that_was_lost_is_made_again_by_who_still_leads() -> None:
     cluster = await Cluster.start()
     store = MemoryStore(cluster.tree)
-    membership = await Membership.join(store, UR, node_info("node-1", Role.AUDITOR))
+    membership = await Membership.join(store, PATHS, node_info("node-1", Role.AUDITOR))
     fault_once(cluster, store, SetData, Fault.LOST_REPLY)
     ours = Candidate(store, membership, "node-1")
 
@@ -312,7 +311,7 @@ async def test_rule_s9_an_announcement_that_was_lost_is_made_again_by_who_still_
 async def test_without_an_election_nobody_leads() -> None:
     cluster = Cluster()
 
-    assert await current_leader(cluster.store, UR) is None
+    assert await current_leader(cluster.store, PATHS) is None
 
 
 def test_votes_are_ordered_by_number_not_by_text() -> None:

@@ -14,15 +14,14 @@ from ledgers.errors import LeadershipLostError, UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import Operation
-from replication.orders import HoldOrder, OrderBook, Orders, StoredOrder, hold_place
-from replication.znodes import orders_path
+from replication.orders import HoldOrder, Orders, OrderStore, VersionedOrder, hold_znode
 from tests.auditor.auditing import Leader, leading
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 WAVE = (B1, B2, B3)
-PLACE = hold_place(UR)
+PLACE = hold_znode(PATHS)
 
 
 @asynccontextmanager
@@ -31,7 +30,7 @@ async def keeping(cluster: Cluster) -> AsyncIterator[tuple[Leader, Holds]]:
         holds = Holds(
             store=leader.store,
             batcher=leader.batcher,
-            ur=UR,
+            paths=PATHS,
             settings=HoldSettings(),
             clock=cluster.clock,
         )
@@ -51,8 +50,8 @@ async def keep(
     return await holds.keep(view, dict.fromkeys(away, now_s), lost_since_s={}) is not None
 
 
-async def standing(cluster: Cluster) -> StoredOrder[HoldOrder] | None:
-    return await OrderBook(cluster.store, UR).stored(PLACE)
+async def standing(cluster: Cluster) -> VersionedOrder[HoldOrder] | None:
+    return await OrderStore(cluster.store, PATHS).stored(PLACE)
 
 
 @in_virtual_time
@@ -72,7 +71,7 @@ async def test_a_release_that_the_view_does_not_show_yet_is_kept_to() -> None:
     cluster = await Cluster.start()
     held = HoldOrder(since_ms=cluster.clock.wall_ms(), bookies=WAVE)
     released = replace(held, is_released=True)
-    await OrderBook(cluster.store, UR).give(PLACE, released, over=None)
+    await OrderStore(cluster.store, PATHS).give(PLACE, released, over=None)
 
     async with keeping(cluster) as (leader, holds):
         assert not await keep(leader, holds, *WAVE, seen=held)
@@ -85,14 +84,14 @@ async def test_a_release_that_the_view_does_not_show_yet_is_kept_to() -> None:
 @in_virtual_time
 async def test_an_operator_who_is_quicker_is_heard() -> None:
     cluster = await Cluster.start()
-    book = OrderBook(cluster.store, UR)
+    order_store = OrderStore(cluster.store, PATHS)
     by_operator = HoldOrder(since_ms=1, reason="new switch", is_by_operator=True)
     async with keeping(cluster) as (leader, holds):
         commit = leader.batcher.commit
 
         async def late(operations: Sequence[Operation]) -> object:
             if await standing(cluster) is None:
-                await book.give(PLACE, by_operator, over=None)
+                await order_store.give(PLACE, by_operator, over=None)
             return await commit(operations)
 
         leader.batcher.commit = late  # type: ignore[assignment,method-assign]
@@ -109,7 +108,7 @@ async def test_an_order_that_cannot_be_read_holds_and_is_left_as_it_is() -> None
     cluster = await Cluster.start()
     await cluster.store.create(PLACE.path, b'{"version": 2}')
     async with keeping(cluster) as (leader, holds):
-        seen = (await OrderBook(leader.store, UR).read()).hold
+        seen = (await OrderStore(leader.store, PATHS).read()).hold
         assert await keep(leader, holds, B1, seen=seen)
         assert await keep(leader, holds, *WAVE, seen=seen)
 
@@ -136,7 +135,7 @@ async def test_while_zookeeper_does_not_answer_nobody_can_tell() -> None:
 async def test_a_hold_is_ordered_though_somebody_deleted_the_directory_of_orders() -> None:
     cluster = await Cluster.start()
     async with keeping(cluster) as (leader, holds):
-        await cluster.store.delete(orders_path(UR))
+        await cluster.store.delete(PATHS.orders)
 
         assert await keep(leader, holds, *WAVE)
 

@@ -9,7 +9,6 @@ from auditor import ledger_map_updater
 from auditor import ledger_map_updater as keeper_module
 from ledgers.codec.layout import Layout
 from ledgers.errors import SessionLostError
-from replication import znodes
 from tests.auditor.indexing import (
     RESCAN_S,
     SOON_S,
@@ -22,7 +21,7 @@ from tests.auditor.indexing import (
 )
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 LONG = 2**40
 
@@ -86,8 +85,8 @@ async def test_what_a_repair_does_to_marks_and_locks_costs_no_read() -> None:
     async with keeping(ledgers) as updater:
         await asyncio.sleep(SOON_S)
         before = store_of(updater).request_count
-        await ledgers.store.create(znodes.mark_path(UR, 1), with_parents=True)
-        await ledgers.store.create(znodes.lock_path(UR, 1), with_parents=True)
+        await ledgers.store.create(PATHS.mark(1), with_parents=True)
+        await ledgers.store.create(PATHS.lock(1), with_parents=True)
         await asyncio.sleep(SOON_S)
 
         assert store_of(updater).request_count == before

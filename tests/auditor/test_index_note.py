@@ -10,14 +10,13 @@ from auditor.ledger_map_updater import (
     LedgerMapReporter,
     LedgerMapUpdater,
     ScanProgress,
-    ledger_map_path,
     read_ledger_map_record,
 )
 from tests.auditor.auditing import leading
 from tests.auditor.scenes import with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 def unbuilt(cluster: Cluster) -> LedgerMapUpdater:
@@ -64,7 +63,7 @@ async def test_the_next_leader_writes_its_own_over_it() -> None:
                 clock=cluster.clock,
             )
             await teller.run_once()
-            found = await read_ledger_map_record(cluster.store, UR)
+            found = await read_ledger_map_record(cluster.store, PATHS)
 
         assert found is not None
         assert (found.session_id, found.is_complete, found.ledger_count) == (session_id, True, 2)
@@ -76,8 +75,8 @@ async def test_the_next_leader_writes_its_own_over_it() -> None:
 @in_virtual_time
 async def test_a_note_that_cannot_be_read_is_none(data: bytes) -> None:
     cluster = await Cluster.start()
-    assert await read_ledger_map_record(cluster.store, UR) is None
+    assert await read_ledger_map_record(cluster.store, PATHS) is None
 
-    await cluster.store.create(ledger_map_path(UR), data, with_parents=True)
+    await cluster.store.create(PATHS.ledger_map, data, with_parents=True)
 
-    assert await read_ledger_map_record(cluster.store, UR) is None
+    assert await read_ledger_map_record(cluster.store, PATHS) is None

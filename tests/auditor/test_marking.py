@@ -33,10 +33,10 @@ from replication.znodes import Mark
 from tests.auditor.auditing import leading
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.watched import settle
 
-MARK = znodes.mark_path(UR, LEDGER)
+MARK = PATHS.mark(LEDGER)
 
 
 def underreplicated(ledger_id: int, *lost: BookieId) -> UnderreplicatedLedger:
@@ -44,7 +44,7 @@ def underreplicated(ledger_id: int, *lost: BookieId) -> UnderreplicatedLedger:
 
 
 async def mark_of(cluster: Cluster, ledger_id: int = LEDGER) -> Mark:
-    data, _ = await cluster.store.get(znodes.mark_path(UR, ledger_id))
+    data, _ = await cluster.store.get(PATHS.mark(ledger_id))
     return znodes.parse_mark(data)
 
 
@@ -70,7 +70,7 @@ async def test_marks_are_made_in_the_order_given(monkeypatch: pytest.MonkeyPatch
         await leader.marker.mark(0, (B1,))  # makes the directories: whoever lacks them falls behind
         count = await leader.marker.mark_all([underreplicated(i) for i in order])
 
-    made = {i: await cluster.store.exists(znodes.mark_path(UR, i)) for i in order}
+    made = {i: await cluster.store.exists(PATHS.mark(i)) for i in order}
     assert count == len(order)
     czxids = [made[i].czxid for i in order]  # type: ignore[union-attr]
     assert czxids == sorted(set(czxids))
@@ -128,7 +128,7 @@ async def test_a_mark_that_acls_shut_away_is_told_of_and_keeps_no_other_from_bei
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     async with leading(cluster) as leader:
-        shut_out(leader.store, znodes.mark_path(UR, 1))
+        shut_out(leader.store, PATHS.mark(1))
         with capture_logs() as logs:
             assert await leader.marker.mark_all([underreplicated(i) for i in range(3)]) == 2
 
@@ -144,7 +144,7 @@ async def test_a_mark_that_may_not_be_written_keeps_no_other_from_being_made(shu
     away = 70_000  # in a group of directories of its own
     if shut == "mark":
         await cluster.mark(B2, ledger_id=away)
-    path = znodes.mark_path(UR, away)
+    path = PATHS.mark(away)
     path = path.rsplit("/", {"mark": 0, "directory": 1, "group": 2}[shut])[0]
     async with leading(cluster) as leader:
         forbid_writing(leader.store, path)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from auditor.absence import Outages
-from auditor.findings import Cause, Finding, Why, causes_path, causes_to_bytes
+from auditor.findings import Cause, Finding, Why, causes_to_bytes
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
 from auditor.observer import Absence, Observation, Observer
@@ -24,14 +24,13 @@ from ledgers.tasks import task_scope
 from replication import znodes
 from replication.cluster import ViewSource
 from replication.marks import read_marks
-from replication.orders import HoldOrder, OrderBook, hold_place
-from replication.znodes import findings_path, own_path
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, replicas, set_delay, with_ledgers
 from tests.auditor.test_auditor_maintenance import maintain
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 from tests.replication.test_preview import touching_nothing
 
 RING = tuple(zip(BOOKIES, (*BOOKIES[1:], BOOKIES[0]), strict=True))
@@ -48,7 +47,7 @@ async def observing(
 ) -> AsyncIterator[Observer]:
     """An observer in a session that refuses every write, with a complete index."""
     store, settings = ReadOnlyStore(MemoryStore(cluster.tree)), settings or AuditorSettings()
-    views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
+    views = ViewSource(Registration(store, ROOT), cluster.clock, OrderStore(store, PATHS))
     await views.refresh()
     updater = LedgerMapUpdater(
         store=store,
@@ -58,7 +57,7 @@ async def observing(
     )
     tracker = LossTracker(
         store=store,
-        ur=UR,
+        paths=PATHS,
         updater=updater,
         views=views,
         holds=ForeseenHolds(SafetyHoldPolicy(hold or HoldSettings(), cluster.clock)),
@@ -67,7 +66,9 @@ async def observing(
         outages=outages,
     )
     await tracker.prepare()
-    observer = Observer(store=store, ur=UR, updater=updater, tracker=tracker, clock=cluster.clock)
+    observer = Observer(
+        store=store, paths=PATHS, updater=updater, tracker=tracker, clock=cluster.clock
+    )
     async with task_scope() as beside:
         for work in (views.run(), updater.run(), observer.run()):
             beside.start(work)
@@ -88,14 +89,14 @@ async def marks(cluster: Cluster) -> dict[int, tuple[BookieId, ...]]:
     listed = await cluster.marked()
     return {
         each.ledger_id: tuple(sorted(each.mark.replicas))
-        for each in await read_marks(cluster.store, UR, listed)
+        for each in await read_marks(cluster.store, PATHS, listed)
         if each.mark is not None
     }
 
 
 async def ring() -> Cluster:
     cluster = await with_ledgers(*RING)
-    await cluster.store.create(znodes.recovery_delay_path(UR), znodes.recovery_delay_to_bytes(0))
+    await cluster.store.create(PATHS.recovery_delay, znodes.recovery_delay_to_bytes(0))
     return cluster
 
 
@@ -115,7 +116,7 @@ async def lose_one_and_another_returns(cluster: Cluster) -> None:
     await asyncio.sleep(SOON_S)
     await cluster.revive(B5)
     for ledger_id in {3, 4}.intersection(await cluster.marked()):
-        await cluster.store.delete(znodes.mark_path(UR, ledger_id))  # as a worker does
+        await cluster.store.delete(PATHS.mark(ledger_id))  # as a worker does
 
 
 async def lose_all_but_two(cluster: Cluster) -> None:
@@ -143,8 +144,8 @@ async def operator_begins_a_hold(cluster: Cluster) -> None:
 
 
 async def order_hold(cluster: Cluster, hold: HoldOrder) -> None:
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
-    await book.give(place, hold, over=await book.stored(place))
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
+    await order_store.give(znode, hold, over=await order_store.stored(znode))
 
 
 async def reformat_one(cluster: Cluster) -> None:
@@ -177,7 +178,7 @@ async def operator_does_not_wait(cluster: Cluster) -> None:
 
 
 async def lose_one_while_disabled(cluster: Cluster) -> None:
-    await cluster.store.create(znodes.disable_path(UR))
+    await cluster.store.create(PATHS.disable)
     await asyncio.sleep(SOON_S)
     await cluster.kill(B2)
 
@@ -198,7 +199,7 @@ async def reformat_one_that_an_earlier_leader_knew(cluster: Cluster) -> None:
     cookie = await cluster.store.exists(f"{ROOT}/cookies/{B4}")
     assert cookie is not None
     record = json.dumps({"version": 1, "cookies": {B4: cookie.czxid}}).encode()
-    await cluster.store.create(f"{own_path(UR)}/identities", record, with_parents=True)
+    await cluster.store.create(PATHS.identities, record, with_parents=True)
     await reformat_one_before_its_ledger_changes(cluster)
 
 
@@ -270,7 +271,7 @@ async def assert_same_decisions(seen: Observation, observed: Cluster, led: Clust
         expected.setdefault(each.ledger_id, set()).update(each.lost)
     assert {ledger_id: set(named) for ledger_id, named in (await marks(led)).items()} == expected
 
-    written = await OrderBook(led.store, UR).stored(hold_place(UR))
+    written = await OrderStore(led.store, PATHS).stored(hold_znode(PATHS))
     hold = None if written is None or written.order is None else written.order
     is_held = hold is not None and not hold.is_released
     assert (seen.hold is not None) == is_held
@@ -419,7 +420,7 @@ async def test_bookies_whose_ledgers_were_marked_long_ago_cause_no_safety_hold()
     await lose_all_but_two(cluster)
     async with observing(cluster) as observer:
         assert (await look(cluster, observer)).hold is not None, "no record names them"
-    await cluster.store.create(causes_path(UR), causes_to_bytes(causes), with_parents=True)
+    await cluster.store.create(PATHS.causes, causes_to_bytes(causes), with_parents=True)
 
     async with observing(cluster) as observer:
         seen = await look(cluster, observer)
@@ -460,7 +461,7 @@ async def test_marks_of_another_auditor_are_read_as_they_appear_grow_and_disappe
         assert seen.difference.surplus == (5,)
 
         await cluster.mark(B2, B3, ledger_id=1)
-        await cluster.store.delete(znodes.mark_path(UR, 5))
+        await cluster.store.delete(PATHS.mark(5))
         seen = await look(cluster, observer)
 
     assert await replicas(cluster, 1) == (B2, B3)
@@ -471,24 +472,24 @@ async def test_marks_of_another_auditor_are_read_as_they_appear_grow_and_disappe
 @in_virtual_time
 async def test_our_own_queue_is_counted_apart_and_without_ledgers_in_the_shared_queue() -> None:
     cluster = await ring()
-    own, found = own_path(UR), Finding(check="fsck", bookies=(B1,), detail="bad", found_ms=1)
+    own, found = PATHS.private, Finding(check="fsck", bookies=(B1,), detail="bad", found_ms=1)
     async with observing(cluster) as observer:
         for ledger_id in (4, 5, 6):
-            path = znodes.mark_path(own, ledger_id)
+            path = own.mark(ledger_id)
             await cluster.store.create(path, with_parents=True)
         for ledger_id in (4, 6):
-            path = findings_path(UR, ledger_id)
+            path = PATHS.finding(ledger_id)
             await cluster.store.create(path, found.to_json(), with_parents=True)
         await cluster.mark(B1, ledger_id=6)
         seen = await look(cluster, observer)
         assert (seen.own.damaged, seen.own.others) == ((4,), (5,))
         assert (seen.marked_count, seen.queued_count) == (1, 3)
 
-        await cluster.store.delete(znodes.mark_path(UR, 6))
+        await cluster.store.delete(PATHS.mark(6))
         assert (await look(cluster, observer)).own.damaged == (4, 6)
 
-        await cluster.store.delete(znodes.mark_path(own, 4))
-        await cluster.store.delete(znodes.mark_path(own, 4).rpartition("/")[0])
+        await cluster.store.delete(own.mark(4))
+        await cluster.store.delete(own.mark(4).rpartition("/")[0])
         seen = await look(cluster, observer)
 
     assert (seen.own.damaged, seen.own.others) == ((6,), (5,))

@@ -12,15 +12,13 @@ from ledgers.memory.store import Fault, MemoryStore
 from ledgers.placement.topology import Racks
 from ledgers.registration import Registration
 from ledgers.store import Operation
-from replication import znodes
 from replication.cluster import ViewSource
 from replication.nodes import Membership, Role
 from replication.racks import RETRY_S, RackKeeper, RackMemory, remembered_racks
 from replication.transactions import Batcher
-from replication.znodes import racks_path
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import ROOT, UR, node_info
+from tests.replication.nodes import PATHS, ROOT, node_info
 
 
 class Table:
@@ -52,17 +50,17 @@ async def remembering(cluster: Cluster, table: Table) -> AsyncIterator[MemorySto
     store = MemoryStore(cluster.tree)
     views = ViewSource(Registration(store, ROOT), cluster.clock)
     await views.refresh()
-    membership = await Membership.join(store, UR, node_info("leader", Role.AUDITOR))
+    membership = await Membership.join(store, PATHS, node_info("leader", Role.AUDITOR))
     leadership = await Election(
-        store, UR, membership, candidate="leader", clock=cluster.clock
+        store, PATHS, membership, candidate="leader", clock=cluster.clock
     ).win()
     batcher = Batcher(store, leadership.guards)
-    racks = Racks(await remembered_racks(store, UR))
+    racks = Racks(await remembered_racks(store, PATHS))
     rack_keeper = RackKeeper(table, racks, views, clock=cluster.clock, resolve_host=_no_address)
     memory = RackMemory(
         store=store,
         batcher=batcher,
-        ur=UR,
+        paths=PATHS,
         racks=racks,
         rack_keeper=rack_keeper,
         views=views,
@@ -91,13 +89,13 @@ async def test_racks_are_remembered_and_so_are_those_of_bookies_that_go() -> Non
     table.tell({B1: "/a", B2: "/b"})
 
     async with remembering(cluster, table):
-        assert await remembered_racks(cluster.store, UR) == {B1: "/a", B2: "/b"}
+        assert await remembered_racks(cluster.store, PATHS) == {B1: "/a", B2: "/b"}
         await cluster.kill(B2)
         await asyncio.sleep(1)
         table.tell({B1: "/c"})
         await asyncio.sleep(1)
 
-        assert await remembered_racks(cluster.store, UR) == {B1: "/c", B2: "/b"}
+        assert await remembered_racks(cluster.store, PATHS) == {B1: "/c", B2: "/b"}
 
 
 @in_virtual_time
@@ -112,7 +110,7 @@ async def test_the_next_leader_goes_on_from_there_and_forgets_who_was_decommissi
     table.tell({B1: "/a"})
 
     async with remembering(cluster, table):
-        assert await remembered_racks(cluster.store, UR) == {B1: "/a", B2: "/b"}
+        assert await remembered_racks(cluster.store, PATHS) == {B1: "/a", B2: "/b"}
 
 
 @in_virtual_time
@@ -126,7 +124,7 @@ async def test_what_has_not_changed_is_not_written() -> None:
     async with remembering(cluster, table):
         pass
 
-    assert (await cluster.store.get(racks_path(UR)))[1].version == 0
+    assert (await cluster.store.get(PATHS.racks))[1].version == 0
 
 
 @in_virtual_time
@@ -137,7 +135,7 @@ async def test_a_write_that_fails_is_made_later() -> None:
 
     def fail(store: MemoryStore, operations: Collection[Operation]) -> Fault | None:
         nonlocal failures
-        if failures and any(each.path == racks_path(UR) for each in operations):
+        if failures and any(each.path == PATHS.racks for each in operations):
             failures -= 1
             return Fault.LOST_REQUEST
         return None
@@ -148,7 +146,7 @@ async def test_a_write_that_fails_is_made_later() -> None:
     async with remembering(cluster, table):
         await asyncio.sleep(60)
 
-        assert await remembered_racks(cluster.store, UR) == {B1: "/a"}
+        assert await remembered_racks(cluster.store, PATHS) == {B1: "/a"}
     assert not failures
 
 
@@ -160,15 +158,15 @@ async def test_rule_s9_who_leads_no_more_writes_nothing() -> None:
 
     async def deposed() -> None:
         async with remembering(cluster, table):
-            votes = await cluster.store.children(znodes.election_path(UR))
-            await cluster.store.delete(f"{znodes.election_path(UR)}/{votes[0]}")
+            votes = await cluster.store.children(PATHS.election)
+            await cluster.store.delete(f"{PATHS.election}/{votes[0]}")
             table.tell({B1: "/b"})
             await asyncio.sleep(5)
 
     with pytest.raises(ExceptionGroup) as ended:
         await deposed()
     assert ended.group_contains(LeadershipLostError)
-    assert await remembered_racks(cluster.store, UR) == {B1: "/a"}
+    assert await remembered_racks(cluster.store, PATHS) == {B1: "/a"}
 
 
 @in_virtual_time
@@ -178,15 +176,15 @@ async def test_what_acls_shut_away_ends_nobody_and_is_written_when_it_is_open_ag
     table.tell({B1: "/a"})
     async with remembering(cluster, table):
         pass
-    shut = shut_out(cluster.store, racks_path(UR))
-    assert await remembered_racks(cluster.store, UR) == {}
+    shut = shut_out(cluster.store, PATHS.racks)
+    assert await remembered_racks(cluster.store, PATHS) == {}
     shut.clear()
 
     async with remembering(cluster, table) as leader:
-        shut = shut_out(leader, racks_path(UR))
+        shut = shut_out(leader, PATHS.racks)
         table.tell({B1: "/b"})
         await asyncio.sleep(5)
         shut.clear()
         await asyncio.sleep(2 * RETRY_S)
 
-        assert await remembered_racks(cluster.store, UR) == {B1: "/b"}
+        assert await remembered_racks(cluster.store, PATHS) == {B1: "/b"}

@@ -11,12 +11,10 @@ from auditor.recheck import ADOPT_INTERVAL_S, RETRY_MIN_S, orphans
 from ledgers.bookies import Transfer
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import NO_FAULT, Fault
-from replication import znodes
-from replication.znodes import own_path, recent_copies_path
 from tests.auditor.rechecking import recheck_of
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, Node, working
+from tests.replication.nodes import LEDGER, PATHS, Node, working
 
 AFTER_S = 120.0
 
@@ -36,7 +34,7 @@ async def rechecking_node(cluster: Cluster, name: str = "node-1") -> AsyncIterat
 
 
 async def records(cluster: Cluster) -> list[str]:
-    path = recent_copies_path(UR)
+    path = PATHS.recent_copies
     return await cluster.store.children(path) if await cluster.store.exists(path) else []
 
 
@@ -66,7 +64,7 @@ async def test_a_copy_that_a_late_index_deletion_removed_is_made_again() -> None
         await asyncio.sleep(AFTER_S + 30)
 
         await cluster.assert_whole()
-        assert await cluster.marked() == await cluster.marked(own_path(UR)) == []
+        assert await cluster.marked() == await cluster.marked(PATHS.private) == []
 
 
 @in_virtual_time
@@ -82,9 +80,9 @@ async def test_a_missing_copy_is_reported_with_the_bookie_that_lost_it() -> None
         await asyncio.sleep(AFTER_S + 10)
 
         running.cancel()
-    (finding,) = (await read_findings(cluster.store, UR, [LEDGER])).values()
+    (finding,) = (await read_findings(cluster.store, PATHS, [LEDGER])).values()
     assert (finding.check, finding.bookies) == ("recent-copies", (B4,))
-    assert await cluster.marked() + await cluster.marked(own_path(UR)) == [LEDGER]
+    assert await cluster.marked() + await cluster.marked(PATHS.private) == [LEDGER]
 
 
 @in_virtual_time
@@ -97,7 +95,7 @@ async def test_copies_that_are_still_there_leave_nothing_behind() -> None:
         await asyncio.sleep(AFTER_S + 10)
 
         assert await records(cluster) == []
-        assert await cluster.marked() == await cluster.marked(own_path(UR)) == []
+        assert await cluster.marked() == await cluster.marked(PATHS.private) == []
 
 
 @in_virtual_time
@@ -165,7 +163,7 @@ async def test_a_target_that_does_not_answer_is_asked_again_later() -> None:
         await asyncio.sleep(2 * RETRY_MIN_S + 10)
 
         assert await records(cluster) == []
-        assert await cluster.marked() == await cluster.marked(own_path(UR)) == []
+        assert await cluster.marked() == await cluster.marked(PATHS.private) == []
 
 
 @in_virtual_time
@@ -208,10 +206,10 @@ async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
     async with rechecking_node(cluster):
         await repaired(cluster)
         cluster.bookie(B4).lose(LEDGER, 0)
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
         await asyncio.sleep(AFTER_S + 300)
-        assert await cluster.marked() == await cluster.marked(own_path(UR)) == []
-        await cluster.store.delete(znodes.disable_path(UR))
+        assert await cluster.marked() == await cluster.marked(PATHS.private) == []
+        await cluster.store.delete(PATHS.disable)
 
         await asyncio.sleep(RETRY_MIN_S + 30)
 
@@ -221,7 +219,7 @@ async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
 @in_virtual_time
 async def test_a_record_that_cannot_be_read_stays_and_stops_nothing() -> None:
     cluster = await lost_b2_with_one_spare()
-    path = f"{recent_copies_path(UR)}/of-a-later-release.0"
+    path = f"{PATHS.recent_copies}/of-a-later-release.0"
     await cluster.store.create(path, b'{"version": 9}', with_parents=True)
     async with rechecking_node(cluster):
         await repaired(cluster)

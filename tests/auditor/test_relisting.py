@@ -7,17 +7,16 @@ from structlog.testing import capture_logs
 
 from auditor.marker import RELIST_S, LossMarks
 from ledgers.errors import UnavailableError
-from replication import znodes
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import marked_soon, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 async def unmark(cluster: Cluster, *ledger_ids: int) -> None:
     for ledger_id in ledger_ids:
-        path = znodes.mark_path(UR, ledger_id)
+        path = PATHS.mark(ledger_id)
         await cluster.store.delete(path)
         await cluster.store.delete(path.rpartition("/")[0])
 
@@ -68,7 +67,7 @@ async def test_a_listing_that_fails_is_made_up_for(monkeypatch: pytest.MonkeyPat
     async with auditing(cluster) as leader:
         assert await marked_soon(cluster) == [0]
         await unmark(cluster, 0)
-        shut = shut_out(leader.store, znodes.marks_path(UR))
+        shut = shut_out(leader.store, PATHS.marks)
         await asyncio.sleep(3 * RELIST_S)
         assert await cluster.marked() == []
 

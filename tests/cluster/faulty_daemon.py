@@ -55,7 +55,7 @@ class Striker:
 
 def install(striker: Striker) -> None:
     """Wrap the steps. What is not named in ``Point`` is left as it is."""
-    lease, finish, write = Queue.lease, Queue.finish, Queue.write
+    lease, finish, write = Queue.lease, Queue.complete, Queue.write
     transfer = BulkTransfers.transfer
 
     async def struck_take(self: Queue, queued: QueuedLedger) -> LedgerLease | None:
@@ -90,8 +90,8 @@ def install(striker: Striker) -> None:
         return await transfer(self, asked)
 
     for owner, name, struck in (
-        (Queue, "take", struck_take),
-        (Queue, "finish", struck_finish),
+        (Queue, "lease", struck_take),
+        (Queue, "complete", struck_finish),
         (Queue, "write", struck_write),
         (BulkTransfers, "transfer", struck_transfer),
     ):

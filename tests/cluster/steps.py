@@ -64,11 +64,11 @@ class Bench:
 
     async def mark(self, ledger_ids: Sequence[int]) -> None:
         """As an auditor would that found ``GONE`` gone; a leader of ours may have been quicker."""
-        store, ur = self.seen.store, self.seen.ur
+        store, paths = self.seen.store, self.seen.paths
         data = znodes.mark_to_bytes(Mark(replicas=(GONE,), ctime_ms=1))
         for ledger_id in ledger_ids:
             with suppress(NodeExistsError):
-                await store.create(znodes.mark_path(ur, ledger_id), data, with_parents=True)
+                await store.create(paths.mark(ledger_id), data, with_parents=True)
 
     async def metadata(self, written: Written) -> LedgerMetadata:
         return (await self.seen.manager.read(written.ledger_id)).metadata
@@ -79,12 +79,14 @@ class Bench:
 
     async def has_marked(self, ledger_ids: Sequence[int]) -> bool:
         """Whether these ledgers, and no others, are marked."""
-        return await marked_ledger_ids(self.seen.store, self.seen.ur) == sorted(ledger_ids)
+        return await marked_ledger_ids(self.seen.store, self.seen.paths) == sorted(ledger_ids)
 
     async def is_idle(self) -> bool:
         """No mark, no lock."""
-        store, ur = self.seen.store, self.seen.ur
-        return not await marked_ledger_ids(store, ur) and not await locked_ledger_ids(store, ur)
+        store, paths = self.seen.store, self.seen.paths
+        return not await marked_ledger_ids(store, paths) and not await locked_ledger_ids(
+            store, paths
+        )
 
     async def wait_idle(self) -> None:
         await wait_for(self.is_idle, "an empty queue without locks")

@@ -16,7 +16,7 @@ from daemon.local.processes import Child
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from replication import znodes
 from replication.marks import marked_ledger_ids
-from replication.orders import LimitsOrder, OrderBook, limits_place
+from replication.orders import LimitsOrder, OrderStore, limits_znode
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,
     SESSION_TIMEOUT_S,
@@ -66,9 +66,9 @@ async def ledgers_on_a_ghost(on: Bench) -> AsyncIterator[None]:
         yield
     finally:
         await _each(lambda ledger_id: on.seen.manager.delete(ledger_id, version=0))
-        for ledger_id in await marked_ledger_ids(store, on.seen.ur):
-            await store.delete(znodes.mark_path(on.seen.ur, ledger_id))
-            await store.delete(znodes.mark_path(on.seen.ur, ledger_id).rpartition("/")[0])
+        for ledger_id in await marked_ledger_ids(store, on.seen.paths):
+            await store.delete(on.seen.paths.mark(ledger_id))
+            await store.delete(on.seen.paths.mark(ledger_id).rpartition("/")[0])
         await store.delete(f"{root}/cookies/{GHOST}")
 
 
@@ -80,10 +80,10 @@ async def _each(act: Any) -> None:
 async def assert_each_is_marked(on: Bench) -> None:
     """Once renewed at most: a leader that finds no note of the loss takes it for a new one (rule
     S6)."""
-    assert await marked_ledger_ids(on.seen.store, on.seen.ur) == list(LEDGERS)
+    assert await marked_ledger_ids(on.seen.store, on.seen.paths) == list(LEDGERS)
 
     async def look(ledger_id: int) -> None:
-        data, stat = await on.seen.store.get(znodes.mark_path(on.seen.ur, ledger_id))
+        data, stat = await on.seen.store.get(on.seen.paths.mark(ledger_id))
         assert znodes.parse_mark(data).replicas == (GHOST,)
         assert stat.version <= 1, ledger_id
 
@@ -93,13 +93,13 @@ async def assert_each_is_marked(on: Bench) -> None:
 @asynccontextmanager
 async def slowed_down(on: Bench) -> AsyncIterator[None]:
     """All nodes ask little of ZooKeeper."""
-    book, place = OrderBook(on.seen.store, on.seen.ur), limits_place(on.seen.ur)
-    await book.give(place, SLOWLY, over=None)
+    order_store, znode = OrderStore(on.seen.store, on.seen.paths), limits_znode(on.seen.paths)
+    await order_store.give(znode, SLOWLY, over=None)
     await asyncio.sleep(0.2)  # until they know
     yield
-    standing = await book.stored(place)
+    standing = await order_store.stored(znode)
     assert standing is not None
-    await book.withdraw(place, over=standing)
+    await order_store.withdraw(znode, over=standing)
 
 
 async def until_marking(on: Bench) -> None:
@@ -108,7 +108,7 @@ async def until_marking(on: Bench) -> None:
 
     async def are_some() -> bool:
         nonlocal marked
-        marked = await marked_ledger_ids(on.seen.store, on.seen.ur)
+        marked = await marked_ledger_ids(on.seen.store, on.seen.paths)
         return bool(marked)
 
     await wait_for(are_some, "first marks")
@@ -117,7 +117,7 @@ async def until_marking(on: Bench) -> None:
 
 async def until_all_are_marked(on: Bench) -> None:
     async def are_all() -> bool:
-        return len(await marked_ledger_ids(on.seen.store, on.seen.ur)) == len(LEDGERS)
+        return len(await marked_ledger_ids(on.seen.store, on.seen.paths)) == len(LEDGERS)
 
     await wait_for(are_all, "marks of all")
 
@@ -177,7 +177,7 @@ def test_a_bookie_that_turns_read_only_is_not_lost_until_it_stops(
             node = start("node", settings=AUDITOR_ONLY)
             try:
                 await wait_for(lambda: _has_looked(node), "first audit")
-                assert await marked_ledger_ids(on.seen.store, on.seen.ur) == []
+                assert await marked_ledger_ids(on.seen.store, on.seen.paths) == []
             finally:
                 kill_and_expire(module_cluster, bookie)
             try:

@@ -136,7 +136,7 @@ def test_a_run_whose_leader_is_killed_goes_on_with_the_next_one(
             second = start("second", settings=slowly)
 
             async def has_progress() -> bool:
-                run = (await read_check(on.seen.store, on.seen.ur, "all-ledgers")).running
+                run = (await read_check(on.seen.store, on.seen.paths, "all-ledgers")).running
                 return run is not None and run.cursor > 0
 
             await wait_for(has_progress, "progress")
@@ -197,8 +197,8 @@ async def check_all_ledgers(uri: str) -> Said:
 
 async def marked(on: Bench) -> dict[int, tuple[BookieId, ...]]:
     found = {}
-    for ledger_id in await marked_ledger_ids(on.seen.store, on.seen.ur):
-        data, _ = await on.seen.store.get(znodes.mark_path(on.seen.ur, ledger_id))
+    for ledger_id in await marked_ledger_ids(on.seen.store, on.seen.paths):
+        data, _ = await on.seen.store.get(on.seen.paths.mark(ledger_id))
         found[ledger_id] = znodes.parse_mark(data).replicas
     return found
 

@@ -31,7 +31,7 @@ def cluster_options() -> dict[str, Any]:
 
 
 async def of(on: Bench, bookie: BookieId) -> Activity | None:
-    said = await read_activity(on.seen.store, on.seen.ur, now_ms=SystemClock().wall_ms())
+    said = await read_activity(on.seen.store, on.seen.paths, now_ms=SystemClock().wall_ms())
     return None if said is None else said.of(bookie)
 
 

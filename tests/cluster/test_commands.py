@@ -17,8 +17,6 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.ports import LOOPBACK, free_ports
 from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION
-from replication import znodes
-from replication.znodes import own_path
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, bench, nodes, shape, wait_for
@@ -143,7 +141,7 @@ def test_commands_name_what_is_corrupt(uri: str, tmp_path: Path) -> None:
             path = on.seen.manager.path(bad_id)
             intact, _ = await store.get(path)
             await store.set(path, b"no metadata", version=ANY_VERSION)
-            mark_path = znodes.mark_path(on.seen.ur, bad_mark.ledger_id)
+            mark_path = on.seen.paths.mark(bad_mark.ledger_id)
             await store.set(mark_path, b"no mark", version=ANY_VERSION)
 
             shown, none, queue = await gather(
@@ -257,7 +255,7 @@ def test_a_repair_by_hand_ends_where_an_acl_keeps_its_own_mark_from_everybody(
             marked = await bookmender(uri, "repair", str(shut), "--mark-only", state=tmp_path)
             assert marked.exit_code == 0, marked
 
-            with only_for_another(module_cluster, znodes.mark_path(own_path(on.seen.ur), shut)):
+            with only_for_another(module_cluster, on.seen.paths.private.mark(shut)):
                 listed = await bookmender(uri, "queue", "list", state=tmp_path)
                 said = await bookmender(uri, "repair", str(shut), str(other), state=tmp_path)
 

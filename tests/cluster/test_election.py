@@ -14,7 +14,6 @@ import pytest
 from auditor.election import current_leader, in_order
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
-from replication import znodes
 from replication.marks import marked_ledger_ids
 from replication.nodes import live_nodes
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
@@ -50,9 +49,9 @@ class Electorate:
 
     async def leader(self) -> str | None:
         """The name of the daemon that leads; None while none does."""
-        store, ur = self.on.seen.store, self.on.seen.ur
-        leader = await current_leader(store, ur)
-        live = {node.session_id: node.info.pid for node in await live_nodes(store, ur)}
+        store, paths = self.on.seen.store, self.on.seen.paths
+        leader = await current_leader(store, paths)
+        live = {node.session_id: node.info.pid for node in await live_nodes(store, paths)}
         pid = None if leader is None else live.get(leader.session_id)
         return next((name for name, node in self.running.items() if node.pid == pid), None)
 
@@ -74,7 +73,7 @@ class Electorate:
         await asyncio.to_thread(stop_all, [self.running.pop(name)], timeout_s=SOON_S)
 
     async def votes(self) -> list[str]:
-        store, election = self.on.seen.store, znodes.election_path(self.on.seen.ur)
+        store, election = self.on.seen.store, self.on.seen.paths.election
         return [f"{election}/{vote}" for vote in in_order(await store.children(election))]
 
 
@@ -194,22 +193,22 @@ def test_while_disabled_a_new_leader_marks_nothing_for_a_bookie_that_died_with_t
 
     async def run() -> None:
         async with electorate(uri, tmp_path) as nodes:
-            store, ur = nodes.on.seen.store, nodes.on.seen.ur
+            store, paths = nodes.on.seen.store, nodes.on.seen.paths
             written = await nodes.on.write(*(shape(number) for number in range(3)))
             assert await nodes.on.names(written, victim)
             await nodes.start("one")
             two = await nodes.start("two")
             await nodes.wait_leader({"one"})
-            await store.create(znodes.disable_path(ur))
+            await store.create(paths.disable)
             try:
                 nodes.kill("one")
                 kill_and_expire(module_cluster, victim)
                 await nodes.wait_leader({"two"})
                 await wait_for(lambda: events(two, "ledger_map.built"), "index of the new leader")
                 await asyncio.sleep(1)  # for what must not happen
-                assert await marked_ledger_ids(store, ur) == []
+                assert await marked_ledger_ids(store, paths) == []
             finally:
                 await asyncio.to_thread(module_cluster.start_bookie, victim)
-                await store.delete(znodes.disable_path(ur))
+                await store.delete(paths.disable)
 
     asyncio.run(run())

@@ -21,6 +21,7 @@ from auditor.fsck.spark.sources import register
 from daemon.local.cluster import LocalCluster
 from ledgers.model import BookieId
 from replication import znodes
+from replication.znodes import ClusterPaths
 from tests.cluster.fsck_ledgers import (
     ENTRY_COUNT,
     PAYLOAD_BYTES,
@@ -281,7 +282,7 @@ def test_a_task_that_is_tried_again_doubles_no_row(spark: SparkSession, tmp_path
 
 async def _mark(uri: str, ledger_id: int, bookie: str) -> None:
     async with our_client(uri) as client:
-        ur = znodes.underreplication_path(client.uri.root)
+        paths = ClusterPaths.below(client.uri.root)
         data = znodes.mark_to_bytes(znodes.Mark(replicas=(BookieId(bookie),)))
-        path = znodes.mark_path(ur, ledger_id)
+        path = paths.mark(ledger_id)
         await client.store.create(path, data, with_parents=True)

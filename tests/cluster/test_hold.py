@@ -11,7 +11,7 @@ from ledgers.model import LedgerState
 from replication import znodes
 from replication.ledger_record import WaitingNotes
 from replication.marks import marked_ledger_ids
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.racks import remembered_racks
 from replication.reasons import Reason
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
@@ -31,21 +31,21 @@ SETTINGS = {
 
 
 async def is_held(on: Bench) -> bool:
-    return (await OrderBook(on.seen.store, on.seen.ur).read()).is_held
+    return (await OrderStore(on.seen.store, on.seen.paths).read()).is_held
 
 
 async def ask_for_audit(on: Bench) -> None:
     """As Java's triggeraudit does, for all that are away now."""
     data = znodes.recovery_delay_to_bytes(DELAY_S)
-    await on.seen.store.set(znodes.recovery_delay_path(on.seen.ur), data, version=-1)
+    await on.seen.store.set(on.seen.paths.recovery_delay, data, version=-1)
 
 
 async def marked(on: Bench) -> list[int]:
-    return await marked_ledger_ids(on.seen.store, on.seen.ur)
+    return await marked_ledger_ids(on.seen.store, on.seen.paths)
 
 
 async def is_held_back(on: Bench, written: Written) -> bool:
-    note = await WaitingNotes(on.seen.store, on.seen.ur).read(written.ledger_id)
+    note = await WaitingNotes(on.seen.store, on.seen.paths).read(written.ledger_id)
     return note is not None and note.reason is Reason.HOLD
 
 
@@ -67,7 +67,7 @@ def test_bookies_that_go_at_once_are_held_for_until_they_are_back_or_somebody_sa
             await wait_for(lambda: events(node, "audit.finished"), "first audit")
 
             async def are_remembered() -> bool:
-                return await remembered_racks(on.seen.store, on.seen.ur) == racks
+                return await remembered_racks(on.seen.store, on.seen.paths) == racks
 
             await wait_for(are_remembered, "racks that are remembered")
 

@@ -42,7 +42,7 @@ HALF_WAY = 10
 
 async def wait_note(on: Bench, ledger: Written, reason: Reason) -> WaitingNote:
     """Until the ledger is put aside for this reason, as everybody can read."""
-    notes = WaitingNotes(on.seen.store, on.seen.ur)
+    notes = WaitingNotes(on.seen.store, on.seen.paths)
 
     async def fitting() -> WaitingNote | None:
         note = await notes.read(ledger.ledger_id)
@@ -54,7 +54,7 @@ async def wait_note(on: Bench, ledger: Written, reason: Reason) -> WaitingNote:
 
 async def is_free(on: Bench) -> bool:
     """Whether nobody holds any ledger."""
-    return not await locked_ledger_ids(on.seen.store, on.seen.ur)
+    return not await locked_ledger_ids(on.seen.store, on.seen.paths)
 
 
 def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:

@@ -20,7 +20,7 @@ from replication.marks import prepare_tree
 from replication.nodes import Membership, NodeInfo, Role
 from replication.transactions import Batcher
 from replication.work_queue import Queue
-from replication.znodes import underreplication_path
+from replication.znodes import ClusterPaths
 from tests.cluster.our_client import OurClient, our_client
 from tests.java.messages import Mark, Shape, Verdict
 from tests.java.tool import JavaTool
@@ -40,14 +40,14 @@ class OurNode:
     """The halves of a node of ours that touch what is shared, bound to one session."""
 
     client: OurClient
-    ur: str
+    paths: ClusterPaths
     membership: Membership
     marker: Marker
     queue: Queue
 
     async def win_election(self) -> None:
         await Election(
-            self.client.store, self.ur, self.membership, candidate=US, clock=self.client.clock
+            self.client.store, self.paths, self.membership, candidate=US, clock=self.client.clock
         ).win()
 
     async def lease(self, ledger_id: int) -> LedgerLease:
@@ -61,19 +61,19 @@ class OurNode:
 @asynccontextmanager
 async def our_node(uri: str) -> AsyncIterator[OurNode]:
     async with our_client(uri) as client:
-        ur = underreplication_path(client.uri.root)
-        await prepare_tree(client.store, ur)
+        paths = ClusterPaths.below(client.uri.root)
+        await prepare_tree(client.store, paths)
         info = NodeInfo(role=Role.WORKER, host="host", pid=1, bookie_id=US, started_ms=0)
-        membership = await Membership.join(client.store, ur, info)
+        membership = await Membership.join(client.store, paths, info)
         batcher = Batcher(client.store, [membership.guard])
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(batcher.run())
             yield OurNode(
                 client=client,
-                ur=ur,
+                paths=paths,
                 membership=membership,
-                marker=Marker(client.store, batcher, ur, client.clock),
-                queue=Queue(client.store, batcher, ur, holder=US, clock=client.clock),
+                marker=Marker(client.store, batcher, paths, client.clock),
+                queue=Queue(client.store, batcher, paths, holder=US, clock=client.clock),
             )
             sender.cancel()
 
@@ -111,7 +111,7 @@ def test_java_sees_our_marks_and_who_holds_a_lock(java: JavaTool, uri: str) -> N
             seen = [java.under_replicated(uri)]
             lease = await us.lease(written.ledger)
             seen.append(java.under_replicated(uri))
-            await us.queue.finish(lease)
+            await us.queue.complete(lease)
             seen.append(java.under_replicated(uri))
             return seen
 
@@ -150,7 +150,7 @@ def test_a_java_worker_repairs_what_we_marked_and_leaves_what_we_hold(
             assert java.auditor(uri) == US
             assert verdict(held.ledger) is Verdict.MISSING
 
-            await us.queue.give_back(lease)
+            await us.queue.release(lease)
             await until(lambda: verdict(held.ledger) is Verdict.WHOLE)
             await until(lambda: java.under_replicated(uri) == [])
 

@@ -54,7 +54,7 @@ def is_frozen(node: Child) -> bool:
 
 async def is_gone(on: Bench, node: Child) -> bool:
     """Whether ZooKeeper has given up the node's session."""
-    return node.pid not in {n.info.pid for n in await live_nodes(on.seen.store, on.seen.ur)}
+    return node.pid not in {n.info.pid for n in await live_nodes(on.seen.store, on.seen.paths)}
 
 
 async def write_and_lose(on: Bench, point: Point) -> list[Written]:

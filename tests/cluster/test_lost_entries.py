@@ -166,7 +166,7 @@ def ledger_entries(ledger: Holed) -> list[int]:
 
 
 async def is_put_aside(on: Bench, ledger: Holed) -> bool:
-    note = await WaitingNotes(on.seen.store, on.seen.ur).read(ledger.ledger_id)
+    note = await WaitingNotes(on.seen.store, on.seen.paths).read(ledger.ledger_id)
     return note is not None and note.reason.value == "no-copy" and f"entry {LOST} " in note.detail
 
 

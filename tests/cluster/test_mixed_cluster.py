@@ -19,7 +19,6 @@ from daemon.local import jars
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from ledgers.store import ANY_VERSION
-from replication import znodes
 from replication.marks import locked_ledger_ids
 from tests.cluster.beside_java import assert_whole, javas
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
@@ -62,7 +61,7 @@ def cluster_options(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 async def leader(on: Bench) -> str | None:
-    found = await current_leader(on.seen.store, on.seen.ur)
+    found = await current_leader(on.seen.store, on.seen.paths)
     return found.candidate if found else None
 
 
@@ -74,7 +73,7 @@ async def wait_leader(on: Bench, *, is_java: bool) -> None:
 
 
 async def wait_candidates(on: Bench, count: int) -> None:
-    election = znodes.election_path(on.seen.ur)
+    election = on.seen.paths.election
 
     async def are_there() -> bool:
         is_office = await on.seen.store.exists(election)
@@ -85,7 +84,7 @@ async def wait_candidates(on: Bench, count: int) -> None:
 
 async def ask_for_audit(on: Bench) -> None:
     """As Java's tools do: write the recovery delay once more."""
-    path = znodes.recovery_delay_path(on.seen.ur)
+    path = on.seen.paths.recovery_delay
     data, _ = await on.seen.store.get(path)
     await on.seen.store.set(path, data, version=ANY_VERSION)
 
@@ -208,7 +207,7 @@ def test_in_office_by_turns_both_work_off_one_queue_and_outlive_each_other(
 
 async def both_honour_the_switch(on: Bench, java: JavaTool) -> None:
     """Neither marks nor repairs while replication is disabled; then all that was left is done."""
-    switch = znodes.disable_path(on.seen.ur)
+    switch = on.seen.paths.disable
     await on.seen.store.create(switch)
     uri = on.seen.settings.metadata_service_uri
     assert not await asyncio.to_thread(java.is_replication_enabled, uri)
@@ -222,7 +221,7 @@ async def both_honour_the_switch(on: Bench, java: JavaTool) -> None:
     until_s = time.monotonic() + CALM_S
     while time.monotonic() < until_s:
         assert await on.has_marked(ledger_ids)
-        assert not await locked_ledger_ids(on.seen.store, on.seen.ur)
+        assert not await locked_ledger_ids(on.seen.store, on.seen.paths)
         await asyncio.sleep(POLL_S)
 
     await on.seen.store.delete(switch)
@@ -235,7 +234,7 @@ async def both_take_their_share(on: Bench, ours: Child) -> None:
     share = 0
     while not 0 < share < len(written):  # the quicker one may take all
         before = len(copies_of(ours))
-        switch = znodes.disable_path(on.seen.ur)
+        switch = on.seen.paths.disable
         await on.seen.store.create(switch)  # or our leader would mark each as soon as it changes
         await on.forget(written)
         read_as = await versions(on, written)

@@ -18,7 +18,6 @@ from daemon.local.processes import Child, stop_all
 from daemon.settings import NodeSettings
 from ledgers.model import BookieId, LedgerState
 from ledgers.store import ANY_VERSION
-from replication import znodes
 from replication.ledger_record import WaitingNotes
 from replication.nodes import live_nodes
 from replication.reasons import Reason
@@ -118,7 +117,7 @@ def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
 
 
 async def both_halves_of(on: Bench, daemons: list[Child]) -> bool:
-    live = await live_nodes(on.seen.store, on.seen.ur)
+    live = await live_nodes(on.seen.store, on.seen.paths)
     return sorted(node.info.pid for node in live) == sorted(2 * [node.pid for node in daemons])
 
 
@@ -194,19 +193,19 @@ def has_lost_its_sessions(node: Child) -> bool:
 def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: Path) -> None:
     async def run() -> None:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            store, ur = on.seen.store, on.seen.ur
+            store, paths = on.seen.store, on.seen.paths
             written = await on.write(*(shape(number) for number in range(6)))
             await on.lose(written)
             corrupt = written[0].ledger_id
             ledger_path = on.seen.manager.path(corrupt)
             intact, _ = await store.get(ledger_path)
             await store.set(ledger_path, b"BookieMetadataFormatVersion\t9\n", version=ANY_VERSION)
-            mark_path = znodes.mark_path(ur, written[1].ledger_id)
+            mark_path = paths.mark(written[1].ledger_id)
             await store.set(mark_path, b"replica: \xff", version=ANY_VERSION)
 
             node = start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
             await wait_for(lambda: on.has_marked([corrupt]), "queue with one ledger")
-            note = await wait_for(lambda: WaitingNotes(store, ur).read(corrupt), "note")
+            note = await wait_for(lambda: WaitingNotes(store, paths).read(corrupt), "note")
             await on.assert_whole(written[1:])
             assert note.reason is Reason.CORRUPT_METADATA
             assert "version" in note.detail

@@ -43,10 +43,10 @@ def cluster_options() -> dict[str, Any]:
 
 
 async def assert_nothing_is_held(on: Bench) -> None:
-    store, ur = on.seen.store, on.seen.ur
-    assert await locked_ledger_ids(store, ur) == set()
-    assert await current_leader(store, ur) is None
-    assert await live_nodes(store, ur) == []
+    store, paths = on.seen.store, on.seen.paths
+    assert await locked_ledger_ids(store, paths) == set()
+    assert await current_leader(store, paths) is None
+    assert await live_nodes(store, paths) == []
 
 
 @pytest.mark.compat("BookieAutoRecoveryTest.testStopWhileReplicationInProgress", verdict="better")
@@ -63,7 +63,7 @@ def test_in_the_middle_of_a_copy_it_ends_at_once_and_holds_nothing(
             await wait_for(lambda: events(node, "audit.finished"), "audit")
             await on.lose(written)
             await wait_for(lambda: is_frozen(node), "copy under way")
-            assert await locked_ledger_ids(on.seen.store, on.seen.ur)
+            assert await locked_ledger_ids(on.seen.store, on.seen.paths)
 
             os.kill(node.pid, signal.SIGTERM)  # seen when it is resumed, before anything else
             node.resume()
@@ -91,7 +91,7 @@ def test_while_a_ledger_sits_in_its_grace_it_ends_at_once_and_holds_nothing(
             node = start("node")
             await wait_for(lambda: events(node, "election.won"), "vote")
             await wait_for(lambda: events(node, "ledger.put_aside"), "ledger in its grace")
-            assert await locked_ledger_ids(on.seen.store, on.seen.ur) == {written[0].ledger_id}
+            assert await locked_ledger_ids(on.seen.store, on.seen.paths) == {written[0].ledger_id}
 
             node.terminate()
 
@@ -121,7 +121,7 @@ def test_while_a_bookie_keeps_it_waiting_it_ends_at_once_and_holds_nothing(
             module_cluster.pause(frozen)
             try:
                 node = start("node", settings=WORKER_ONLY)
-                await wait_for(lambda: locked_ledger_ids(on.seen.store, on.seen.ur), "lock")
+                await wait_for(lambda: locked_ledger_ids(on.seen.store, on.seen.paths), "lock")
                 node.terminate()
                 assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
                 await assert_nothing_is_held(on)

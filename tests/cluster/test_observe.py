@@ -15,7 +15,6 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.processes import stop_all
 from ledgers.digest import EntryDigest
 from ledgers.model import BookieId
-from replication.znodes import own_path
 from tests.cluster.beside_java import javas
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender
@@ -121,7 +120,7 @@ def test_beside_javas_auditor_the_marks_of_both_come_out_the_same(
                     for blocked in ledger["in_the_way"]
                 }
                 assert reasons == {"no-target"}
-            assert await on.seen.store.exists(own_path(on.seen.ur)) is None
+            assert await on.seen.store.exists(on.seen.paths.private.directory) is None
             await on.wait_idle()  # Java finds them whole again
 
     asyncio.run(run())

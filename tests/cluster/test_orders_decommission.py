@@ -33,7 +33,7 @@ def cluster_options() -> dict[str, Any]:
 
 async def set_delay(on: Bench, delay_s: int) -> None:
     data = znodes.recovery_delay_to_bytes(delay_s)
-    await on.seen.store.set(znodes.recovery_delay_path(on.seen.ur), data, version=ANY_VERSION)
+    await on.seen.store.set(on.seen.paths.recovery_delay, data, version=ANY_VERSION)
 
 
 async def versions(on: Bench, written: Sequence[Written]) -> list[int]:

@@ -11,7 +11,6 @@ from auditor.election import current_leader
 from daemon.local.cluster import LocalCluster
 from ledgers.model import BookieId
 from replication.marks import marked_ledger_ids
-from replication.znodes import own_path
 from tests.cluster.beside_java import assert_whole, javas
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,
@@ -48,7 +47,7 @@ async def is_drained(uri: str, *bookies: BookieId) -> bool:
 
 
 async def has_leader(on: Bench) -> bool:
-    return await current_leader(on.seen.store, on.seen.ur) is not None
+    return await current_leader(on.seen.store, on.seen.paths) is not None
 
 
 async def turn_read_only(cluster: LocalCluster, *bookies: BookieId) -> None:
@@ -99,7 +98,7 @@ def test_rule_s16_two_of_six_bookies_are_drained_at_once_under_a_java_writer_and
             await asyncio.to_thread(assert_whole, java, uri, written)
             report = await asyncio.to_thread(java.judge, uri, [writer.ledger_id])
             assert report.verdict is Verdict.WHOLE, report
-            assert not await marked_ledger_ids(on.seen.store, own_path(on.seen.ur))
+            assert not await marked_ledger_ids(on.seen.store, on.seen.paths.private)
             assert not errors(node)
 
             cancelled = await bookmender(uri, "bookie", "drain", *leaving, "--cancel")

@@ -18,7 +18,6 @@ from ledgers.store import ANY_VERSION
 from ledgers.writing import LedgerOptions
 from replication.marks import locked_ledger_ids, marked_ledger_ids
 from replication.nodes import live_nodes
-from replication.znodes import own_path
 from tests.cluster.beside_java import assert_whole
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender
@@ -51,7 +50,7 @@ def test_ledgers_are_repaired_by_hand_without_a_daemon_and_what_cannot_be_says_w
 
     async def run() -> list[Written]:
         async with bench(uri) as on:
-            own = own_path(on.seen.ur)
+            own = on.seen.paths.private
             written = await on.write(*(shape(number, quorums=ON_TWO) for number in range(8)))
             (everywhere,) = await on.write(shape(8, quorums=ON_ALL))
             others = await on.names(written, victim)
@@ -81,8 +80,8 @@ def test_ledgers_are_repaired_by_hand_without_a_daemon_and_what_cannot_be_says_w
             assert again.exit_code == 0, again
             assert await marked_ledger_ids(on.seen.store, own) == []
             assert await on.is_idle()
-            assert await locked_ledger_ids(on.seen.store, on.seen.ur) == set()
-            assert await live_nodes(on.seen.store, on.seen.ur) == []
+            assert await locked_ledger_ids(on.seen.store, on.seen.paths) == set()
+            assert await live_nodes(on.seen.store, on.seen.paths) == []
             return [*written, everywhere]
 
     assert_whole(java, uri, asyncio.run(run()))
@@ -134,7 +133,7 @@ def test_repair_leaves_to_the_nodes_what_it_is_told_to_only_mark(
 ) -> None:
     async def run() -> None:
         async with bench(uri) as on:
-            own = own_path(on.seen.ur)
+            own = on.seen.paths.private
             (written,) = await on.write(shape(1))
             ledger_id = str(written.ledger_id)
             marked = await bookmender(uri, "repair", ledger_id, "--mark-only", state=tmp_path)
@@ -156,7 +155,7 @@ def test_ctrl_c_leaves_the_marks_to_the_nodes_and_holds_nothing(
 ) -> None:
     async def run() -> None:
         async with bench(uri) as on:
-            store, ur = on.seen.store, on.seen.ur
+            store, paths = on.seen.store, on.seen.paths
             (written,) = await on.write(shape(1, ending=Ending.ABANDONED, quorums=ON_TWO))
             ledger_id = written.ledger_id
             await on.forget([written])  # its open end misses a bookie: there is a grace to sit out
@@ -173,7 +172,7 @@ def test_ctrl_c_leaves_the_marks_to_the_nodes_and_holds_nothing(
             )
 
             async def is_locked() -> bool:
-                return ledger_id in await locked_ledger_ids(store, ur)
+                return ledger_id in await locked_ledger_ids(store, paths)
 
             try:
                 await wait_for(is_locked, "lock of the ledger")
@@ -182,9 +181,9 @@ def test_ctrl_c_leaves_the_marks_to_the_nodes_and_holds_nothing(
             finally:
                 repair.kill()
             assert repair.exit_code == 130
-            assert await marked_ledger_ids(store, own_path(ur)) == [ledger_id]
+            assert await marked_ledger_ids(store, paths.private) == [ledger_id]
             assert not await is_locked()
-            assert await live_nodes(store, ur) == []
+            assert await live_nodes(store, paths) == []
 
             await on.seen.manager.delete(ledger_id, version=ANY_VERSION)
             gone = await bookmender(uri, "repair", str(ledger_id), state=tmp_path)

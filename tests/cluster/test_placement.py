@@ -130,7 +130,7 @@ def test_no_copy_goes_to_a_bookie_that_is_short_of_room(
             (ledger,) = await on.write(shape(1, quorums=ON_TWO))
             await on.lose([ledger])
             short = start("short", settings=with_floor(above))
-            notes = WaitingNotes(on.seen.store, on.seen.ur)
+            notes = WaitingNotes(on.seen.store, on.seen.paths)
             note = await wait_for(lambda: notes.read(ledger.ledger_id), "waiting note")
             assert note.reason is Reason.NO_TARGET
             assert "are short of room" in note.detail
@@ -154,7 +154,7 @@ def with_floor(share: float) -> dict[str, str]:
 async def greatest_free_share(cluster: LocalCluster) -> float:
     bookies = client("v3")
     try:
-        rooms = [await bookies.room(bookie) for bookie in cluster.bookies]
+        disk_spaces = [await bookies.room(bookie) for bookie in cluster.bookies]
     finally:
         await bookies.close()
-    return max(room.free_bytes / room.total_bytes for room in rooms)
+    return max(room.free_bytes / room.total_bytes for room in disk_spaces)

@@ -11,9 +11,9 @@ import pytest
 
 from ledgers.model import BookieId
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from tests.cluster.steps import AUDITOR_ONLY, errors, events, nodes, wait_for
-from tests.znode_cluster import LAYOUT, ROOT, UR, ZnodeCluster, bookie, closed
+from tests.znode_cluster import LAYOUT, PATHS, ROOT, ZnodeCluster, bookie, closed
 from tests.zookeeper_server import running_zookeeper
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -51,7 +51,7 @@ def test_among_many_bookies_just_the_ledgers_of_the_lost_are_marked_and_a_wave_i
 
             await cluster.send(map(cluster.deregistration, wave))
             await wait_for(lambda: events(node, "hold.begun"), "hold")
-            assert (await OrderBook(store, UR).read()).is_held
+            assert (await OrderStore(store, PATHS).read()).is_held
             assert await cluster.marks() == expected
             assert [each["event"] for each in errors(node)] == ["hold.begun"]
         await store.close()

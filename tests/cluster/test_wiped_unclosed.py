@@ -79,7 +79,7 @@ class Unclosed:
         await asyncio.to_thread(self.cluster.start_bookie, bookie)
 
     async def is_marked_for(self, bookie: BookieId) -> bool:
-        path = znodes.mark_path(self.on.seen.ur, self.ledger_id)
+        path = self.on.seen.paths.mark(self.ledger_id)
         if not await self.on.seen.store.exists(path):
             return False
         data, _ = await self.on.seen.store.get(path)
@@ -299,7 +299,7 @@ def test_an_open_ledger_keeps_its_mark_with_one_bookie_wiped_and_its_entries_wit
             await ledger.bring_back(first)
             keeping = start("keeping", settings=SOON)
             await wait_for(lambda: tries(keeping) >= 3, "tries")
-            note = await WaitingNotes(ledger.on.seen.store, ledger.on.seen.ur).read(
+            note = await WaitingNotes(ledger.on.seen.store, ledger.on.seen.paths).read(
                 ledger.ledger_id
             )
             assert note is not None

@@ -16,7 +16,7 @@ from ledgers.zookeeper.flow import REQUESTS_FIRST, REQUESTS_MIN, SLOW_MIN_S
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.journal import MetadataJournal
 from replication.nodes import Role
-from replication.orders import LimitsOrder, OrderBook, limits_place
+from replication.orders import LimitsOrder, OrderStore, limits_znode
 from tests.cluster.steps import wait_for
 from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
@@ -76,7 +76,7 @@ async def test_both_halves_keep_to_the_setting_and_to_an_order_at_once(
         open_session(settings, Role.AUDITOR, journal) as auditor,
     ):
         stores = (worker.store, auditor.store)
-        orders, place = OrderBook(worker.store, worker.ur), limits_place(worker.ur)
+        orders, znode = OrderStore(worker.store, worker.paths), limits_znode(worker.paths)
 
         async def wait_paced(requests_per_s: int) -> None:
             await wait_for(
@@ -85,9 +85,9 @@ async def test_both_halves_keep_to_the_setting_and_to_an_order_at_once(
             )
 
         await wait_paced(500)
-        await orders.give(place, LimitsOrder(requests_per_s=300), over=None)
+        await orders.give(znode, LimitsOrder(requests_per_s=300), over=None)
         await wait_paced(300)
-        standing = await orders.stored(place)
+        standing = await orders.stored(znode)
         assert standing is not None
-        await orders.withdraw(place, over=standing)
+        await orders.withdraw(znode, over=standing)
         await wait_paced(500)

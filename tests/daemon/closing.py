@@ -14,19 +14,19 @@ from replication import znodes
 from replication.cluster import ViewSource
 from replication.nodes import Membership, Role
 from replication.open_ledgers import OpenLedgers
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.targets import TargetSelector
-from replication.znodes import Mark, own_path
+from replication.znodes import Mark
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
 
 DAY_S = 86_400
 
 
 async def remember(cluster: Cluster, sightings: Mapping[int, Sighting]) -> None:
     """As the leader's check does."""
-    await cluster.store.create(idle_path(UR), sightings_to_json(sightings), with_parents=True)
+    await cluster.store.create(PATHS.idle, sightings_to_json(sightings), with_parents=True)
 
 
 async def idle_ledger(state: LedgerState = LedgerState.OPEN, **fields: Any) -> Cluster:
@@ -40,7 +40,7 @@ async def idle_ledger(state: LedgerState = LedgerState.OPEN, **fields: Any) -> C
 
 async def closer(cluster: Cluster) -> LedgerCloser:
     views = ViewSource(
-        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+        Registration(cluster.store, ROOT), cluster.clock, OrderStore(cluster.store, PATHS)
     )
     await views.refresh()
     target_selector = TargetSelector(RandomPlacement(random.Random(0)), clock=cluster.clock)
@@ -57,7 +57,7 @@ async def closer(cluster: Cluster) -> LedgerCloser:
             target_selector=target_selector,
             clock=cluster.clock,
         ),
-        ur=UR,
+        paths=PATHS,
         after_s=DAY_S,
         clock=cluster.clock,
         tell=lambda text: None,
@@ -85,7 +85,7 @@ async def unproven_ledger(*, own: bool = False) -> Cluster:
         await cluster.kill(bookie)
         await cluster.wipe(bookie)
         await cluster.revive(bookie)
-    mark = znodes.mark_path(own_path(UR) if own else UR, LEDGER)
+    mark = (PATHS.private if own else PATHS).mark(LEDGER)
     await cluster.store.create(
         mark, znodes.mark_to_bytes(Mark(replicas=(B1, B2))), with_parents=True
     )

@@ -11,21 +11,21 @@ from daemon.cli.drain import away_concerns
 from daemon.cli.maintenance import open_window
 from ledgers.errors import RejectedError
 from ledgers.model import BookieId, LedgerState
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from tests.auditor.auditing import auditing, draining
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 from tests.virtual_time import run
 
 WITHOUT = "its ledgers are marked, and copied to others from their other copies, without any drain"
 
 
 async def draining_now(cluster: Cluster) -> set[BookieId]:
-    return {*(await OrderBook(cluster.store, UR).read()).draining}
+    return {*(await OrderStore(cluster.store, PATHS).read()).draining}
 
 
 def drained(

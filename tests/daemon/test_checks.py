@@ -13,7 +13,6 @@ from auditor.checks.records import (
     CheckKind,
     CheckRecord,
     CheckRun,
-    check_path,
     read_check,
 )
 from auditor.checks.runner import FORCED_MS
@@ -34,14 +33,14 @@ from ledgers.errors import ConflictError, SettingsError
 from ledgers.store import Stat
 from replication import znodes
 from replication.nodes import Membership, Role
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.checking import CountingCheck, checked_at_ms, checker, running, store_time
 from tests.auditor.scenes import SOON_S
 from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import UR, node_info
+from tests.replication.nodes import PATHS, node_info
 
 RUN = CheckRun(
     started_ms=1_000,
@@ -58,7 +57,7 @@ async def shown(cluster: Cluster) -> Checks:
 
 
 async def store_record(cluster: Cluster, record: CheckRecord, name: str = "all-ledgers") -> None:
-    await cluster.store.create(check_path(UR, name), record.to_json(), with_parents=True)
+    await cluster.store.create(PATHS.check(name), record.to_json(), with_parents=True)
 
 
 @in_virtual_time
@@ -145,7 +144,7 @@ async def test_progress_that_the_leader_writes_meanwhile_is_not_overwritten(
     cluster = await Cluster.start()
     name = IDLE_OPEN.name
     await store_record(cluster, CheckRecord(running=RUN), name)
-    path, newer = check_path(UR, name), CheckRecord(last=replace(RUN, finished_ms=2_000))
+    path, newer = PATHS.check(name), CheckRecord(last=replace(RUN, finished_ms=2_000))
     admin_session = visiting(cluster)
     get = admin_session.store.get
 
@@ -161,7 +160,7 @@ async def test_progress_that_the_leader_writes_meanwhile_is_not_overwritten(
         await force_check(admin_session, name)
 
     monkeypatch.undo()
-    assert await read_check(cluster.store, UR, name) == newer
+    assert await read_check(cluster.store, PATHS, name) == newer
 
 
 @pytest.mark.parametrize("name", [ALL_LEDGERS.name, IDLE_OPEN.name])
@@ -178,7 +177,7 @@ async def test_what_is_asked_for_while_nobody_leads_is_kept_and_shown(name: str)
     assert row.is_forced
     assert row.last_ms == 2_000, "asking for it is no run"
     assert "; asked for" in row.to_text(now_ms=cluster.clock.wall_ms())
-    assert (await read_check(cluster.store, UR, name)).last == last
+    assert (await read_check(cluster.store, PATHS, name)).last == last
 
 
 @in_virtual_time
@@ -187,7 +186,7 @@ async def test_the_audit_of_the_bookies_is_asked_for_as_javas_triggeraudit_does(
     async with auditing(cluster):
         await asyncio.sleep(60)
         before = (await shown(cluster)).row(BOOKIES).last_ms
-        data, stat = await cluster.store.get(znodes.recovery_delay_path(UR))
+        data, stat = await cluster.store.get(PATHS.recovery_delay)
 
         await force_check(visiting(cluster), BOOKIES)
         await asyncio.sleep(SOON_S)
@@ -196,7 +195,7 @@ async def test_the_audit_of_the_bookies_is_asked_for_as_javas_triggeraudit_does(
     assert before is not None
     assert after is not None
     assert after > before
-    again, changed = await cluster.store.get(znodes.recovery_delay_path(UR))
+    again, changed = await cluster.store.get(PATHS.recovery_delay)
     assert (again, changed.version) == (data, stat.version + 1)
 
 
@@ -231,9 +230,9 @@ async def test_paused_checks_wait_until_they_are_resumed() -> None:
 async def test_what_keeps_checks_from_running_is_said() -> None:
     cluster = await Cluster.start()
     await pause_checks(visiting(cluster), clock=cluster.clock)
-    await cluster.store.create(znodes.disable_path(UR))
+    await cluster.store.create(PATHS.disable)
     hold = HoldOrder(since_ms=1, is_by_operator=True)
-    await OrderBook(cluster.store, UR).give(hold_place(UR), hold, over=None)
+    await OrderStore(cluster.store, PATHS).give(hold_znode(PATHS), hold, over=None)
 
     concerns = (await shown(cluster)).concerns
 
@@ -248,7 +247,7 @@ async def test_what_keeps_checks_from_running_is_said() -> None:
 @in_virtual_time
 async def test_that_javas_auditor_leads_is_said() -> None:
     cluster = await Cluster.start()
-    election = znodes.election_path(UR)
+    election = PATHS.election
     vote = znodes.vote_to_bytes("java:3181")
     await cluster.store.create(
         f"{election}/V_", vote, is_ephemeral=True, is_sequential=True, with_parents=True
@@ -263,8 +262,8 @@ async def test_that_javas_auditor_leads_is_said() -> None:
 @in_virtual_time
 async def test_that_a_node_of_ours_leads_is_no_concern() -> None:
     cluster = await Cluster.start()
-    membership = await Membership.join(cluster.store, UR, node_info("node-1", Role.AUDITOR))
-    await Election(cluster.store, UR, membership, candidate="node-1", clock=cluster.clock).win()
+    membership = await Membership.join(cluster.store, PATHS, node_info("node-1", Role.AUDITOR))
+    await Election(cluster.store, PATHS, membership, candidate="node-1", clock=cluster.clock).win()
 
     found = await shown(cluster)
 

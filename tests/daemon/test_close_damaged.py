@@ -12,7 +12,7 @@ from replication.reasons import Reason
 from tests.daemon.closing import close, closer
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 
 
 async def with_damage(*damaged: int, last: int = 5) -> Cluster:
@@ -89,7 +89,7 @@ async def test_the_ledger_ends_before_the_first_entry_that_cannot_be_proven(
     await close(cluster, is_forced=True, accepts_loss=True)
 
     assert (await cluster.metadata()).last_entry_id == end
-    given_up = await read_given_up(cluster.store, UR, LEDGER)
+    given_up = await read_given_up(cluster.store, PATHS, LEDGER)
     assert given_up is not None
     assert (given_up.first_entry_id, given_up.last_entry_id) == (end + 1, 5)
     assert "@" in given_up.by
@@ -118,7 +118,7 @@ async def test_one_good_copy_is_enough_and_nothing_is_given_up() -> None:
     await close(cluster, is_forced=True, accepts_loss=True)
 
     assert (await cluster.metadata()).last_entry_id == 5
-    assert await read_given_up(cluster.store, UR, LEDGER) is None
+    assert await read_given_up(cluster.store, PATHS, LEDGER) is None
 
 
 @in_virtual_time
@@ -151,4 +151,4 @@ async def test_damage_behind_a_proven_end_is_nothing_to_give_up() -> None:
     await close(cluster, is_forced=True, accepts_loss=True)
 
     assert (await cluster.metadata()).last_entry_id == 4
-    assert await read_given_up(cluster.store, UR, LEDGER) is None
+    assert await read_given_up(cluster.store, PATHS, LEDGER) is None

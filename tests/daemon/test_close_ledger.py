@@ -17,14 +17,13 @@ from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import LedgerState, Segment
 from replication import znodes
 from replication.ledger_record import WaitingNotes
-from replication.orders import HoldOrder, hold_place, tries_place
+from replication.orders import HoldOrder, hold_znode, tries_znode
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from replication.znodes import findings_path, own_path
 from tests.daemon.closing import DAY_S, close, closer, idle_ledger, unproven_ledger
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import watch_fencing
 
 SEEN = Sighting(last_entry_id=9, since_ms=1_000)
@@ -111,7 +110,7 @@ async def test_while_a_hold_stands_nothing_is_fenced(is_forced: bool) -> None:
     cluster = await idle_ledger()
     fenced = watch_fencing(cluster)
     hold = HoldOrder(since_ms=cluster.clock.wall_ms(), reason="3 of 7 went")
-    await cluster.store.create(hold_place(UR).path, hold.to_json(), with_parents=True)
+    await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
 
     with pytest.raises(CloseRefusedError, match=r"a hold stands \(3 of 7 went\)"):
         await close(cluster, is_forced=is_forced)
@@ -126,7 +125,7 @@ async def test_while_a_hold_stands_nothing_is_fenced(is_forced: bool) -> None:
 @in_virtual_time
 async def test_a_ledger_that_somebody_else_has_is_left_to_them() -> None:
     cluster = await idle_ledger()
-    path = znodes.lock_path(UR, LEDGER)
+    path = PATHS.lock(LEDGER)
     await cluster.store.create(path, znodes.lock_to_bytes("other"), is_ephemeral=True)
 
     with pytest.raises(UnavailableError, match="other is at work on it"):
@@ -183,7 +182,7 @@ async def test_a_bookie_that_was_found_to_have_lost_entries_is_not_believed(
     await cluster.kill(B1)
     await cluster.mark(B2)
     await cluster.store.create(
-        findings_path(UR, LEDGER), json.dumps({"bookies": [B2]}).encode(), with_parents=True
+        PATHS.finding(LEDGER), json.dumps({"bookies": [B2]}).encode(), with_parents=True
     )
 
     with pytest.raises(CloseRefusedError, match="--accept-loss"):
@@ -210,7 +209,7 @@ SLOW = ReplicationSettings(retry_min_s=3600, retry_max_s=3600)
 
 async def told(cluster: Cluster) -> Reason | None:
     """Why it waits now."""
-    note = await WaitingNotes(cluster.store, UR).read(LEDGER)
+    note = await WaitingNotes(cluster.store, PATHS).read(LEDGER)
     return None if note is None else note.reason
 
 
@@ -241,14 +240,14 @@ async def test_a_ledger_that_was_not_marked_is_marked_where_java_does_not_look()
 
     await close(cluster)
 
-    assert await cluster.marked(own_path(UR)) == [LEDGER]
+    assert await cluster.marked(PATHS.private) == [LEDGER]
     assert await cluster.marked() == []
 
 
 @in_virtual_time
 async def test_that_the_tries_cannot_be_ordered_does_not_undo_the_closing() -> None:
     cluster = await unproven_ledger()
-    shut_out(cluster.store, znodes.mark_path(UR, LEDGER), tries_place(UR).path)
+    shut_out(cluster.store, PATHS.mark(LEDGER), tries_znode(PATHS).path)
 
     done = await close(cluster, is_forced=True, accepts_loss=True)
 
@@ -343,4 +342,4 @@ async def test_a_ledger_that_was_closed_with_too_few_copies_is_repaired_by_a_nod
         await asyncio.sleep(60)
 
     await cluster.assert_whole()
-    assert await cluster.marked(own_path(UR)) == []
+    assert await cluster.marked(PATHS.private) == []

@@ -8,13 +8,13 @@ from daemon.cli.close_ledger import CloseRefusedError
 from ledgers.model import LedgerState
 from replication import znodes
 from replication.lock_by_hand import WAIT_MAX_S
-from replication.orders import HoldOrder, hold_place
+from replication.orders import HoldOrder, hold_znode
 from tests.daemon.closing import close, idle_ledger
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 
-PATH = znodes.lock_path(UR, LEDGER)
+PATH = PATHS.lock(LEDGER)
 
 
 async def held_by_another() -> Cluster:
@@ -80,7 +80,7 @@ async def test_a_hold_that_begins_while_somebody_is_waited_for_is_kept_to() -> N
 
     async def hold_and_let_go() -> None:
         await asyncio.sleep(1)
-        await cluster.store.create(hold_place(UR).path, hold.to_json(), with_parents=True)
+        await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
         await cluster.store.delete(PATH)
 
     letting_go = asyncio.create_task(hold_and_let_go())

@@ -13,8 +13,7 @@ from daemon.cli.decommission import Decommissioned
 from daemon.cli.hold import begin_hold
 from ledgers.errors import ConflictError, RejectedError, UnavailableError
 from ledgers.model import BookieId
-from replication import znodes
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.cli_calls import exit_code
@@ -22,7 +21,7 @@ from tests.daemon.decommissioning import decommissioned, has_cookie
 from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import ROOT, UR, working
+from tests.replication.nodes import PATHS, ROOT, working
 from tests.replication.repairs import drain
 
 STRANGER = BookieId("stranger:3181")
@@ -223,13 +222,13 @@ async def test_its_drain_order_goes_with_it() -> None:
 
     await decommissioned(cluster)
 
-    assert (await OrderBook(cluster.store, UR).read()).draining.keys() == {B4}
+    assert (await OrderStore(cluster.store, PATHS).read()).draining.keys() == {B4}
 
 
 @in_virtual_time
 async def test_an_audit_is_asked_for_again_when_nothing_comes_of_the_first() -> None:
     cluster = await with_ledgers((B1, B2))
-    path = znodes.recovery_delay_path(UR)
+    path = PATHS.recovery_delay
     await cluster.store.create(path, b"3600")
     await cluster.kill(B1)
     heard = Heard()
@@ -284,7 +283,7 @@ async def test_rule_s8_an_unreadable_ledger_that_names_others_is_one_where_its_m
     later = data.replace(b"Version\t3", b"Version\t4")
     await cluster.store.set(cluster.manager.path(0), later, version=-1)
     await cluster.mark(B2, ledger_id=0)
-    await cluster.store.set(znodes.mark_path(UR, 0), b"rubbish \xff", version=-1)
+    await cluster.store.set(PATHS.mark(0), b"rubbish \xff", version=-1)
 
     with pytest.raises(UnavailableError, match=r"cannot be read may name it.*: 0\."):
         await decommissioned(cluster)
@@ -336,7 +335,7 @@ async def test_a_bookie_that_is_started_while_its_ledgers_move_keeps_its_cookie(
 @in_virtual_time
 async def test_a_bookie_that_is_set_up_anew_meanwhile_keeps_its_new_cookie() -> None:
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(znodes.recovery_delay_path(UR), b"0")
+    await cluster.store.create(PATHS.recovery_delay, b"0")
     await cluster.kill(B1)
     waiting = asyncio.create_task(decommissioned(cluster))
     await asyncio.sleep(5)

@@ -9,18 +9,16 @@ from daemon.cli.decommission import decommission_bookie, unknown_text
 from daemon.cli.maintenance import open_window
 from ledgers.errors import JournalError, RejectedError, UnavailableError
 from ledgers.model import BookieId
-from replication import znodes
 from replication.ledger_record import WaitingNote
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from replication.znodes import waiting_path
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.decommissioning import decommissioned, has_cookie
 from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import open_ledger
 
 
@@ -96,7 +94,7 @@ async def test_a_bookie_under_maintenance_is_refused_as_long_as_the_window_stand
 async def test_while_auto_recovery_is_disabled_nothing_would_move() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
-    await cluster.store.create(znodes.disable_path(UR))
+    await cluster.store.create(PATHS.disable)
 
     with pytest.raises(RejectedError, match="bookmender enable"):
         await decommissioned(cluster)
@@ -175,12 +173,12 @@ async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others
     reason: Reason, is_marked: bool, ends: type[Exception]
 ) -> None:
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(znodes.recovery_delay_path(UR), b"0")
+    await cluster.store.create(PATHS.recovery_delay, b"0")
     await cluster.kill(B1)
     if is_marked:
         await cluster.mark(B1, ledger_id=0)
     note = WaitingNote(ledger_id=0, reason=reason, detail="", node="node-1", since_ms=1)
-    await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
+    await cluster.store.create(PATHS.waiting_note(0), note.to_json(), with_parents=True)
 
     with pytest.raises(ends):
         await asyncio.wait_for(decommissioned(cluster), 2 * decommission.AUDIT_AGAIN_S)
@@ -198,17 +196,17 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
     is_locked: bool, ends: type[Exception]
 ) -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
-    await cluster.store.create(znodes.recovery_delay_path(UR), b"0")
+    await cluster.store.create(PATHS.recovery_delay, b"0")
     await cluster.kill(B1)
     for ledger_id in (0, 1, 2):
         await cluster.mark(B1, ledger_id=ledger_id)
     for ledger_id, reason in ((1, Reason.NO_TARGET), (2, Reason.NO_ANSWER)):
         note = WaitingNote(ledger_id=ledger_id, reason=reason, detail="d", node="n", since_ms=1)
-        await cluster.store.create(waiting_path(UR, ledger_id), note.to_json(), with_parents=True)
+        await cluster.store.create(PATHS.waiting_note(ledger_id), note.to_json(), with_parents=True)
     if is_locked:
-        await cluster.store.create(znodes.lock_path(UR, 0), is_ephemeral=True)
+        await cluster.store.create(PATHS.lock(0), is_ephemeral=True)
     admin_session, heard = visiting(cluster), Heard()
-    shut_out(admin_session.store, znodes.mark_path(UR, 0), znodes.mark_path(UR, 2))
+    shut_out(admin_session.store, PATHS.mark(0), PATHS.mark(2))
 
     with pytest.raises(ends):
         await asyncio.wait_for(
@@ -272,7 +270,7 @@ async def test_while_there_is_none_it_gives_up_once_that_was_tried_again() -> No
 @in_virtual_time
 async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() -> None:
     cluster, heard = await with_ledgers((B1, B2)), Heard()
-    await cluster.store.create(znodes.recovery_delay_path(UR), b"0")
+    await cluster.store.create(PATHS.recovery_delay, b"0")
     await cluster.kill(B1)
     await cluster.mark(B1, ledger_id=0)
     note = WaitingNote(
@@ -283,7 +281,7 @@ async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() 
         since_ms=1,
         next_try_ms=cluster.clock.wall_ms() + 3_600_000,
     )
-    await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
+    await cluster.store.create(PATHS.waiting_note(0), note.to_json(), with_parents=True)
 
     with pytest.raises(RejectedError, match="none can move"):
         await asyncio.wait_for(decommissioned(cluster, heard=heard), decommission.AUDIT_AGAIN_S)
@@ -325,7 +323,7 @@ async def test_it_gives_up_on_an_open_ledger_that_has_lost_too_many_bookies() ->
 @in_virtual_time
 async def test_where_only_java_repairs_it_is_said_that_nobody_says_why_nothing_moves() -> None:
     cluster, heard = await with_ledgers((B1, B2), (B1, B3)), Heard()
-    await cluster.store.create(znodes.recovery_delay_path(UR), b"0", with_parents=True)
+    await cluster.store.create(PATHS.recovery_delay, b"0", with_parents=True)
     await cluster.kill(B1)
     for ledger_id in (0, 1):
         await cluster.mark(B1, ledger_id=ledger_id)
@@ -340,7 +338,7 @@ async def test_where_only_java_repairs_it_is_said_that_nobody_says_why_nothing_m
 @in_virtual_time
 async def test_a_worker_of_ours_will_say_why() -> None:
     cluster, heard = await with_ledgers((B1, B2)), Heard()
-    await cluster.store.create(znodes.recovery_delay_path(UR), b"0", with_parents=True)
+    await cluster.store.create(PATHS.recovery_delay, b"0", with_parents=True)
     await cluster.kill(B1)
 
     async with cluster.node():

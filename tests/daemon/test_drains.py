@@ -14,44 +14,44 @@ from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
 from replication import znodes
 from replication.nodes import Membership, Role
-from replication.orders import DrainOrder, OrderBook, Orders, drain_place
+from replication.orders import DrainOrder, Orders, OrderStore, drain_znode
 from tests.auditor.auditing import draining, leading
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import UR, node_info
+from tests.replication.nodes import PATHS, node_info
 
 
 @in_virtual_time
 async def test_a_drain_that_is_ordered_again_goes_on_under_the_new_terms() -> None:
     cluster = await Cluster.start()
     await order_drain(cluster, B1)
-    first = (await OrderBook(cluster.store, UR).read()).draining[B1]
+    first = (await OrderStore(cluster.store, PATHS).read()).draining[B1]
     await asyncio.sleep(10)
 
     await order_drain(cluster, B1, B2, may_fence=True)
 
-    draining_now = (await OrderBook(cluster.store, UR).read()).draining
+    draining_now = (await OrderStore(cluster.store, PATHS).read()).draining
     assert draining_now[B1] == DrainOrder(since_ms=first.since_ms, may_fence=True)
     assert draining_now[B2].since_ms > first.since_ms
 
     await order_drain(cluster, B1, may_fence=None)
-    assert (await OrderBook(cluster.store, UR).read()).draining[B1].may_fence, "as it stands"
+    assert (await OrderStore(cluster.store, PATHS).read()).draining[B1].may_fence, "as it stands"
     await order_drain(cluster, B1, may_fence=False)
-    assert not (await OrderBook(cluster.store, UR).read()).draining[B1].may_fence
+    assert not (await OrderStore(cluster.store, PATHS).read()).draining[B1].may_fence
 
 
 @in_virtual_time
 async def test_a_later_releases_drain_is_taken_back_but_not_overwritten() -> None:
     cluster = await Cluster.start()
-    await cluster.store.create(drain_place(UR, B1).path, b"{}", with_parents=True)
+    await cluster.store.create(drain_znode(PATHS, B1).path, b"{}", with_parents=True)
 
     with pytest.raises(CorruptionError, match="--cancel"):
         await order_drain(cluster, B1)
 
     assert await cancel_drains(visiting(cluster), [B1, B2]) == [B1]
-    assert await cluster.store.exists(drain_place(UR, B1).path) is None
+    assert await cluster.store.exists(drain_znode(PATHS, B1).path) is None
 
 
 @in_virtual_time
@@ -270,11 +270,11 @@ async def test_what_keeps_a_drain_from_its_end_is_said_with_what_to_do() -> None
     async with leading(cluster):
         (no_worker,) = await concerns(here, [B1])
         assert no_worker.startswith("no worker of bookmender is running")
-        await Membership.join(cluster.store, UR, node_info("me", Role.HAND))
+        await Membership.join(cluster.store, PATHS, node_info("me", Role.HAND))
         assert await concerns(here, [B1]) == [no_worker], "a repair by hand moves nothing else"
-        await Membership.join(cluster.store, UR, node_info("node-1"))
+        await Membership.join(cluster.store, PATHS, node_info("node-1"))
         assert await concerns(here, [B1]) == []
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
         assert await concerns(here, [B1]) == [
             "auto-recovery is disabled, so nothing moves: bookmender enable"
         ]
@@ -296,10 +296,10 @@ async def test_whoever_waits_is_told_that_nobody_is_there_to_copy_and_when_that_
         async with cluster.node():
             await asyncio.sleep(100)
             told.append(len(heard.told))
-            await cluster.store.create(znodes.disable_path(UR))
+            await cluster.store.create(PATHS.disable)
             await asyncio.sleep(100)
             told.append(len(heard.told))
-            await cluster.store.delete(znodes.disable_path(UR))
+            await cluster.store.delete(PATHS.disable)
             await asyncio.sleep(100)
         await asyncio.sleep(100)
         waiting.cancel()
@@ -315,10 +315,10 @@ async def test_whoever_waits_is_told_that_nobody_is_there_to_copy_and_when_that_
 @in_virtual_time
 async def test_a_leader_that_knows_no_drains_is_named() -> None:
     cluster = await Cluster.start(B1, B2)
-    await Membership.join(cluster.store, UR, node_info("node-1", Role.WORKER))
+    await Membership.join(cluster.store, PATHS, node_info("node-1", Role.WORKER))
     java = visiting(cluster).store
     await java.create(
-        f"{znodes.election_path(UR)}/V_",
+        f"{PATHS.election}/V_",
         znodes.vote_to_bytes("java-1:3181"),
         is_ephemeral=True,
         is_sequential=True,
@@ -328,6 +328,6 @@ async def test_a_leader_that_knows_no_drains_is_named() -> None:
 
 
 async def _unmark(cluster: Cluster, ledger_id: int) -> None:
-    path = znodes.mark_path(f"{UR}/bookmender", ledger_id)
+    path = PATHS.private.mark(ledger_id)
     await cluster.store.delete(path)
     await cluster.store.delete(path.rpartition("/")[0])

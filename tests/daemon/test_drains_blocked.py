@@ -10,15 +10,14 @@ from daemon.cli.blocked import SHOWN_MAX
 from daemon.cli.drain import Drains, wait_drained
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
-from replication.orders import MaintenanceWindow, OrderBook, maintenance_place
+from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 from replication.reasons import Reason
-from replication.znodes import waiting_path
 from tests.auditor.auditing import draining
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import open_ledger
 
 
@@ -32,7 +31,7 @@ async def drained(cluster: Cluster, *bookies: BookieId, heard: Heard | None = No
 
 async def note(cluster: Cluster, ledger_id: int, reason: Reason) -> None:
     told = WaitingNote(ledger_id=ledger_id, reason=reason, detail="d", node="node-1", since_ms=1)
-    await cluster.store.create(waiting_path(UR, ledger_id), told.to_json(), with_parents=True)
+    await cluster.store.create(PATHS.waiting_note(ledger_id), told.to_json(), with_parents=True)
 
 
 @in_virtual_time
@@ -65,9 +64,9 @@ async def test_the_end_of_a_ledger_that_cannot_be_proven_ends_the_waiting() -> N
 async def test_a_maintenance_window_is_waited_out_but_not_silently() -> None:
     cluster, heard = await with_ledgers((B1, B2)), Heard()
     await order_drain(cluster, B1)
-    book, now_ms = OrderBook(cluster.store, UR), cluster.clock.wall_ms()
+    order_store, now_ms = OrderStore(cluster.store, PATHS), cluster.clock.wall_ms()
     window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + 3_600_000)
-    await book.give(maintenance_place(UR, B1), window, over=None)
+    await order_store.give(maintenance_znode(PATHS, B1), window, over=None)
     await cluster.kill(B1)
 
     async with draining(cluster), cluster.node() as node, working(node):

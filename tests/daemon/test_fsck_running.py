@@ -42,15 +42,13 @@ from daemon.settings import Settings
 from ledgers.errors import RejectedError, SettingsError
 from ledgers.model import BookieId
 from ledgers.placement import RackRule
-from replication import znodes
 from replication.entry_runs import EntryRuns
 from replication.nodes import Membership, Role, live_nodes
 from replication.settings import PlacementSettings
-from replication.znodes import own_path
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
 
 OPTIONS = FsckOptions(metadata_service_uri="zk+hierarchical://zk:2181/ledgers")
 NOW_S = 1_763_753_700.0
@@ -257,13 +255,13 @@ def test_that_it_was_marked_is_noted_beside_what_the_run_found(
         fault = await fault_of(cluster)
         settings = settings_of(cluster, monkeypatch)
         summary = Summary(run="r", level=Level.ENDS, started_ms=0, finished_ms=1, counts=Counts())
-        await write_last(cluster.store, UR, summary)
+        await write_last(cluster.store, PATHS, summary)
 
         await preview(settings, tmp_path, [fault], lambda left: None)
-        assert await read_last(cluster.store, UR) == summary
+        assert await read_last(cluster.store, PATHS) == summary
         for _ in range(2):
             await publish(settings, tmp_path, "r", [fault], lambda left: None)
-            assert await read_last(cluster.store, UR) == replace(summary, marked=1)
+            assert await read_last(cluster.store, PATHS) == replace(summary, marked=1)
 
     mark()
 
@@ -282,10 +280,10 @@ async def test_marks_are_written_by_a_session_that_joins_and_leaves() -> None:
     assert marked == Marked(published=Published(new=1), has_worker=False)
     assert "daemon mends them" not in str(faults_lines([fault], marked))
     assert await cluster.marked() == [LEDGER]
-    assert (await read_findings(cluster.store, UR, [LEDGER]))[LEDGER].check == "fsck"
-    assert len(await live_nodes(cluster.store, UR)) == 1
+    assert (await read_findings(cluster.store, PATHS, [LEDGER]))[LEDGER].check == "fsck"
+    assert len(await live_nodes(cluster.store, PATHS)) == 1
     await admin_session.store.close()
-    assert await live_nodes(cluster.store, UR) == []
+    assert await live_nodes(cluster.store, PATHS) == []
 
 
 @pytest.mark.parametrize("has_worker", [False, True])
@@ -296,12 +294,12 @@ async def test_where_no_node_of_ours_works_it_is_said_that_nobody_mends_what_jav
     cluster = await Cluster.start()
     fault = await fault_of(cluster, 3)
     if has_worker:
-        await Membership.join(cluster.store, UR, node_info("node-1", Role.WORKER))
+        await Membership.join(cluster.store, PATHS, node_info("node-1", Role.WORKER))
 
     marked = await publish_here(visiting(cluster), [fault], lambda left: None)
 
     assert marked == Marked(published=Published(new=1, own=1), has_worker=has_worker)
-    assert (await cluster.marked(), await cluster.marked(own_path(UR))) == ([], [LEDGER])
+    assert (await cluster.marked(), await cluster.marked(PATHS.private)) == ([], [LEDGER])
     first, own = faults_lines([fault], marked)
     assert first == "1 ledger marked for the daemon"
     assert own.startswith("1 ledger of these in bookmender's private queue")
@@ -324,14 +322,14 @@ async def test_what_would_be_marked_is_said_by_what_stands_there_now() -> None:
     seen = await preview_here(visiting(cluster), [gone, fault], lambda left: None)
 
     assert seen == Foreseen(faults=(fault,), changed=1)
-    assert await live_nodes(cluster.store, UR) == []
+    assert await live_nodes(cluster.store, PATHS) == []
 
 
 @in_virtual_time
 async def test_while_auto_recovery_is_switched_off_nothing_is_marked() -> None:
     cluster = await Cluster.start()
     fault = await fault_of(cluster)
-    await cluster.store.create(znodes.disable_path(UR), with_parents=True)
+    await cluster.store.create(PATHS.disable, with_parents=True)
 
     with pytest.raises(RejectedError, match="bookmender enable"):
         await publish_here(visiting(cluster), [fault], lambda left: None)

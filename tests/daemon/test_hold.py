@@ -19,15 +19,15 @@ from replication.orders import (
     DrainOrder,
     HoldOrder,
     MaintenanceWindow,
-    OrderBook,
-    drain_place,
-    hold_place,
-    maintenance_place,
+    OrderStore,
+    drain_znode,
+    hold_znode,
+    maintenance_znode,
 )
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 from tests.virtual_time import run
 
 OURS = HoldOrder(since_ms=1, until_ms=None, bookies=(B1, B2), reason="2 of 7 went")
@@ -42,12 +42,12 @@ def test_its_help_teaches_how_a_hold_ends_and_what_becomes_of_who_is_away_then()
 
 
 async def give(cluster: Cluster, order: HoldOrder) -> None:
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
-    await book.give(place, order, over=await book.stored(place))
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
+    await order_store.give(znode, order, over=await order_store.stored(znode))
 
 
 async def standing(cluster: Cluster) -> HoldOrder | None:
-    found = await OrderBook(cluster.store, UR).stored(hold_place(UR))
+    found = await OrderStore(cluster.store, PATHS).stored(hold_znode(PATHS))
     return None if found is None else found.order
 
 
@@ -58,10 +58,10 @@ async def standing(cluster: Cluster) -> HoldOrder | None:
 async def test_without_a_hold_who_is_away_is_told_but_for_those_that_are_so_on_purpose() -> None:
     cluster = await Cluster.start()
     await cluster.kill(B1, B2, B3)
-    book = OrderBook(cluster.store, UR)
+    order_store = OrderStore(cluster.store, PATHS)
     window = MaintenanceWindow(since_ms=0, until_ms=cluster.clock.wall_ms() + 1)
-    await book.give(maintenance_place(UR, B2), window, over=None)
-    await book.give(drain_place(UR, B3), DrainOrder(since_ms=0), over=None)
+    await order_store.give(maintenance_znode(PATHS, B2), window, over=None)
+    await order_store.give(drain_znode(PATHS, B3), DrainOrder(since_ms=0), over=None)
 
     state = await read_hold(visiting(cluster), clock=cluster.clock)
 
@@ -150,7 +150,7 @@ async def test_of_an_operator_and_the_leader_who_write_at_once_one_is_told() -> 
 
     async def slow(path: str) -> Any:
         found = await get(path)
-        if path == hold_place(UR).path:
+        if path == hold_znode(PATHS).path:
             await give(cluster, replace(OURS, bookies=(B1, B2, B3)))
         return found
 

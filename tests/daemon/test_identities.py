@@ -17,7 +17,7 @@ from daemon.cli import identities as identities_command
 from daemon.cli.identities import give_trust, trust_identities, withdraw_trust
 from ledgers.model import LedgerState
 from ledgers.store import Stat
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.outcome import Outcome
 from replication.reasons import Reason
 from tests.auditor.auditing import auditing
@@ -25,7 +25,7 @@ from tests.daemon.visits import visiting
 from tests.fsck.looking import look_twice
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
-from tests.replication.nodes import ROOT, UR, working
+from tests.replication.nodes import PATHS, ROOT, working
 from tests.replication.repairs import open_ledger
 from tests.virtual_time import run
 
@@ -170,10 +170,10 @@ async def test_the_order_is_extended_and_withdrawn() -> None:
     await give_trust(seen, [B1])
 
     await give_trust(seen, [B2])
-    assert set((await OrderBook(cluster.store, UR).read()).trusted_cookies) == {B1, B2}
+    assert set((await OrderStore(cluster.store, PATHS).read()).trusted_cookies) == {B1, B2}
 
     await withdraw_trust(seen)
-    assert (await OrderBook(cluster.store, UR).read()).trusted_cookies == {}
+    assert (await OrderStore(cluster.store, PATHS).read()).trusted_cookies == {}
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from replication import znodes
 from replication.orders import (
     HoldOrder,
     MaintenanceWindow,
-    OrderBook,
-    hold_place,
-    maintenance_place,
+    OrderStore,
+    hold_znode,
+    maintenance_znode,
 )
 from tests.auditor.auditing import leading
 from tests.daemon.in_memory import run_in_memory
@@ -24,14 +24,14 @@ from tests.daemon.status_values import WHOLE
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 LEADS = "Java's AutoRecovery (java-1:3181), which knows no"
 
 
 async def led_by_java(cluster: Cluster) -> None:
     await cluster.store.create(
-        f"{znodes.election_path(UR)}/V_0000000003",
+        f"{PATHS.election}/V_0000000003",
         znodes.vote_to_bytes("java-1:3181"),
         with_parents=True,
     )
@@ -40,10 +40,10 @@ async def led_by_java(cluster: Cluster) -> None:
 async def led_by_java_and_ordered(cluster: Cluster) -> None:
     """A hold and a window stand already."""
     await led_by_java(cluster)
-    book = OrderBook(cluster.store, UR)
-    await book.give(hold_place(UR), HoldOrder(since_ms=1, is_by_operator=True), over=None)
+    order_store = OrderStore(cluster.store, PATHS)
+    await order_store.give(hold_znode(PATHS), HoldOrder(since_ms=1, is_by_operator=True), over=None)
     window = MaintenanceWindow(since_ms=1, until_ms=4_000_000_000_000)
-    await book.give(maintenance_place(UR, B1), window, over=None)
+    await order_store.give(maintenance_znode(PATHS, B1), window, over=None)
 
 
 @in_virtual_time
@@ -56,7 +56,7 @@ async def test_it_leads_where_the_leader_is_none_of_our_nodes() -> None:
     await led_by_java(cluster)
     assert await java_leader(here) == "java-1:3181"
 
-    await cluster.store.set(f"{znodes.election_path(UR)}/V_0000000003", b"\xff", version=-1)
+    await cluster.store.set(f"{PATHS.election}/V_0000000003", b"\xff", version=-1)
 
     assert await java_leader(here) == UNREADABLE_VOTE
 
@@ -67,7 +67,7 @@ async def test_while_auto_recovery_is_disabled_it_marks_nothing() -> None:
     await led_by_java(cluster)
     assert await leader_concerns(visiting(cluster), "holds") == [disregards("java-1:3181", "holds")]
 
-    await cluster.store.create(znodes.disable_path(UR), with_parents=True)
+    await cluster.store.create(PATHS.disable, with_parents=True)
 
     assert await leader_concerns(visiting(cluster), "holds") == []
 

@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from auditor.absence import NAMING_MAX_MS, StoredAbsences
-from auditor.checks.records import KINDS, CheckRecord, CheckRun, check_path
-from auditor.ledger_map_updater import LedgerMapRecord, ledger_map_path
+from auditor.checks.records import KINDS, CheckRecord, CheckRun
+from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.settings import AuditorSettings
 from daemon.cli.check import CheckRow
 from daemon.status.command import render
@@ -32,7 +32,7 @@ from tests.daemon.status_values import WHOLE, node
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 CHECK = KINDS[0].name
 BUILT = LedgerMapRecord(session_id=5, written_ms=0, is_complete=True, ledger_count=1_200)
@@ -41,7 +41,7 @@ RUN = CheckRun(started_ms=1, ledger_count=10, ledgers_left=30, active_ms=5_000)
 
 
 async def gathered(cluster: Cluster, session_id: int | None, *away: BookieId) -> LeaderState:
-    marked = await read_marks(cluster.store, UR, await cluster.marked())
+    marked = await read_marks(cluster.store, PATHS, await cluster.marked())
     return await gather_leader(
         visiting(cluster),
         leader_session_id=session_id,
@@ -141,7 +141,7 @@ async def test_who_went_before_the_leader_told_of_it_may_be_back_after_an_outage
 @in_virtual_time
 async def test_a_check_that_is_under_way_is_told_and_one_that_is_over_is_not() -> None:
     cluster = await Cluster.start()
-    path = check_path(UR, CHECK)
+    path = PATHS.check(CHECK)
     await cluster.store.create(path, CheckRecord(running=RUN).to_json(), with_parents=True)
     [row] = (await gathered(cluster, 5)).checks
     assert (row.name, row.running) == (CHECK, RUN)
@@ -154,7 +154,7 @@ async def test_a_check_that_is_under_way_is_told_and_one_that_is_over_is_not() -
 @in_virtual_time
 async def test_what_a_later_release_wrote_is_as_good_as_nothing() -> None:
     cluster = await Cluster.start()
-    for path in (ledger_map_path(UR), check_path(UR, CHECK), f"{UR}/bookmender/absences"):
+    for path in (PATHS.ledger_map, PATHS.check(CHECK), PATHS.absences):
         await cluster.store.create(path, b'{"version": 9}', with_parents=True)
 
     assert await gathered(cluster, 5, B1) == LeaderState()

@@ -24,18 +24,17 @@ from ledgers.bulk.flow_control import Activity, FlowControl, FlowLimits, flow_li
 from ledgers.bulk.limiters import Budgets
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
-from replication.client_activity import STALE_AFTER_S, ActivitySource, ClientActivity, activity_path
+from replication.client_activity import STALE_AFTER_S, ActivitySource, ClientActivity
 from replication.nodes import Membership, Role
-from replication.orders import LIMIT_RANGES, LimitsOrder, OrderBook, limits_place
+from replication.orders import LIMIT_RANGES, LimitsOrder, OrderStore, limits_znode
 from replication.settings import ReplicationSettings
 from replication.transactions import LINGER_S, Batcher
-from replication.znodes import fsck_executors_path, nodes_path
 from tests.auditor.scenes import SOON_S
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1
-from tests.replication.nodes import UR, node_info
+from tests.replication.nodes import PATHS, node_info
 from tests.replication.overload import overload
 
 URI = "zk+hierarchical://zk:2181/ledgers"
@@ -104,7 +103,7 @@ def test_either_is_ordered(monkeypatch: pytest.MonkeyPatch, option: str, yields:
         pass
 
     async def ordered(cluster: Cluster) -> bool | None:
-        return (await OrderBook(cluster.store, UR).read()).limits.yields_to_writers
+        return (await OrderStore(cluster.store, PATHS).read()).limits.yields_to_writers
 
     _, found = run_in_memory(
         monkeypatch, limits_command, limits, option, prepare=nothing, look=ordered
@@ -177,30 +176,30 @@ def test_an_order_goes_before_the_settings() -> None:
 @in_virtual_time
 async def test_limits_are_changed_one_after_the_other_and_taken_back_together() -> None:
     cluster = await Cluster.start()
-    book, here = OrderBook(cluster.store, UR), visiting(cluster)
+    order_store, here = OrderStore(cluster.store, PATHS), visiting(cluster)
 
     await change_limits(here, LimitsOrder(bytes_per_s=5), reset=False)
     await change_limits(here, LimitsOrder(entries_per_s=6), reset=False)
-    assert (await book.read()).limits == LimitsOrder(bytes_per_s=5, entries_per_s=6)
+    assert (await order_store.read()).limits == LimitsOrder(bytes_per_s=5, entries_per_s=6)
 
     await change_limits(here, LimitsOrder(requests_per_s=7), reset=True)
-    assert (await book.read()).limits == LimitsOrder(requests_per_s=7)
+    assert (await order_store.read()).limits == LimitsOrder(requests_per_s=7)
 
     await change_limits(here, LimitsOrder(), reset=True)
-    assert await cluster.store.exists(limits_place(UR).path) is None
+    assert await cluster.store.exists(limits_znode(PATHS).path) is None
     await change_limits(here, LimitsOrder(), reset=True)
 
 
 @in_virtual_time
 async def test_an_order_of_a_later_release_is_taken_back_but_not_built_upon() -> None:
     cluster = await Cluster.start()
-    await cluster.store.create(limits_place(UR).path, b'{"version": 2}')
+    await cluster.store.create(limits_znode(PATHS).path, b'{"version": 2}')
 
     with pytest.raises(CorruptionError, match="--reset"):
         await change_limits(visiting(cluster), LimitsOrder(bytes_per_s=5), reset=False)
     await change_limits(visiting(cluster), LimitsOrder(bytes_per_s=5), reset=True)
 
-    assert (await OrderBook(cluster.store, UR).read()).limits == LimitsOrder(bytes_per_s=5)
+    assert (await OrderStore(cluster.store, PATHS).read()).limits == LimitsOrder(bytes_per_s=5)
 
 
 # --- Followed at once ------------------------------------------------------------------------------
@@ -232,7 +231,7 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
     )
     copying, budgets = RecordedCopying(), Budgets()
     batcher = Batcher(cluster.store, ())
-    here, place = OrderBook(cluster.store, UR), limits_place(UR)
+    here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
     order = LimitsOrder(bytes_per_s=9, yields_to_writers=False, reads_in_flight_per_bookie=400)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         following = [
@@ -254,7 +253,7 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
         assert told() == by_settings
         assert batcher.linger_s == LINGER_S
 
-        await here.give(place, order, over=None)
+        await here.give(znode, order, over=None)
         await asyncio.sleep(SOON_S)
         assert told() == ({"bytes_per_s": 9, "entries_per_s": 0}, False, 400)
         assert batcher.linger_s == 0
@@ -264,16 +263,16 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
         assert told() == by_settings
 
         for number in range(9):
-            await Membership.join(cluster.store, UR, node_info(f"reader-{number}", Role.HAND))
-        await Membership.join(cluster.store, UR, node_info("auditor", Role.AUDITOR))
-        await here.give(place, order, over=None)
+            await Membership.join(cluster.store, PATHS, node_info(f"reader-{number}", Role.HAND))
+        await Membership.join(cluster.store, PATHS, node_info("auditor", Role.AUDITOR))
+        await here.give(znode, order, over=None)
         await asyncio.sleep(SOON_S)
         assert budgets.reads_in_flight_max == 2_000 // 11, (
             "ten read, one of them by hand, and the leader's checks count as well (S10)"
         )
 
         for number in range(9):
-            path = f"{fsck_executors_path(UR)}/run-1.{number}"
+            path = f"{PATHS.fsck_executors}/run-1.{number}"
             await cluster.store.create(path, is_ephemeral=True, with_parents=True)
         await asyncio.sleep(SHARES_INTERVAL_S + SOON_S)
         assert budgets.reads_in_flight_max == 2_000 // 20, "and so do executors of fsck"
@@ -285,9 +284,9 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
 @pytest.mark.parametrize(
     "hide",
     [
-        pytest.param(lambda store: overload(store, nodes_path(UR)), id="overloaded"),
-        pytest.param(lambda store: shut_out(store, nodes_path(UR)), id="nodes are shut away"),
-        pytest.param(lambda store: shut_out(store, fsck_executors_path(UR)), id="so is fsck"),
+        pytest.param(lambda store: overload(store, PATHS.nodes), id="overloaded"),
+        pytest.param(lambda store: shut_out(store, PATHS.nodes), id="nodes are shut away"),
+        pytest.param(lambda store: shut_out(store, PATHS.fsck_executors), id="so is fsck"),
     ],
 )
 @in_virtual_time
@@ -296,17 +295,17 @@ async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_c
 ) -> None:
     cluster = await Cluster.start()
     settings, budgets = Settings(metadata_service_uri=URI), Budgets()
-    here, place = OrderBook(cluster.store, UR), limits_place(UR)
+    here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(
             keep_to_our_share(settings, node.views, node.membership, budgets, clock=cluster.clock)
         )
-        await here.give(place, LimitsOrder(reads_in_flight_per_bookie=500), over=None)
+        await here.give(znode, LimitsOrder(reads_in_flight_per_bookie=500), over=None)
         await asyncio.sleep(SOON_S)
-        await cluster.store.create(fsck_executors_path(UR), with_parents=True)
+        await cluster.store.create(PATHS.fsck_executors, with_parents=True)
         hidden = hide(node.store)
         for number in range(8):
-            await Membership.join(cluster.store, UR, node_info(f"reader-{number}", Role.HAND))
+            await Membership.join(cluster.store, PATHS, node_info(f"reader-{number}", Role.HAND))
         await asyncio.sleep(5 * SHARES_INTERVAL_S)
         assert budgets.reads_in_flight_max == 500
 
@@ -320,7 +319,7 @@ async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_c
 async def test_the_checks_of_a_leader_keep_to_a_bound_of_their_own_and_to_every_lower_one() -> None:
     cluster = await Cluster.start()
     settings, budgets = Settings(metadata_service_uri=URI), Budgets()
-    here, place = OrderBook(cluster.store, UR), limits_place(UR)
+    here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(
             keep_to_our_share(
@@ -336,7 +335,7 @@ async def test_the_checks_of_a_leader_keep_to_a_bound_of_their_own_and_to_every_
         await asyncio.sleep(SOON_S)
         assert budgets.reads_in_flight_max == 16
 
-        await here.give(place, LimitsOrder(reads_in_flight_per_bookie=3), over=None)
+        await here.give(znode, LimitsOrder(reads_in_flight_per_bookie=3), over=None)
         await asyncio.sleep(SOON_S)
         assert budgets.reads_in_flight_max == 3
 
@@ -349,7 +348,7 @@ async def test_a_worker_keeps_to_what_the_leader_says_of_clients() -> None:
     copying, batcher = RecordedCopying(), Batcher(cluster.store, ())
     said = ClientActivity(quiet=frozenset({B1}), copying_node_count=2)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
-        source = ActivitySource(cluster.store, UR, cluster.clock)
+        source = ActivitySource(cluster.store, PATHS, cluster.clock)
         yielding = yield_to_clients(
             source,
             node.membership,
@@ -364,18 +363,18 @@ async def test_a_worker_keeps_to_what_the_leader_says_of_clients() -> None:
         assert copying.limits == alone
         assert batcher.linger_s == LINGER_S
 
-        await cluster.store.create(activity_path(UR), said.to_json(), with_parents=True)
+        await cluster.store.create(PATHS.activity, said.to_json(), with_parents=True)
         await asyncio.sleep(SOON_S)
         assert copying.limits.is_full_speed
         assert batcher.linger_s == 0
 
         active = replace(said, quiet=frozenset(), active=frozenset({B1}))
-        await cluster.store.set(activity_path(UR), active.to_json(), version=-1)
+        await cluster.store.set(PATHS.activity, active.to_json(), version=-1)
         await asyncio.sleep(SOON_S)
         assert copying.limits == flow_limits(Activity.ACTIVE, yields=True, sharer_count=2)
 
-        await Membership.join(cluster.store, UR, node_info("another", Role.WORKER))
-        await Membership.join(cluster.store, UR, node_info("a third", Role.WORKER))
+        await Membership.join(cluster.store, PATHS, node_info("another", Role.WORKER))
+        await Membership.join(cluster.store, PATHS, node_info("a third", Role.WORKER))
         await asyncio.sleep(STALE_AFTER_S + SHARES_INTERVAL_S)
         assert copying.limits == flow_limits(Activity.UNKNOWN, yields=True, sharer_count=3)
 

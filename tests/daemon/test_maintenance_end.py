@@ -12,14 +12,14 @@ from daemon.cli.maintenance import end_concerns, end_window, open_window
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
 from replication import znodes
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import DELAY, SOON_S, delayed, with_ledgers
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 AGAIN = f"; if it is to be away on purpose still, bookmender bookie maintenance {B1} --for 1h"
 
@@ -69,10 +69,10 @@ async def test_what_keeps_its_ledgers_from_being_marked_is_said_too() -> None:
     await cluster.kill(B1)
     here, told = visiting(cluster), list[str]()
 
-    await cluster.store.create(znodes.disable_path(UR), with_parents=True)
+    await cluster.store.create(PATHS.disable, with_parents=True)
     told += await end_concerns(here, B1, clock=cluster.clock)
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
-    await book.give(place, HoldOrder(since_ms=0), over=await book.stored(place))
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
+    await order_store.give(znode, HoldOrder(since_ms=0), over=await order_store.stored(znode))
     told += await end_concerns(here, B1, clock=cluster.clock)
 
     lost = f"{B1} is not registered, and counts as lost from now on: its ledgers are marked, and copied to others"

@@ -32,20 +32,18 @@ from ledgers.placement.topology import Racks
 from ledgers.registration import Registration
 from ledgers.store import ReadOnlyStore
 from ledgers.tasks import task_scope
-from replication import znodes
 from replication.cluster import ViewSource
 from replication.inspection import Inspector
-from replication.orders import HoldOrder, OrderBook
+from replication.orders import HoldOrder, OrderStore
 from replication.plan import Plan, Repair
 from replication.preview import Preview, Previewer
 from replication.reasons import Blocked, Reason
 from replication.targets import TargetSelector
-from replication.znodes import own_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 from tests.replication.test_preview import touching_nothing
 
 COPY = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
@@ -122,7 +120,7 @@ async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
         manager=manager,
         registration=registration,
     )
-    views = ViewSource(registration, cluster.clock, OrderBook(store, UR))
+    views = ViewSource(registration, cluster.clock, OrderStore(store, PATHS))
     await views.refresh()
     rng = random.Random(cluster.seed)
     inspector = Inspector(
@@ -189,8 +187,8 @@ async def test_the_plan_is_bounded_and_endangered_ledgers_come_before_other_mark
 @in_virtual_time
 async def test_ledgers_in_our_own_queue_are_planned_last() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B2), (B3, B4))
-    await cluster.store.create(znodes.mark_path(own_path(UR), 2), with_parents=True)
-    await cluster.store.create(znodes.mark_path(own_path(UR), 0), with_parents=True)
+    await cluster.store.create(PATHS.private.mark(2), with_parents=True)
+    await cluster.store.create(PATHS.private.mark(0), with_parents=True)
     await cluster.mark(B2, ledger_id=1)
     await cluster.kill(B1)
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=5)) as looks:

@@ -27,16 +27,16 @@ from replication import znodes
 from replication.orders import (
     DrainOrder,
     MaintenanceWindow,
-    OrderBook,
-    drain_place,
-    maintenance_place,
+    OrderStore,
+    drain_znode,
+    maintenance_znode,
 )
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import DELAY, delayed, with_ledgers
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 
 # --- Which bookie is meant -------------------------------------------------------------------------
 
@@ -46,8 +46,8 @@ async def test_a_bookie_is_known_that_is_there_or_was_ever_set_up_or_is_named_by
     cluster = await Cluster.start(B1, B2)
     await cluster.kill(B2)
     gone, without_cookie = BookieId("gone:1"), BookieId("new:1")
-    await OrderBook(cluster.store, UR).give(
-        drain_place(UR, gone), DrainOrder(since_ms=1), over=None
+    await OrderStore(cluster.store, PATHS).give(
+        drain_znode(PATHS, gone), DrainOrder(since_ms=1), over=None
     )
     await cluster.store.create(f"{ROOT}/available/{without_cookie}")
 
@@ -150,7 +150,7 @@ async def test_windows_that_are_over_are_deleted_by_who_looks() -> None:
 
     assert await read_windows(here, cluster.clock) == {B2: standing}
 
-    assert await cluster.store.exists(maintenance_place(UR, B1).path) is None
+    assert await cluster.store.exists(maintenance_znode(PATHS, B1).path) is None
 
 
 @pytest.mark.parametrize("error", [UnauthorizedError, UnavailableError])
@@ -186,7 +186,7 @@ async def test_a_window_that_comes_too_late_says_so() -> None:
     assert f"{B1} is lost already, with 1 ledger marked" in concern
     assert await window_concerns(here, B2, clock=cluster.clock) == []
 
-    shut_out(here.store, znodes.mark_path(UR, 0))
+    shut_out(here.store, PATHS.mark(0))
     assert await window_concerns(here, B2, clock=cluster.clock) == [
         f"1 mark cannot be read and may be for {B2}: bookmender queue list"
     ]

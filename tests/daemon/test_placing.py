@@ -33,10 +33,9 @@ from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.racks import ZnodeRacks
 from replication.settings import PlacementSettings
-from replication.znodes import racks_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 
 
 def settings(**given: object) -> PlacementSettings:
@@ -87,8 +86,8 @@ def test_a_policy_is_a_rule(given: dict[str, object], rule: Rule) -> None:
 
 def test_choices_are_weighted_only_if_that_is_wanted() -> None:
     assert weighting_of(settings()) is None
-    assert weighting_of(settings(weighted_by_room=True)) == Weighting(multiple_max=3.0)
-    assert weighting_of(settings(weighted_by_room=True, room_weight_max=0.0)) == Weighting(
+    assert weighting_of(settings(weighted_by_free_disk=True)) == Weighting(multiple_max=3.0)
+    assert weighting_of(settings(weighted_by_free_disk=True, disk_weight_max=0.0)) == Weighting(
         multiple_max=0.0
     )
 
@@ -99,7 +98,7 @@ def test_choices_are_weighted_only_if_that_is_wanted() -> None:
         ({"policy": "racks"}, "placement.policy is 'racks'; allowed: random, rack, region, zone"),
         ({"min_racks": 0}, "placement.min_racks is 0; allowed: 1 to 100"),
         ({"desired_zones": 1}, "placement.desired_zones is 1; allowed: 2 to 100"),
-        ({"room_weight_max": -1.0}, "placement.room_weight_max is -1.0; allowed: 0 to 1000"),
+        ({"disk_weight_max": -1.0}, "placement.disk_weight_max is -1.0; allowed: 0 to 1000"),
         (
             {"racks_znode": "bookies"},
             "placement.racks_znode is 'bookies'; allowed: the path of a znode, as /bookies",
@@ -150,7 +149,7 @@ async def placing(cluster: Cluster, **given: object) -> SessionPlacement:
     return await load_placement(
         settings(**given),
         store=cluster.store,
-        ur=UR,
+        paths=PATHS,
         views=views,
         local=None,
         clock=cluster.clock,
@@ -192,7 +191,7 @@ async def test_what_the_source_does_not_tell_of_a_bookie_that_is_away_the_leader
     await cluster.kill(B1)
     await cluster.store.create("/bookies", f'{{"g": {{"{B2}": {{"rack": "/b"}}}}}}'.encode())
     record = {"version": 1, "racks": {B1: "/a", B2: "/old", B3: "/c"}}
-    await cluster.store.create(racks_path(UR), json.dumps(record).encode(), with_parents=True)
+    await cluster.store.create(PATHS.racks, json.dumps(record).encode(), with_parents=True)
 
     begun = await placing(cluster, racks_znode="/bookies")
 
@@ -226,7 +225,7 @@ async def test_of_a_bookie_of_which_no_source_ever_told_the_policy_knows_no_plac
 async def test_with_a_source_that_is_broken_at_the_start_they_are_where_they_were() -> None:
     cluster = await Cluster.start(B1)
     record = {"version": 1, "racks": {B1: "/a"}}
-    await cluster.store.create(racks_path(UR), json.dumps(record).encode(), with_parents=True)
+    await cluster.store.create(PATHS.racks, json.dumps(record).encode(), with_parents=True)
 
     with capture_logs():
         begun = await placing(cluster, racks_znode="/bookies")

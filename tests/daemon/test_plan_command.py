@@ -18,12 +18,11 @@ from replication import znodes
 from replication.plan import Plan, Repair
 from replication.preview import Preview
 from replication.reasons import Blocked, Reason
-from replication.znodes import findings_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
 from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B5, fragment
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 MOVE = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 REFILL = Repair(fragment=fragment(), index=1, target=B2, entry_ids=(4,), byte_count=100)
@@ -190,7 +189,7 @@ async def test_bookies_that_a_check_found_bad_are_distrusted(
 ) -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     finding = Finding(check="fsck", bookies=(B2,), detail="entry 4 is missing", found_ms=1)
-    path = findings_path(UR, 1)
+    path = PATHS.finding(1)
     await cluster.store.create(path, finding.to_json(), with_parents=True)
     seen: dict[int, tuple[BookieId, ...]] = {}
 
@@ -225,7 +224,7 @@ async def test_where_nothing_is_marked_as_nobody_marks_the_plan_says_so() -> Non
 async def test_where_nothing_is_marked_and_all_is_well_the_plan_says_nothing_of_it() -> None:
     cluster = await with_ledgers((B1, B2))
     vote = znodes.vote_to_bytes("java:3181")
-    await cluster.store.create(f"{znodes.election_path(UR)}/V_0000000003", vote, with_parents=True)
+    await cluster.store.create(f"{PATHS.election}/V_0000000003", vote, with_parents=True)
 
     found = await plan_for(visiting(cluster), [], None, limit=1)
 

@@ -4,19 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.findings import Cause, Finding, Why, causes_path, causes_to_bytes
+from auditor.findings import Cause, Finding, Why, causes_to_bytes
 from daemon.cli.queue import line_of, queue_rows
 from daemon.status.gathering import gather_status
-from replication import znodes
 from replication.marks import MarkedLedger, read_locks, read_marks
-from replication.orders import DrainOrder, OrderBook, drain_place
+from replication.orders import DrainOrder, OrderStore, drain_znode
 from replication.reasons import Reason
-from replication.znodes import Mark, findings_path
+from replication.znodes import Mark
 from tests.daemon.status_values import note
 from tests.daemon.visits import rows_of, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 @in_virtual_time
@@ -28,13 +27,13 @@ async def test_the_queue_tells_why_each_ledger_is_marked() -> None:
         B2: Cause(why=Why.LOST, since_ms=now_ms - 90_000, ended_ms=now_ms),
         B3: Cause(why=Why.REBORN, since_ms=now_ms - 5_000),
     }
-    await cluster.store.create(causes_path(UR), causes_to_bytes(causes))
+    await cluster.store.create(PATHS.causes, causes_to_bytes(causes))
     finding = Finding(check="replicas", bookies=(B4,), detail="entry 3 is gone", found_ms=now_ms)
-    await cluster.store.create(findings_path(UR, 4), finding.to_json(), with_parents=True)
+    await cluster.store.create(PATHS.finding(4), finding.to_json(), with_parents=True)
     for ledger_id, named in enumerate([(B1,), (B2, B3), (B5,), (), (B4,)]):
         await cluster.mark(*named, ledger_id=ledger_id)
 
-    marked = await read_marks(cluster.store, UR, range(5))
+    marked = await read_marks(cluster.store, PATHS, range(5))
     rows = await queue_rows(visiting(cluster), marked, own=())
 
     assert [line_of(row, now_ms=now_ms).partition(": ")[2] for row in rows] == [
@@ -51,11 +50,11 @@ async def test_a_mark_and_a_lock_that_acls_shut_away_fail_no_listing() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.mark(B1, ledger_id=ledger_id)
-    await cluster.store.create(znodes.lock_path(UR, 1), is_ephemeral=True)
+    await cluster.store.create(PATHS.lock(1), is_ephemeral=True)
     admin_session = visiting(cluster)
-    shut_out(admin_session.store, znodes.mark_path(UR, 0), znodes.lock_path(UR, 1))
+    shut_out(admin_session.store, PATHS.mark(0), PATHS.lock(1))
 
-    marked = await read_marks(admin_session.store, UR, range(3))
+    marked = await read_marks(admin_session.store, PATHS, range(3))
     rows = await queue_rows(admin_session, marked, own=())
 
     assert [row["missing"] for row in rows] == [None, [B1], [B1]]
@@ -68,16 +67,20 @@ async def test_a_mark_and_a_lock_that_acls_shut_away_fail_no_listing() -> None:
     assert line_of(rows[0], now_ms=0) == (
         "ledger 0: its mark cannot be read, so that no node takes it: the ACL shuts us out"
     )
-    assert [each.holder for each in await read_locks(admin_session.store, UR, range(3))] == [None]
+    assert [each.holder for each in await read_locks(admin_session.store, PATHS, range(3))] == [
+        None
+    ]
 
 
 @in_virtual_time
 async def test_of_a_mark_that_is_damaged_it_is_said_that_nobody_need_mend_it() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=0)
-    await cluster.store.set(znodes.mark_path(UR, 0), b"\xff", version=-1)
+    await cluster.store.set(PATHS.mark(0), b"\xff", version=-1)
 
-    (row,) = await queue_rows(visiting(cluster), await read_marks(cluster.store, UR, [0]), own=())
+    (row,) = await queue_rows(
+        visiting(cluster), await read_marks(cluster.store, PATHS, [0]), own=()
+    )
 
     assert line_of(row, now_ms=0) == (
         "ledger 0: its mark is damaged; the ledger is checked all the same"
@@ -103,7 +106,7 @@ async def test_the_queue_tells_why_a_ledger_of_our_own_queue_is_marked(
     now_ms = cluster.clock.wall_ms()
     if is_draining:
         order = DrainOrder(since_ms=now_ms - 30_000)
-        await OrderBook(cluster.store, UR).give(drain_place(UR, B1), order, over=None)
+        await OrderStore(cluster.store, PATHS).give(drain_znode(PATHS, B1), order, over=None)
     marked = [MarkedLedger(ledger_id=5, mark=Mark(replicas=(B1,)))]
 
     (row,) = await queue_rows(visiting(cluster), marked, own=[5])
@@ -155,7 +158,7 @@ async def test_nobodys_grace_is_told_who_lost_the_ledger_as_the_next_one_waits_a
     async with cluster.node("host-a") as first:
         lease = await first.lease(1)
         await first.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
-        await first.queue.give_back(lease)
+        await first.queue.release(lease)
         (nobodys,) = await rows_of(cluster, 1)
         status = await gather_status(visiting(cluster), clock=cluster.clock)
     async with cluster.node("host-b") as second:
@@ -178,7 +181,7 @@ async def test_what_was_noted_of_a_mark_that_is_gone_is_not_told_of_the_next_one
     await cluster.mark(B1, ledger_id=1)
     async with cluster.node("host-b") as worker:
         await worker.notes.write(note(1, Reason.NO_TARGET, "no room"))
-        await cluster.store.delete(znodes.mark_path(UR, 1), version=-1)  # by a worker of Java's
+        await cluster.store.delete(PATHS.mark(1), version=-1)  # by a worker of Java's
         await cluster.mark(B2, ledger_id=1)
 
         status = await gather_status(visiting(cluster), clock=cluster.clock)

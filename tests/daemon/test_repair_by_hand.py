@@ -13,14 +13,13 @@ from daemon.cli.repair import RepairedByHand, access_denied, find_ledgers, wait_
 from daemon.status.records import help_text
 from replication import znodes
 from replication.ledger_record import UnprovenEnd, WaitingNote
-from replication.orders import OrderBook, TriesOrder, tries_place
+from replication.orders import OrderStore, TriesOrder, tries_znode
 from replication.reasons import Reason
-from replication.znodes import own_path, waiting_path
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 NOW_MS = 1_000_000
 
@@ -94,13 +93,13 @@ async def test_what_is_left_of_an_end_that_cannot_be_proven_is_looked_at_once_mo
 @in_virtual_time
 async def test_marks_that_acls_shut_away_are_told_as_nobody_can_take_them() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B2), (B1, B2))
-    marks = [znodes.mark_path(own_path(UR), ledger_id) for ledger_id in range(3)]
+    marks = [PATHS.private.mark(ledger_id) for ledger_id in range(3)]
     await cluster.store.create(marks[0], znodes.mark_to_bytes(znodes.Mark()), with_parents=True)
     await cluster.store.create(marks[1], b"\xff", with_parents=True)
     await cluster.store.create(marks[2], znodes.mark_to_bytes(znodes.Mark()), with_parents=True)
     shut_out(cluster.store, marks[2])
 
-    shut = await access_denied(cluster.store, UR, [0, 1, 2, 3])
+    shut = await access_denied(cluster.store, PATHS, [0, 1, 2, 3])
 
     assert shut == {2: "its mark cannot be read: the ACL shuts us out"}
 
@@ -167,20 +166,20 @@ async def mark_and_note(cluster: Cluster, reason: Reason, *, grace_s: int = 0) -
         since_ms=0,
         grace_until_ms=cluster.clock.wall_ms() + grace_s * 1000 if grace_s else 0,
     )
-    mark = znodes.mark_path(own_path(UR), 0)
+    mark = PATHS.private.mark(0)
     await cluster.store.create(mark, znodes.mark_to_bytes(znodes.Mark()), with_parents=True)
-    await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
+    await cluster.store.create(PATHS.waiting_note(0), note.to_json(), with_parents=True)
 
 
 async def note_again(cluster: Cluster, reason: Reason, *, tries: int) -> None:
     note = WaitingNote(
         ledger_id=0, reason=reason, detail="so it is", node="host-a", since_ms=0, tries=tries
     )
-    await cluster.store.set(waiting_path(UR, 0), note.to_json(), version=-1)
+    await cluster.store.set(PATHS.waiting_note(0), note.to_json(), version=-1)
 
 
 async def waited_for(cluster: Cluster, heard: Heard) -> tuple[WaitingNote, ...]:
-    return await wait_done(cluster.store, UR, [0], show=heard.show, clock=cluster.clock)
+    return await wait_done(cluster.store, PATHS, [0], show=heard.show, clock=cluster.clock)
 
 
 @pytest.mark.parametrize("ledger_count", [0, 1])
@@ -265,7 +264,7 @@ async def test_tries_of_several_ledgers_are_ordered_at_once() -> None:
     await order_retries([7, 8], cluster.store, UR, cluster.clock)
     await order_retries([9], cluster.store, UR, cluster.clock)
 
-    standing = await OrderBook(cluster.store, UR).stored(tries_place(UR))
+    standing = await OrderStore(cluster.store, PATHS).stored(tries_znode(PATHS))
     assert standing is not None
     assert isinstance(standing.order, TriesOrder)
     assert list(standing.order.ordered_ms) == [7, 8, 9]

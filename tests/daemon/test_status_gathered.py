@@ -21,14 +21,13 @@ from ledgers.registration import Registration
 from replication import znodes
 from replication.nodes import Role
 from replication.reasons import Reason
-from replication.znodes import own_path
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.daemon.status_values import WHOLE, note
 from tests.daemon.visits import rows_of, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 
 
 async def gathered(cluster: Cluster, clock: Clock | None = None) -> Status:
@@ -45,7 +44,7 @@ async def gathered(cluster: Cluster, clock: Clock | None = None) -> Status:
 
 async def let_java_lead(cluster: Cluster) -> None:
     vote = znodes.vote_to_bytes("java:3181")
-    await cluster.store.create(f"{znodes.election_path(UR)}/V_0000000003", vote, with_parents=True)
+    await cluster.store.create(f"{PATHS.election}/V_0000000003", vote, with_parents=True)
 
 
 @in_virtual_time
@@ -77,7 +76,7 @@ async def test_a_bookie_that_was_wiped_and_did_not_come_back_is_lost_though_it_h
     None
 ):
     cluster = await with_ledgers((B1, B2))
-    await cluster.store.create(znodes.disable_path(UR), with_parents=True)
+    await cluster.store.create(PATHS.disable, with_parents=True)
     async with auditing(cluster):
         await asyncio.sleep(60)
         await cluster.kill(B1)
@@ -93,13 +92,13 @@ async def test_a_bookie_that_came_back_empty_while_nothing_may_be_marked_is_told
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(60)
-        await cluster.store.create(znodes.disable_path(UR), with_parents=True)
+        await cluster.store.create(PATHS.disable, with_parents=True)
         await cluster.kill(B1)
         await cluster.wipe(B1)
         await cluster.revive(B1)
         await asyncio.sleep(60)
         disabled = await gathered(cluster, cluster.clock)
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
         await asyncio.sleep(60)
         enabled = await gathered(cluster, cluster.clock)
 
@@ -119,8 +118,8 @@ async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None
     await cluster.mark(B1, ledger_id=1)
     await cluster.mark(B1, B3, ledger_id=2)
     await cluster.mark(B1, ledger_id=3)
-    await cluster.store.create(znodes.mark_path(UR, 4), b"\xff", with_parents=True)
-    await cluster.store.create(znodes.disable_path(UR))
+    await cluster.store.create(PATHS.mark(4), b"\xff", with_parents=True)
+    await cluster.store.create(PATHS.disable)
 
     async with leading(cluster, "host-a") as leader, cluster.node("host-b") as worker:
         await worker.lease(2)
@@ -175,7 +174,7 @@ async def test_a_java_auditor_leads_as_it_calls_itself() -> None:
 @in_virtual_time
 async def test_a_leader_whose_vote_cannot_be_read_is_unknown_and_no_obstacle() -> None:
     cluster = await Cluster.start()
-    await cluster.store.create(f"{znodes.election_path(UR)}/V_0000000003", b"\xff")
+    await cluster.store.create(f"{PATHS.election}/V_0000000003", b"\xff")
 
     status = await gathered(cluster)
 
@@ -192,9 +191,9 @@ async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_fir
     async with cluster.node("host-b") as worker:
         await worker.lease(2)
         java = znodes.lock_to_bytes("java-host")
-        await cluster.store.create(znodes.lock_path(UR, 3), java, is_ephemeral=True)
+        await cluster.store.create(PATHS.lock(3), java, is_ephemeral=True)
         await asyncio.sleep(10)
-        await cluster.store.create(znodes.lock_path(UR, 1), b"\xff")
+        await cluster.store.create(PATHS.lock(1), b"\xff")
         status = await gathered(cluster)
         rows = await rows_of(cluster, 1, 2, 3)
 
@@ -288,7 +287,7 @@ async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> N
     await open_window(here, B1, duration_s=3_600, reason="disk", clock=SystemClock())
     await order_drains(here, [B2], may_fence=False, clock=SystemClock())
     await cluster.kill(B1)
-    await cluster.store.create(znodes.mark_path(own_path(UR), 5), with_parents=True)
+    await cluster.store.create(PATHS.private.mark(5), with_parents=True)
     await let_java_lead(cluster)
 
     status = await gather_status(here)

@@ -11,31 +11,31 @@ from ledgers.model import BookieId
 from replication import znodes
 from replication.marks import read_marks
 from replication.nodes import Membership, Role
-from replication.znodes import Mark, findings_path, own_path
+from replication.znodes import Mark
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR, node_info
+from tests.replication.nodes import PATHS, node_info
 
-OWN = own_path(UR)
+OWN = PATHS.private
 
 
 async def own_mark(*found_bad: BookieId) -> Cluster:
     """Of ledger 5, which a check found bad on these; without any it is of a drain."""
     cluster = await Cluster.start(B1, B2, B3)
-    await Membership.join(cluster.store, UR, node_info("node-1", Role.AUDITOR))
+    await Membership.join(cluster.store, PATHS, node_info("node-1", Role.AUDITOR))
     data = znodes.mark_to_bytes(Mark(replicas=found_bad or (B1,), ctime_ms=1))
-    await cluster.store.create(znodes.mark_path(OWN, 5), data, with_parents=True)
+    await cluster.store.create(OWN.mark(5), data, with_parents=True)
     if found_bad:
         found = Finding(check="fsck", bookies=found_bad, detail="entry 3", found_ms=1)
-        await cluster.store.create(findings_path(UR, 5), found.to_json(), with_parents=True)
+        await cluster.store.create(PATHS.finding(5), found.to_json(), with_parents=True)
     return cluster
 
 
 @in_virtual_time
 async def test_it_is_worked_on_by_a_worker_of_ours() -> None:
     cluster = await own_mark(B1)
-    await Membership.join(cluster.store, UR, node_info("node-2", Role.WORKER))
+    await Membership.join(cluster.store, PATHS, node_info("node-2", Role.WORKER))
 
     status = await gather_status(visiting(cluster), clock=cluster.clock)
 
@@ -75,7 +75,7 @@ async def test_both_queues_are_one_total_and_what_stands_in_both_counts_once() -
     cluster = await own_mark(B1)
     await cluster.mark(B2, ledger_id=4)
     await cluster.mark(B1, ledger_id=5)
-    await cluster.store.create(znodes.mark_path(OWN, 6), with_parents=True)
+    await cluster.store.create(OWN.mark(6), with_parents=True)
 
     status = await gather_status(visiting(cluster), clock=cluster.clock)
 

@@ -9,14 +9,14 @@ from daemon.settings import Settings
 from daemon.status.command import render
 from daemon.status.gathering import gather_status
 from daemon.status.pace import CopyingPace, copying_pace, pace_text
-from replication.client_activity import ClientActivity, activity_path
+from replication.client_activity import ClientActivity
 from replication.nodes import Role
 from replication.orders import LimitsOrder
 from tests.daemon.status_values import WHOLE, node
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 SETTINGS = Settings(metadata_service_uri="zk://127.0.0.1/ledgers")
 ALL = (B1, B2, B3)
@@ -114,7 +114,7 @@ async def test_the_pace_is_gathered() -> None:
     said = ClientActivity(
         active=frozenset({B1}), quiet=frozenset(BOOKIES) - {B1, B2}, copying_node_count=4
     )
-    await cluster.store.create(activity_path(UR), said.to_json(), with_parents=True)
+    await cluster.store.create(PATHS.activity, said.to_json(), with_parents=True)
 
     status = await gather_status(visiting(cluster), clock=cluster.clock)
 

@@ -3,10 +3,9 @@
 import pytest
 
 from daemon.cli.switch import switch_off, switch_on
-from replication import znodes
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 
 @pytest.mark.compat(
@@ -17,7 +16,7 @@ from tests.replication.nodes import UR
 @in_virtual_time
 async def test_to_disable_or_enable_what_is_so_already_changes_nothing_and_says_so() -> None:
     cluster = await Cluster.start()
-    seen, path = visiting(cluster), znodes.disable_path(UR)
+    seen, path = visiting(cluster), PATHS.disable
 
     assert [await switch_off(seen), await switch_off(seen)] == [True, False]
     assert await cluster.store.exists(path) is not None

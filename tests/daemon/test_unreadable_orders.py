@@ -26,25 +26,23 @@ from daemon.status import command as status_command
 from replication.orders import (
     DrainOrder,
     HoldOrder,
-    OrderBook,
-    checks_place,
-    drain_place,
-    draining_path,
-    hold_place,
-    limits_place,
-    maintenance_path,
-    maintenance_place,
-    tries_place,
+    OrderStore,
+    checks_znode,
+    drain_znode,
+    hold_znode,
+    limits_znode,
+    maintenance_znode,
+    tries_znode,
 )
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
-DRAIN, WINDOW = drain_place(UR, B1).path, maintenance_place(UR, B2).path
-LIMITS, HOLD, CHECKS = limits_place(UR).path, hold_place(UR).path, checks_place(UR).path
-TRIES = tries_place(UR).path
+DRAIN, WINDOW = drain_znode(PATHS, B1).path, maintenance_znode(PATHS, B2).path
+LIMITS, HOLD, CHECKS = limits_znode(PATHS).path, hold_znode(PATHS).path, checks_znode(PATHS).path
+TRIES = tries_znode(PATHS).path
 ALL = (DRAIN, WINDOW, LIMITS, HOLD, CHECKS, TRIES)
 
 
@@ -54,13 +52,13 @@ async def break_all(cluster: Cluster) -> None:
 
 
 async def drain_three(cluster: Cluster) -> None:
-    book = OrderBook(cluster.store, UR)
+    order_store = OrderStore(cluster.store, PATHS)
     for bookie in (B1, B2, B3):
-        await book.give(drain_place(UR, bookie), DrainOrder(since_ms=1), over=None)
+        await order_store.give(drain_znode(PATHS, bookie), DrainOrder(since_ms=1), over=None)
 
 
 async def unreadable(cluster: Cluster) -> tuple[str, ...]:
-    return (await OrderBook(cluster.store, UR).read()).unreadable
+    return (await OrderStore(cluster.store, PATHS).read()).unreadable
 
 
 COMMANDS = [
@@ -153,22 +151,26 @@ def test_what_it_says_to_do_does_it(
 @pytest.mark.parametrize(
     ("module", "command", "arguments", "path"),
     [
-        pytest.param(drain_command, drain_command.drain, (), draining_path(UR), id="drains"),
+        pytest.param(drain_command, drain_command.drain, (), PATHS.draining_orders, id="drains"),
         pytest.param(
-            drain_command, drain_command.drain, (B1, "--wait"), draining_path(UR), id="drain --wait"
+            drain_command,
+            drain_command.drain,
+            (B1, "--wait"),
+            PATHS.draining_orders,
+            id="drain --wait",
         ),
         pytest.param(
             maintenance_command,
             maintenance_command.maintenance,
             (),
-            maintenance_path(UR),
+            PATHS.maintenance_orders,
             id="windows",
         ),
         pytest.param(
             maintenance_command,
             maintenance_command.maintenance,
             (B2,),
-            maintenance_path(UR),
+            PATHS.maintenance_orders,
             id="window of one",
         ),
     ],
@@ -206,7 +208,7 @@ def test_a_hold_that_cannot_be_read_is_ended_like_any_other_once_that_is_meant(
         await cluster.kill(B3)
 
     async def holding(cluster: Cluster) -> HoldOrder | None:
-        return (await OrderBook(cluster.store, UR).read()).hold
+        return (await OrderStore(cluster.store, PATHS).read()).hold
 
     for arguments, exit_code, is_ended in [(["end"], 1, False), (["end", "--yes"], 0, True)]:
         result, hold = run_in_memory(

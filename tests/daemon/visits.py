@@ -14,7 +14,7 @@ from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication.marks import read_marks
 from tests.replication.cluster import Cluster
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 
 
 def visiting(cluster: Cluster) -> AdminSession:
@@ -52,5 +52,5 @@ async def order_drain(cluster: Cluster, *bookies: BookieId, may_fence: bool | No
 
 async def rows_of(cluster: Cluster, *ledger_ids: int) -> list[dict[str, Any]]:
     """As ``queue list`` has them."""
-    marked = await read_marks(cluster.store, UR, ledger_ids)
+    marked = await read_marks(cluster.store, PATHS, ledger_ids)
     return await queue_rows(visiting(cluster), marked, own=())

@@ -22,10 +22,10 @@ from ledgers.model import BookieId, LedgerMetadata
 from ledgers.registration import Registration
 from ledgers.store import ReadOnlyStore
 from replication.cluster import ViewSource
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from tests.replication.cluster import DIGEST, PAYLOAD_BYTES, Cluster, named_by
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, ROOT, UR
+from tests.replication.nodes import LEDGER, PATHS, ROOT
 
 ALL = (B1, B2, B3)
 
@@ -52,7 +52,7 @@ def options(level: Level = Level.FULL, **changes: Any) -> FsckOptions:
 async def executor(cluster: Cluster, wanted: FsckOptions, clock: Clock | None = None) -> Executor:
     store = ReadOnlyStore(MemoryStore(cluster.tree))
     clock = clock or cluster.clock
-    views = ViewSource(Registration(store, ROOT), clock, OrderBook(store, UR))
+    views = ViewSource(Registration(store, ROOT), clock, OrderStore(store, PATHS))
     await views.refresh()
     bookies = QuarantiningBookies(cluster.bookies, Quarantine(clock, views.life))
     return Executor(

@@ -21,9 +21,8 @@ from auditor.fsck.levels import FsckOptions
 from ledgers.errors import SessionLostError
 from ledgers.memory.store import MemoryStore, MemoryTree
 from replication.nodes import Membership, Role
-from replication.znodes import fsck_executors_path
 from tests.replication.cluster import in_virtual_time
-from tests.replication.nodes import UR, node_info
+from tests.replication.nodes import PATHS, node_info
 from tests.replication.overload import overload
 from tests.virtual_time import LoopClock
 
@@ -54,7 +53,7 @@ async def executing(
     tree: MemoryTree, run: str = "run-1", options: FsckOptions = OPTIONS
 ) -> AsyncIterator[Executor]:
     executor = Executor(MemoryStore(tree))
-    pace = LeasedPace(options, executor.store, UR, run=run, clock=LoopClock())
+    pace = LeasedPace(options, executor.store, PATHS, run=run, clock=LoopClock())
     task = asyncio.create_task(pace.run(executor.apply))
     try:
         yield executor
@@ -66,7 +65,7 @@ async def executing(
 
 
 async def leases(tree: MemoryTree) -> list[str]:
-    return await MemoryStore(tree).children(fsck_executors_path(UR))
+    return await MemoryStore(tree).children(PATHS.fsck_executors)
 
 
 # --- The parts ------------------------------------------------------------------------------------
@@ -271,8 +270,8 @@ async def test_runs_at_the_same_time_have_a_budget_each_but_share_the_bookies() 
     options = FsckOptions(metadata_service_uri=URI, reads_per_s=10, reads_in_flight_per_bookie=500)
     nodes = MemoryStore(tree)
     for number in range(7):
-        await Membership.join(nodes, UR, node_info(f"worker-{number}"))
-    await Membership.join(nodes, UR, node_info("auditor", Role.AUDITOR))
+        await Membership.join(nodes, PATHS, node_info(f"worker-{number}"))
+    await Membership.join(nodes, PATHS, node_info("auditor", Role.AUDITOR))
     async with executing(tree, "run-1", options) as ours, executing(tree, "run-2", options):
         await asyncio.sleep(SETTLED_S)
 
@@ -292,7 +291,7 @@ async def test_who_cannot_read_the_list_reads_nothing_and_goes_on_once_it_can() 
     async with executing(tree) as ours:
         await asyncio.sleep(SETTLED_S)
         assert ours.reads_per_s == 1_000
-        throttled = overload(ours.store, fsck_executors_path(UR))
+        throttled = overload(ours.store, PATHS.fsck_executors)
         async with executing(tree) as theirs:
             await asyncio.sleep(60)
             assert (ours.share, theirs.reads_per_s) == (None, 500), "the others' part is theirs"
@@ -306,9 +305,9 @@ async def test_who_cannot_read_the_list_reads_nothing_and_goes_on_once_it_can() 
 async def test_who_joins_and_cannot_read_the_list_waits() -> None:
     tree = MemoryTree(clock=LoopClock())
     store = MemoryStore(tree)
-    throttled = overload(store, fsck_executors_path(UR))
+    throttled = overload(store, PATHS.fsck_executors)
     executor = Executor(store)
-    pace = LeasedPace(OPTIONS, store, UR, run="run-1", clock=LoopClock())
+    pace = LeasedPace(OPTIONS, store, PATHS, run="run-1", clock=LoopClock())
     running = asyncio.create_task(pace.run(executor.apply))
     await asyncio.sleep(60)
     assert executor.share is None
@@ -325,7 +324,7 @@ async def test_who_joins_and_cannot_read_the_list_waits() -> None:
 async def test_a_lost_session_ends_the_pace() -> None:
     tree = MemoryTree(clock=LoopClock())
     store = MemoryStore(tree)
-    pace = LeasedPace(OPTIONS, store, UR, run="run-1", clock=LoopClock())
+    pace = LeasedPace(OPTIONS, store, PATHS, run="run-1", clock=LoopClock())
     running = asyncio.create_task(pace.run(lambda _: None))
     await asyncio.sleep(SETTLED_S)
 
@@ -342,7 +341,7 @@ async def test_a_lease_that_somebody_deletes_is_taken_again() -> None:
     async with executing(tree) as one, executing(tree) as other:
         await asyncio.sleep(SETTLED_S)
         own = one.store.session_id
-        for path in [f"{fsck_executors_path(UR)}/{name}" for name in await leases(tree)]:
+        for path in [f"{PATHS.fsck_executors}/{name}" for name in await leases(tree)]:
             await MemoryStore(tree).delete(path)
 
         await asyncio.sleep(2 * SETTLED_S)

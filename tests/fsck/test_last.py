@@ -11,7 +11,6 @@ from auditor.fsck.levels import Level
 from auditor.fsck.results.advice import counts_text
 from auditor.fsck.results.summary import (
     Summary,
-    last_path,
     meter_last,
     note_marked,
     read_closer,
@@ -26,7 +25,7 @@ from ledgers.store import Stat
 from tests.daemon.visits import visiting
 from tests.fsck.results import counted, damaged, seen, whole
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 LOST = damaged(1, Grade.LOST, seen(Finding.MISSING))
 SUSPECT = damaged(2, Grade.WHOLE, seen(Finding.SUSPECT))
@@ -47,12 +46,12 @@ def metric(name: str, **labels: str) -> float | None:
 @in_virtual_time
 async def test_the_last_run_takes_the_place_of_the_one_before() -> None:
     cluster = await Cluster.start()
-    assert await read_last(cluster.store, UR) is None
+    assert await read_last(cluster.store, PATHS) is None
 
-    await write_last(cluster.store, UR, summary(LOST))
-    await write_last(cluster.store, UR, summary(whole(1)))
+    await write_last(cluster.store, PATHS, summary(LOST))
+    await write_last(cluster.store, PATHS, summary(whole(1)))
 
-    assert await read_last(cluster.store, UR) == summary(whole(1))
+    assert await read_last(cluster.store, PATHS) == summary(whole(1))
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b'{"run": 1}'])
@@ -60,8 +59,8 @@ def test_what_cannot_be_read_is_as_if_it_were_not_there(data: bytes) -> None:
     @in_virtual_time
     async def look() -> None:
         cluster = await Cluster.start()
-        await cluster.store.create(last_path(UR), data, with_parents=True)
-        assert await read_last(cluster.store, UR) is None
+        await cluster.store.create(PATHS.fsck_last, data, with_parents=True)
+        assert await read_last(cluster.store, PATHS) is None
 
     look()
 
@@ -69,7 +68,7 @@ def test_what_cannot_be_read_is_as_if_it_were_not_there(data: bytes) -> None:
 @in_virtual_time
 async def test_status_says_when_it_was_how_closely_it_looked_and_what_it_found() -> None:
     cluster = await Cluster.start()
-    await write_last(cluster.store, UR, summary(LOST, SUSPECT, whole(0)))
+    await write_last(cluster.store, PATHS, summary(LOST, SUSPECT, whole(0)))
 
     status = await gather_status(visiting(cluster))
 
@@ -83,7 +82,7 @@ async def test_status_says_when_it_was_how_closely_it_looked_and_what_it_found()
 @in_virtual_time
 async def test_status_says_that_a_look_at_the_metadata_saw_no_copy() -> None:
     cluster = await Cluster.start()
-    await write_last(cluster.store, UR, summary(whole(0), level=Level.METADATA))
+    await write_last(cluster.store, PATHS, summary(whole(0), level=Level.METADATA))
 
     told = render(await gather_status(visiting(cluster)), now_ms=62_000)
 
@@ -99,7 +98,7 @@ async def test_status_says_what_was_left_and_that_some_of_it_was_wrong() -> None
         (run, "1 whole; 3 left for lack of time"),
         (replace(run, left_wrong=2), "1 whole; 3 left for lack of time, 2 of them wrong before"),
     ):
-        await write_last(cluster.store, UR, each)
+        await write_last(cluster.store, PATHS, each)
         lines = render(await gather_status(visiting(cluster)), now_ms=62_000).splitlines()
         assert lines[-1].endswith(text)
 
@@ -111,9 +110,9 @@ async def test_a_run_that_looked_less_closely_hides_nothing_that_was_wrong() -> 
     shallow = summary(whole(0), level=Level.METADATA, finished_ms=9_000)
 
     for each, closer in ((full, None), (ends, full), (shallow, full), (summary(whole(0)), None)):
-        await write_last(cluster.store, UR, each)
-        assert await read_last(cluster.store, UR) == each
-        assert await read_closer(cluster.store, UR) == closer
+        await write_last(cluster.store, PATHS, each)
+        assert await read_last(cluster.store, PATHS) == each
+        assert await read_closer(cluster.store, PATHS) == closer
 
 
 @in_virtual_time
@@ -122,49 +121,51 @@ async def test_how_many_were_marked_stands_beside_what_their_run_found_and_the_m
 ):
     cluster = await Cluster.start()
     store = cluster.store
-    await write_last(store, UR, summary(LOST, SUSPECT))
+    await write_last(store, PATHS, summary(LOST, SUSPECT))
     assert "marked" not in summary(LOST).to_record(), "a run itself knows of no marks"
 
     for run, count, expected in (("other", 5, None), ("r", 2, 2), ("r", 1, 2)):
-        await note_marked(store, UR, run, count)
-        found = await read_last(store, UR)
+        await note_marked(store, PATHS, run, count)
+        found = await read_last(store, PATHS)
         assert found is not None
         assert found.marked == expected
     told = render(await gather_status(visiting(cluster)), now_ms=62_000)
     assert "1 whole, 1 lost; of these also 1 suspect; 2 marked for the daemon" in told
 
-    await write_last(store, UR, replace(summary(whole(1), level=Level.ENDS), run="later"))
-    await note_marked(store, UR, "r", 3)
-    closer = await read_closer(store, UR)
+    await write_last(store, PATHS, replace(summary(whole(1), level=Level.ENDS), run="later"))
+    await note_marked(store, PATHS, "r", 3)
+    closer = await read_closer(store, PATHS)
     assert closer is not None
     assert closer.marked == 3
-    assert await read_last(store, UR) == replace(summary(whole(1), level=Level.ENDS), run="later")
+    assert await read_last(store, PATHS) == replace(
+        summary(whole(1), level=Level.ENDS), run="later"
+    )
 
 
 @in_virtual_time
 async def test_a_run_that_ends_meanwhile_is_not_undone_by_a_note_on_the_one_before() -> None:
     cluster = await Cluster.start()
-    await write_last(cluster.store, UR, summary(LOST))
+    await write_last(cluster.store, PATHS, summary(LOST))
     later, read = replace(summary(whole(1)), run="later"), cluster.store.get
 
     async def get(path: str) -> tuple[bytes, Stat]:
         found = await read(path)
         cluster.store.get = read  # type: ignore[method-assign]
-        await write_last(cluster.store, UR, later)
+        await write_last(cluster.store, PATHS, later)
         return found
 
     cluster.store.get = get  # type: ignore[method-assign]
-    await note_marked(cluster.store, UR, "r", 1)
+    await note_marked(cluster.store, PATHS, "r", 1)
 
-    assert await read_last(cluster.store, UR) == later
+    assert await read_last(cluster.store, PATHS) == later
 
 
 @in_virtual_time
 async def test_status_and_metrics_tell_of_both() -> None:
     cluster = await Cluster.start()
-    await write_last(cluster.store, UR, summary(LOST))
-    metering = asyncio.create_task(meter_last(cluster.store, UR))
-    await write_last(cluster.store, UR, summary(whole(0), level=Level.ENDS))
+    await write_last(cluster.store, PATHS, summary(LOST))
+    metering = asyncio.create_task(meter_last(cluster.store, PATHS))
+    await write_last(cluster.store, PATHS, summary(whole(0), level=Level.ENDS))
     await asyncio.sleep(1)
     metering.cancel()
 
@@ -188,13 +189,13 @@ async def test_status_without_any_run_says_nothing_of_fsck() -> None:
 @in_virtual_time
 async def test_the_metrics_of_the_leader_follow_the_last_run() -> None:
     cluster = await Cluster.start()
-    await write_last(cluster.store, UR, summary(LOST))
-    metering = asyncio.create_task(meter_last(cluster.store, UR))
+    await write_last(cluster.store, PATHS, summary(LOST))
+    metering = asyncio.create_task(meter_last(cluster.store, PATHS))
     await asyncio.sleep(1)
     assert (metric("ledgers", verdict="lost"), metric("findings", finding="missing")) == (1, 1)
     assert (metric("wrong_ledgers"), metric("finished_timestamp_seconds", level="full")) == (1, 2)
 
-    await write_last(cluster.store, UR, summary(whole(0), level=Level.ENDS, finished_ms=9_000))
+    await write_last(cluster.store, PATHS, summary(whole(0), level=Level.ENDS, finished_ms=9_000))
     await asyncio.sleep(1)
 
     assert (metric("ledgers", verdict="lost"), metric("ledgers", verdict="whole")) == (0, 1)
@@ -211,7 +212,7 @@ def test_a_summary_that_cannot_be_had_costs_no_more_than_the_metrics(
     @in_virtual_time
     async def scenario() -> None:
         cluster = await Cluster.start()
-        await write_last(cluster.store, UR, summary(LOST))
+        await write_last(cluster.store, PATHS, summary(LOST))
         read = cluster.store.get
         refused = [error("it is not to be had")]
 
@@ -221,11 +222,11 @@ def test_a_summary_that_cannot_be_had_costs_no_more_than_the_metrics(
             return await read(path)
 
         cluster.store.get = get  # type: ignore[method-assign]
-        metering = asyncio.create_task(meter_last(cluster.store, UR))
+        metering = asyncio.create_task(meter_last(cluster.store, PATHS))
         await asyncio.sleep(1)
         assert not metering.done()
 
-        await write_last(cluster.store, UR, summary(LOST, SUSPECT))
+        await write_last(cluster.store, PATHS, summary(LOST, SUSPECT))
         await asyncio.sleep(1)
 
         assert metric("wrong_ledgers") == 2

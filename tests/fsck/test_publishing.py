@@ -24,12 +24,11 @@ from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication import znodes
 from replication.cluster import ViewSource
-from replication.znodes import own_path
 from tests.auditor.auditing import leading
 from tests.fsck.looking import look_twice, told
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, ROOT, UR, working
+from tests.replication.nodes import LEDGER, PATHS, ROOT, working
 
 
 def verdict(
@@ -69,8 +68,8 @@ async def publishing(cluster: Cluster) -> AsyncIterator[Publisher]:
         views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
         await views.refresh()
         yield Publisher(
-            BothQueues(leader.store, leader.batcher, UR, cluster.clock),
-            Findings(leader.store, leader.batcher, UR, cluster.clock),
+            BothQueues(leader.store, leader.batcher, PATHS, cluster.clock),
+            Findings(leader.store, leader.batcher, PATHS, cluster.clock),
             cluster.manager,
             views,
         )
@@ -145,9 +144,9 @@ async def test_a_mark_says_which_bookies_and_a_finding_beside_it_why() -> None:
         assert await publisher.publish([fault], left.append) == Published(new=1)
         assert await publisher.publish([fault], left.append) == Published(known=1)
 
-    data, _ = await cluster.store.get(znodes.mark_path(UR, LEDGER))
+    data, _ = await cluster.store.get(PATHS.mark(LEDGER))
     assert znodes.parse_mark(data).replicas == (B1,)
-    found = (await read_findings(cluster.store, UR, [LEDGER]))[LEDGER]
+    found = (await read_findings(cluster.store, PATHS, [LEDGER]))[LEDGER]
     assert (found.check, found.bookies, found.detail) == ("fsck", (B1,), fault.detail)
     assert left == [0, 0]
 
@@ -162,7 +161,7 @@ async def test_a_mark_of_somebody_else_keeps_what_it_says() -> None:
     async with publishing(cluster) as publisher:
         assert await publisher.publish([fault]) == Published(new=1)
 
-    data, _ = await cluster.store.get(znodes.mark_path(UR, LEDGER))
+    data, _ = await cluster.store.get(PATHS.mark(LEDGER))
     assert set(znodes.parse_mark(data).replicas) == {B1, B3}
 
 
@@ -232,5 +231,5 @@ async def test_what_fsck_finds_in_the_middle_of_a_ledger_the_daemon_mends() -> N
     async with cluster.node() as node, working(node):
         await asyncio.sleep(60)
 
-    assert await cluster.marked(own_path(UR)) == []
+    assert await cluster.marked(PATHS.private) == []
     assert told(await look_twice(cluster)) == (Grade.WHOLE, ())

@@ -25,9 +25,9 @@ from ledgers.store import Create, MetadataStore, Operation, Stat
 from replication import znodes
 from replication.marks import marked_ledger_ids, prepare_tree
 from replication.settings import ReplicationSettings
-from replication.znodes import Mark
+from replication.znodes import Mark, MarkPaths
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
-from tests.replication.nodes import LEDGER, ROOT, UR, Node, running_node
+from tests.replication.nodes import LEDGER, PATHS, ROOT, Node, running_node
 from tests.replication.watched import RecordingBookies, WatchedTree
 from tests.virtual_time import LoopClock, run
 
@@ -73,7 +73,7 @@ class Cluster:
         cluster = cls(seed=seed)
         await cluster.store.create(f"{ROOT}/available/readonly", with_parents=True)
         await cluster.store.create(f"{ROOT}/cookies", with_parents=True)
-        await prepare_tree(cluster.store, UR)
+        await prepare_tree(cluster.store, PATHS)
         for bookie in bookies or BOOKIES:
             await cluster.store.create(f"{ROOT}/cookies/{bookie}")
             await cluster.register(bookie)
@@ -218,20 +218,20 @@ class Cluster:
 
     async def mark(self, *replicas: BookieId, ledger_id: int = LEDGER, ctime_ms: int = 1) -> None:
         """As an auditor would; a mark that stands is written again."""
-        path = znodes.mark_path(UR, ledger_id)
+        path = PATHS.mark(ledger_id)
         data = znodes.mark_to_bytes(Mark(replicas=replicas, ctime_ms=ctime_ms))
         if await self.store.exists(path) is None:
             await self.store.create(path, data, with_parents=True)
         else:
             await self.store.set(path, data, version=-1)
 
-    async def marked(self, ur: str = UR) -> list[int]:
-        """``ur``: below which the marks stand, the shared ones or our own."""
-        found = await marked_ledger_ids(self.store, ur)
-        return [i for i in found if await self.store.exists(znodes.mark_path(ur, i))]
+    async def marked(self, paths: MarkPaths = PATHS) -> list[int]:
+        """Return the ids of the ledgers marked in a tree: the shared one, or our private one."""
+        found = await marked_ledger_ids(self.store, paths)
+        return [i for i in found if await self.store.exists(paths.mark(i))]
 
     async def locked(self) -> list[str]:
-        return await self.store.children(znodes.locks_path(UR))
+        return await self.store.children(PATHS.locks)
 
     async def assert_queue_empty(self) -> None:
         assert await self.marked() == []
@@ -373,7 +373,7 @@ async def with_lost_b2(count: int, *bookies: BookieId) -> Cluster:
 def times_taken(cluster: Cluster, ledger_id: int = LEDGER) -> list[float]:
     """When anybody tries to lock the ledger, as it happens."""
     times_s: list[float] = []
-    lock = znodes.lock_path(UR, ledger_id)
+    lock = PATHS.lock(ledger_id)
 
     def note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
         if any(isinstance(each, Create) and each.path == lock for each in operations):

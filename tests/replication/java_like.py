@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ledgers.model import Fragment, known_fragments
-from replication import znodes
 from tests.replication.cluster import Cluster
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 LOOK_S = 0.1
 
@@ -27,7 +26,7 @@ async def javas_worker(cluster: Cluster) -> AsyncIterator[None]:
 async def _run(cluster: Cluster) -> None:
     while True:
         for ledger_id in await cluster.marked():
-            if await cluster.store.exists(znodes.lock_path(UR, ledger_id)) is None:
+            if await cluster.store.exists(PATHS.lock(ledger_id)) is None:
                 await _replicate(cluster, ledger_id)
         await asyncio.sleep(LOOK_S)
 
@@ -39,7 +38,7 @@ async def _replicate(cluster: Cluster, ledger_id: int) -> None:
     for fragment in known_fragments(ledger_id, metadata, lac=-1):
         for index in range(fragment.ensemble_size):
             _copy_unless_whole(cluster, fragment, index)
-    await cluster.store.delete(znodes.mark_path(UR, ledger_id))
+    await cluster.store.delete(PATHS.mark(ledger_id))
 
 
 def _copy_unless_whole(cluster: Cluster, fragment: Fragment, index: int) -> None:

@@ -16,7 +16,6 @@ from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK, RackRule, RandomPlacement, RuledPlacement
 from ledgers.registration import Registration
-from replication import znodes
 from replication.cluster import IsolationGroups, ViewSource
 from replication.copier import Copier
 from replication.inspection import Inspector
@@ -25,7 +24,7 @@ from replication.locks import LedgerLease, QueuedLedger
 from replication.marks import MarkTree
 from replication.nodes import Membership, NodeInfo, Role
 from replication.open_ledgers import OpenLedgers
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.recent_copies import CopyRecorder
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
@@ -33,9 +32,10 @@ from replication.targets import TargetSelector
 from replication.transactions import Batcher
 from replication.work_queue import Queue
 from replication.worker import ReplicationWorker
+from replication.znodes import ClusterPaths
 
 ROOT = "/ledgers"
-UR = znodes.underreplication_path(ROOT)
+PATHS = ClusterPaths.below(ROOT)
 LEDGER = 7
 
 
@@ -65,7 +65,7 @@ class Node:
         return lease
 
     async def queued(self, ledger_id: int = LEDGER) -> QueuedLedger:
-        found = await MarkTree(self.store, UR).read(ledger_id)
+        found = await MarkTree(self.store, PATHS).read(ledger_id)
         assert found is not None, ledger_id
         return QueuedLedger(ledger_id=ledger_id, marks=(found,))
 
@@ -136,11 +136,11 @@ async def _node(
     moves_misplaced: bool = False,
 ) -> Node:
     manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
-    views = ViewSource(Registration(store, ROOT), clock, OrderBook(store, UR))
+    views = ViewSource(Registration(store, ROOT), clock, OrderStore(store, PATHS))
     await views.refresh()
-    membership = await Membership.join(store, UR, node_info(name))
+    membership = await Membership.join(store, PATHS, node_info(name))
     batcher = Batcher(store, [membership.guard])
-    queue = Queue(store, batcher, UR, holder=name, clock=clock)
+    queue = Queue(store, batcher, PATHS, holder=name, clock=clock)
     quarantine = Quarantine(clock, views.life)
     answering = QuarantiningBookies(bookies, quarantine)
     groups = IsolationGroups(store, clock)
@@ -156,7 +156,7 @@ async def _node(
         allowed=groups.allowed,
         rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
     )
-    recorder = CopyRecorder(store, batcher, UR, session=membership.uuid)
+    recorder = CopyRecorder(store, batcher, PATHS, session=membership.uuid)
     written: list[VersionedMetadata] = []
     repairer = Repairer(
         queue=queue,
@@ -185,8 +185,8 @@ async def _node(
         moves_misplaced=moves_misplaced,
         on_written=written.append,
     )
-    notes = WaitingNotesWriter(store, batcher, UR)
-    ends = UnprovenEnds(store, batcher, UR, manager=manager, clock=clock)
+    notes = WaitingNotesWriter(store, batcher, PATHS)
+    ends = UnprovenEnds(store, batcher, PATHS, manager=manager, clock=clock)
     worker = ReplicationWorker(
         queue=queue,
         repairer=repairer,

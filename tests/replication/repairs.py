@@ -6,11 +6,11 @@ from typing import Any
 from ledgers.bookies import Transfer
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId, LedgerState
-from replication.orders import DrainOrder, MaintenanceWindow, drain_place, maintenance_place
+from replication.orders import DrainOrder, MaintenanceWindow, drain_znode, maintenance_znode
 from replication.outcome import Outcome
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR, Node
+from tests.replication.nodes import LEDGER, PATHS, Node
 
 THREE = (B1, B2, B3)
 
@@ -41,14 +41,16 @@ async def drain(cluster: Cluster, *bookies: BookieId, may_fence: bool = False) -
     """As an operator's command does. The marks are made by the leader, or by the test."""
     order = DrainOrder(since_ms=cluster.clock.wall_ms(), may_fence=may_fence)
     for bookie in bookies:
-        await cluster.store.create(drain_place(UR, bookie).path, order.to_json(), with_parents=True)
+        await cluster.store.create(
+            drain_znode(PATHS, bookie).path, order.to_json(), with_parents=True
+        )
 
 
 async def keep_away(cluster: Cluster, bookie: BookieId, *, for_s: float = 60) -> int:
     """Order a maintenance window; its end in wall-clock milliseconds."""
     since_ms = cluster.clock.wall_ms()
     window = MaintenanceWindow(since_ms=since_ms, until_ms=since_ms + int(1000 * for_s))
-    path = maintenance_place(UR, bookie).path
+    path = maintenance_znode(PATHS, bookie).path
     await cluster.store.create(path, window.to_json(), with_parents=True)
     return window.until_ms
 

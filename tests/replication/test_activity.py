@@ -9,19 +9,18 @@ from replication.client_activity import (
     STALE_AFTER_S,
     ActivitySource,
     ClientActivity,
-    activity_path,
     read_activity,
 )
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 SAID = ClientActivity(active=frozenset({B1}), quiet=frozenset({B2}), copying_node_count=3)
 SOON_S = 0.5
 
 
 async def say(cluster: Cluster, said: ClientActivity = SAID) -> None:
-    path = activity_path(UR)
+    path = PATHS.activity
     if await cluster.store.exists(path) is None:
         await cluster.store.create(path, said.to_json(), with_parents=True)
     else:
@@ -30,7 +29,7 @@ async def say(cluster: Cluster, said: ClientActivity = SAID) -> None:
 
 @asynccontextmanager
 async def following(cluster: Cluster) -> AsyncIterator[ActivitySource]:
-    source = ActivitySource(cluster.store, UR, cluster.clock)
+    source = ActivitySource(cluster.store, PATHS, cluster.clock)
     running = asyncio.create_task(source.run())
     try:
         yield source
@@ -54,9 +53,9 @@ async def test_what_was_said_a_while_ago_is_not_believed() -> None:
     await say(cluster)
     now_ms = cluster.clock.wall_ms()
 
-    assert await read_activity(cluster.store, UR, now_ms=now_ms) == SAID
+    assert await read_activity(cluster.store, PATHS, now_ms=now_ms) == SAID
     late_ms = now_ms + int(STALE_AFTER_S * 1_000) + 1
-    assert await read_activity(cluster.store, UR, now_ms=late_ms) is None
+    assert await read_activity(cluster.store, PATHS, now_ms=late_ms) is None
 
 
 @in_virtual_time
@@ -96,7 +95,7 @@ async def test_a_record_that_cannot_be_read_says_nothing() -> None:
         await say(cluster)
         await asyncio.sleep(SOON_S)
 
-        await cluster.store.set(activity_path(UR), b"?", version=-1)
+        await cluster.store.set(PATHS.activity, b"?", version=-1)
         await asyncio.sleep(SOON_S)
 
         assert source.current is None

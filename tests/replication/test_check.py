@@ -26,7 +26,7 @@ def refused(answers: Mapping[BookieId, Mapping[int, Answer]]) -> dict[BookieId, 
     verdict="same",
 )
 def test_the_ends_of_each_index_are_asked_of_bookies_that_are_there() -> None:
-    asked = plan_reads([fragment()], available={B1, B3}, distrusted=())
+    asked = plan_reads([fragment()], available={B1, B3}, suspects=())
 
     # E 3, W 2: index 0 stores 0 2 3 5 6 8 9, index 2 stores 1 2 4 5 7 8
     assert {bookie: list(map(list, runs)) for bookie, runs in asked.items()} == {
@@ -36,7 +36,7 @@ def test_the_ends_of_each_index_are_asked_of_bookies_that_are_there() -> None:
 
 
 def test_one_entry_is_asked_for_once() -> None:
-    asked = plan_reads([fragment(first=4, last=4)], available=ALL, distrusted=())
+    asked = plan_reads([fragment(first=4, last=4)], available=ALL, suspects=())
 
     assert {bookie: list(map(list, runs)) for bookie, runs in asked.items()} == {
         B2: [[4]],
@@ -45,20 +45,20 @@ def test_one_entry_is_asked_for_once() -> None:
 
 
 def test_a_distrusted_bookie_is_asked_for_everything() -> None:
-    asked = plan_reads([fragment()], available=ALL, distrusted={B3})
+    asked = plan_reads([fragment()], available=ALL, suspects={B3})
 
     assert list(asked[B3][0]) == [1, 2, 4, 5, 7, 8]
     assert list(asked[B1][0]) == [0, 9]
 
 
-@pytest.mark.parametrize("distrusted", [(), (B1,)], ids=["ends", "all"])
+@pytest.mark.parametrize("suspects", [(), (B1,)], ids=["ends", "all"])
 @pytest.mark.parametrize("ensemble", [(B1, B1, B2), (B1, B2, B1)])
 def test_a_bookie_that_stands_twice_in_an_ensemble_is_asked_once_for_each_entry(
-    ensemble: tuple[BookieId, ...], distrusted: tuple[BookieId, ...]
+    ensemble: tuple[BookieId, ...], suspects: tuple[BookieId, ...]
 ) -> None:
     fragments = [fragment(ensemble), fragment((B3, B1, B4), first=10, last=19)]
 
-    asked = plan_reads(fragments, available=ALL, distrusted=distrusted)
+    asked = plan_reads(fragments, available=ALL, suspects=suspects)
 
     for runs in asked.values():
         entry_ids = [entry_id for run in runs for entry_id in run]
@@ -67,13 +67,13 @@ def test_a_bookie_that_stands_twice_in_an_ensemble_is_asked_once_for_each_entry(
 
 
 def test_an_empty_fragment_asks_nobody() -> None:
-    assert plan_reads([fragment(first=10, last=9)], available=ALL, distrusted=()) == {}
+    assert plan_reads([fragment(first=10, last=9)], available=ALL, suspects=()) == {}
 
 
 def test_a_bookie_of_two_fragments_is_asked_for_the_ends_of_both() -> None:
     fragments = [fragment(last=9), fragment((B1, B4, B3), first=10, last=19)]
 
-    asked = plan_reads(fragments, available={B1}, distrusted=())
+    asked = plan_reads(fragments, available={B1}, suspects=())
 
     assert [list(run) for run in asked[B1]] == [[0, 9], [11, 18]]
 
@@ -145,7 +145,7 @@ def asked_of_b1(last: int, share: float, *, seed: int = 1) -> list[int]:
     asked = plan_reads(
         [fragment(last=last)],
         available={B1},
-        distrusted=(),
+        suspects=(),
         share=share,
         rng=random.Random(seed),
     )
@@ -189,7 +189,7 @@ def test_every_entry_is_drawn_sooner_or_later() -> None:
 
 def test_half_of_ten_million_entries_are_asked_for_without_being_listed() -> None:
     asked = plan_reads(
-        [fragment(last=14_999_999)], available={B1}, distrusted=(), share=0.5, rng=random.Random(1)
+        [fragment(last=14_999_999)], available={B1}, suspects=(), share=0.5, rng=random.Random(1)
     )
 
     assert sum(map(len, asked[B1])) == 5_000_002
@@ -211,7 +211,7 @@ async def test_a_bookie_that_stopped_answering_is_not_asked_for_the_rest(
         bookies=cluster.bookies,
         digest=DIGEST,
         available=ALL,
-        distrusted=(B1, B2),
+        suspects=(B1, B2),
         entry_bytes=100,
     )
 

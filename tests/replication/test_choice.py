@@ -9,13 +9,13 @@ from ledgers.model import BookieId
 from replication.ledger_picker import (
     HELP_MAX,
     DueLedger,
-    Shares,
+    HashRing,
     fewest_copies_first,
     others_to_read,
     own_to_read,
 )
 from replication.locks import QueuedLedger
-from replication.marks import SeenMark
+from replication.marks import VersionedMark
 from replication.znodes import Mark
 from tests.replication.ledger_values import B1, B2, B3
 
@@ -27,11 +27,11 @@ def rng() -> random.Random:
     return random.Random(SEED)
 
 
-# --- Shares ---------------------------------------------------------------------------------------
+# --- HashRing ---------------------------------------------------------------------------------------
 
 
 def owners(workers: list[int], ledger_ids: range) -> dict[int, int]:
-    shares = {worker: Shares(workers, own=worker) for worker in workers}
+    shares = {worker: HashRing(workers, own=worker) for worker in workers}
     found = {i: [w for w in workers if shares[w].is_own(i)] for i in ledger_ids}
     assert all(len(of) == 1 for of in found.values()), "each ledger falls to one worker"
     return {ledger_id: of[0] for ledger_id, of in found.items()}
@@ -62,8 +62,8 @@ def test_when_a_worker_goes_only_its_ledgers_change_hands() -> None:
 
 
 def test_a_worker_that_is_alone_or_not_listed_yet_has_a_share_all_the_same() -> None:
-    assert all(map(Shares((), own=7).is_own, range(100)))
-    assert any(map(Shares(WORKERS, own=7).is_own, range(1_000)))
+    assert all(map(HashRing((), own=7).is_own, range(100)))
+    assert any(map(HashRing(WORKERS, own=7).is_own, range(1_000)))
 
 
 # --- What is read ---------------------------------------------------------------------------------
@@ -83,20 +83,22 @@ def test_the_limit_holds_for_urgent_ones_too(limit: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left_lying", "worker_count", "room", "count"),
+    ("left_lying", "worker_count", "others_max", "count"),
     [
         pytest.param(10, 4, 100, 3, id="a share of them, rounded up"),
         pytest.param(10, 4, 2, 2, id="no more than there is room for"),
-        pytest.param(10, 4, 0, 0, id="none without room"),
+        pytest.param(10, 4, 0, 0, id="none without others_max"),
         pytest.param(10, 4, -5, 0, id="none while our own fill it"),
         pytest.param(1000, 2, 1000, HELP_MAX, id="never more than go into one transaction"),
         pytest.param(0, 4, 100, 0, id="none when none are left lying"),
     ],
 )
 def test_others_ledgers_are_helped_with_in_bounds(
-    left_lying: int, worker_count: int, room: int, count: int
+    left_lying: int, worker_count: int, others_max: int, count: int
 ) -> None:
-    chosen = others_to_read(range(left_lying), [], worker_count=worker_count, room=room, rng=rng())
+    chosen = others_to_read(
+        range(left_lying), [], worker_count=worker_count, others_max=others_max, rng=rng()
+    )
 
     assert len(chosen) == count
 
@@ -115,7 +117,7 @@ def test_what_lost_copies_is_read_before_what_did_not() -> None:
 def due(
     ledger_id: int, *replicas: BookieId, ctime_ms: int | None = 5, is_loss: bool = True
 ) -> DueLedger:
-    mark = SeenMark(path="", mark=Mark(replicas=replicas, ctime_ms=ctime_ms), version=0)
+    mark = VersionedMark(path="", mark=Mark(replicas=replicas, ctime_ms=ctime_ms), version=0)
     queued = QueuedLedger(ledger_id=ledger_id, marks=(mark,), is_loss=is_loss)
     return DueLedger(queued=queued, note=None)
 
@@ -173,7 +175,7 @@ def test_the_most_endangered_come_first(
 
 def test_a_ledger_with_two_marks_misses_what_either_says_since_the_older() -> None:
     marks = [
-        SeenMark(path=path, mark=Mark(replicas=replicas, ctime_ms=ctime_ms), version=0)
+        VersionedMark(path=path, mark=Mark(replicas=replicas, ctime_ms=ctime_ms), version=0)
         for path, replicas, ctime_ms in (("/shared", (B1, B2), 9), ("/own", (B2, B3), 4))
     ]
     queued = QueuedLedger(ledger_id=1, marks=tuple(marks))

@@ -13,14 +13,14 @@ from replication.orders import (
     DrainOrder,
     LimitsOrder,
     MaintenanceWindow,
-    OrderBook,
-    drain_place,
-    limits_place,
-    maintenance_place,
+    OrderStore,
+    drain_znode,
+    limits_znode,
+    maintenance_znode,
 )
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import PATHS, ROOT
 from tests.replication.watched import settle
 
 
@@ -140,12 +140,12 @@ async def test_rule_s13_an_absent_bookie_can_still_be_found_where_it_was() -> No
 @in_virtual_time
 async def test_an_order_is_seen_and_wakes_who_waits_for_a_change() -> None:
     cluster = await Cluster.start()
-    book = OrderBook(cluster.store, UR)
+    order_store = OrderStore(cluster.store, PATHS)
     async with cluster.node() as node:
         await settle()
         waiting = asyncio.create_task(node.views.wait_change(node.views.change_count))
 
-        await book.give(drain_place(UR, B1), DrainOrder(since_ms=1), over=None)
+        await order_store.give(drain_znode(PATHS, B1), DrainOrder(since_ms=1), over=None)
         await asyncio.wait_for(waiting, 1)
 
         assert node.views.current.orders.draining.keys() == {B1}
@@ -156,8 +156,8 @@ async def test_an_order_is_seen_and_wakes_who_waits_for_a_change() -> None:
 @in_virtual_time
 async def test_orders_that_stand_are_in_the_first_view() -> None:
     cluster = await Cluster.start()
-    book = OrderBook(cluster.store, UR)
-    await book.give(limits_place(UR), LimitsOrder(bytes_per_s=5), over=None)
+    order_store = OrderStore(cluster.store, PATHS)
+    await order_store.give(limits_znode(PATHS), LimitsOrder(bytes_per_s=5), over=None)
 
     async with cluster.node() as node:
         assert node.views.current.orders.limits.bytes_per_s == 5
@@ -166,11 +166,11 @@ async def test_orders_that_stand_are_in_the_first_view() -> None:
 @in_virtual_time
 async def test_a_window_drops_out_at_its_end_without_any_event() -> None:
     cluster = await Cluster.start()
-    book = OrderBook(cluster.store, UR)
+    order_store = OrderStore(cluster.store, PATHS)
     now_ms = cluster.clock.wall_ms()
     for bookie, seconds in ((B1, 100), (B2, 300)):
         window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + seconds * 1000)
-        await book.give(maintenance_place(UR, bookie), window, over=None)
+        await order_store.give(maintenance_znode(PATHS, bookie), window, over=None)
     async with cluster.node() as node:
         await settle()
         assert node.views.current.orders.maintenance.keys() == {B1, B2}
@@ -186,7 +186,7 @@ async def test_a_window_drops_out_at_its_end_without_any_event() -> None:
 async def test_a_window_that_is_over_is_not_in_the_first_view() -> None:
     cluster = await Cluster.start()
     window = MaintenanceWindow(since_ms=1, until_ms=cluster.clock.wall_ms())
-    await OrderBook(cluster.store, UR).give(maintenance_place(UR, B1), window, over=None)
+    await OrderStore(cluster.store, PATHS).give(maintenance_znode(PATHS, B1), window, over=None)
 
     async with cluster.node() as node:
         assert node.views.current.orders.maintenance == {}
@@ -199,8 +199,8 @@ async def test_a_change_of_orders_does_not_make_every_node_read_all_bookies() ->
         await settle()
         before = node.store.request_count
 
-        await OrderBook(cluster.store, UR).give(
-            limits_place(UR), LimitsOrder(bytes_per_s=5), over=None
+        await OrderStore(cluster.store, PATHS).give(
+            limits_znode(PATHS), LimitsOrder(bytes_per_s=5), over=None
         )
         await settle()
 
@@ -214,8 +214,8 @@ async def test_orders_that_cannot_be_read_now_are_read_when_they_can_be() -> Non
     async with cluster.node() as node:
         await settle()
         cluster.tree.suspend(node.store)
-        await OrderBook(cluster.store, UR).give(
-            drain_place(UR, B1), DrainOrder(since_ms=1), over=None
+        await OrderStore(cluster.store, PATHS).give(
+            drain_znode(PATHS, B1), DrainOrder(since_ms=1), over=None
         )
         await asyncio.sleep(3 * RETRY_S)
         assert node.views.current.orders.draining == {}, "the view stays as it was"
@@ -252,8 +252,8 @@ async def test_where_no_tree_is_watched_orders_are_read_now_and_then() -> None:
     cluster.tree.has_recursive_watches = False
     async with cluster.node() as node:
         await settle()
-        orders = OrderBook(cluster.store, UR)
-        await orders.give(drain_place(UR, B1), DrainOrder(since_ms=1), over=None)
+        orders = OrderStore(cluster.store, PATHS)
+        await orders.give(drain_znode(PATHS, B1), DrainOrder(since_ms=1), over=None)
         await asyncio.sleep(ORDERS_POLL_S + 0.1)
 
         assert set(node.views.current.orders.draining) == {B1}

@@ -10,7 +10,7 @@ from ledgers.digest import EntryDigest, EntryHeader
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import DigestType, LedgerMetadata, LedgerState, Segment
-from replication.copying import lac_to_tell, transfer_with_lac, with_lac
+from replication.copying import lac_for_copies, replace_lac, transfer_replacing_lac
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, working
@@ -21,7 +21,7 @@ def test_the_entry_is_the_same_but_for_its_lac_and_digest(digest_type: DigestTyp
     digest = EntryDigest(digest_type, b"secret")
     entry = digest.pack(ledger_id=7, entry_id=3, lac=1, length=40, payload=b"payload")
 
-    after = with_lac(entry, 9, digest)
+    after = replace_lac(entry, 9, digest)
 
     assert digest.check(after, ledger_id=7, entry_id=3) == EntryHeader(
         ledger_id=7, entry_id=3, lac=9, length=40
@@ -38,7 +38,7 @@ async def test_what_a_source_does_not_give_is_told_entry_by_entry() -> None:
     cluster.bookie(B1).corrupt(LEDGER, 4)
     transfer = Transfer(ledger_id=LEDGER, digest=DIGEST, reads={B1: range(10)}, target=B4)
 
-    result = await transfer_with_lac(cluster.bookies, transfer, 9)
+    result = await transfer_replacing_lac(cluster.bookies, transfer, 9)
 
     assert dict(result.failures[B1]) == {3: Answer.ABSENT, 4: Answer.MISMATCH}
     assert result.entry_count == 8
@@ -52,7 +52,7 @@ async def test_a_target_that_fails_is_the_error_and_the_rest_is_unwritten() -> N
     cluster.bookies.fail(B4, Op.ADD, Fault(error=NoAnswerError))
     transfer = Transfer(ledger_id=LEDGER, digest=DIGEST, reads={B1: range(200)}, target=B4)
 
-    result = await transfer_with_lac(cluster.bookies, transfer, 9)
+    result = await transfer_replacing_lac(cluster.bookies, transfer, 9)
 
     assert isinstance(result.target_error, NoAnswerError)
     assert len(result.unwritten) == 200
@@ -127,4 +127,4 @@ def test_a_recovery_by_java_has_an_acknowledged_entry_left_to_take_the_length_fr
         ensemble_size=3, write_quorum=3, ack_quorum=2, segments=tuple(segments)
     )
 
-    assert lac_to_tell(metadata) == lac
+    assert lac_for_copies(metadata) == lac

@@ -53,7 +53,7 @@ async def test_rule_s15_in_place_the_ends_come_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "lost", "written", "kept_back"),
+    ("missing", "lost", "written", "withheld"),
     [
         pytest.param((0, 4, 6, 9), {4}, {0, 6}, (9,), id="between the ends"),
         pytest.param((0, 4, 6, 9), {0, 4}, {6, 9}, (), id="between them, and the first"),
@@ -67,7 +67,7 @@ async def test_rule_s15_in_place_the_ends_come_last() -> None:
 )
 @in_virtual_time
 async def test_rule_s15_in_place_all_is_written_that_has_a_copy_but_for_an_end_that_shows_the_lack(
-    missing: tuple[int, ...], lost: set[int], written: set[int], kept_back: tuple[int, ...]
+    missing: tuple[int, ...], lost: set[int], written: set[int], withheld: tuple[int, ...]
 ) -> None:
     cluster = await cluster_with_ledger()
     in_place = await lacking(cluster, *missing)
@@ -78,8 +78,8 @@ async def test_rule_s15_in_place_all_is_written_that_has_a_copy_but_for_an_end_t
     outcome = await copy(cluster, in_place)
 
     assert cluster.bookie(B2).entry_ids(LEDGER) & {*missing} == written
-    assert outcome.kept_back == kept_back
-    assert {*outcome.without_copy} == lost - {*kept_back}
+    assert outcome.withheld == withheld
+    assert {*outcome.without_copy} == lost - {*withheld}
     assert not outcome.is_complete
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ledgers.bookies import Answer, SourceHealth
 from ledgers.model import BookieId
-from replication.copying import STRETCH_ENTRIES, CopyJob, SliceProgress, assign
+from replication.copying import SOURCE_RUN_ENTRIES, CopyJob, SliceProgress, assign
 from tests.replication.copies import whole_ledger
 from tests.replication.ledger_values import B2, B3, BOOKIES
 
@@ -53,19 +53,19 @@ def test_reading_is_spread_over_the_replicas(
         most = max(shares.values()) / 120
         assert sorted(e for ids in reads.values() for e in ids) == list(what.entry_ids)
         assert all(ids == sorted(ids) for ids in reads.values())
-        assert max(map(len, reads.values())) <= most + STRETCH_ENTRIES
+        assert max(map(len, reads.values())) <= most + SOURCE_RUN_ENTRIES
         for bookie, entry_ids in reads.items():
             assert set(entry_ids) <= set(what.fragment.entries_of(ensemble.index(bookie)))
 
 
 def test_entries_in_a_row_come_from_one_source_so_that_batches_can_bring_them() -> None:
-    reads = asked(whole_ledger(entry_count=4 * STRETCH_ENTRIES))
+    reads = asked(whole_ledger(entry_count=4 * SOURCE_RUN_ENTRIES))
 
     assert {bookie: len(ids) for bookie, ids in reads.items()} == dict.fromkeys(
-        BOOKIES[1:3], 2 * STRETCH_ENTRIES
+        BOOKIES[1:3], 2 * SOURCE_RUN_ENTRIES
     )
     assert all(
-        ids[:STRETCH_ENTRIES] == list(range(ids[0], ids[0] + STRETCH_ENTRIES))
+        ids[:SOURCE_RUN_ENTRIES] == list(range(ids[0], ids[0] + SOURCE_RUN_ENTRIES))
         for ids in reads.values()
     )
 

@@ -12,18 +12,17 @@ from ledgers.errors import SessionLostError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import LedgerState
 from ledgers.store import Create, Operation, SetData
-from replication import znodes
 from replication.ledger_record import WaitingNote
 from replication.locks import LedgerLease
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR, Node, working
+from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
-LOCK = znodes.lock_path(UR, LEDGER)
+LOCK = PATHS.lock(LEDGER)
 NOTE = WaitingNote(ledger_id=LEDGER, reason=Reason.NO_COPY, detail="", node="node-1", since_ms=0)
 
 
@@ -111,11 +110,11 @@ def forget_note(node: Node, lease: LedgerLease) -> Awaitable[object]:
 
 
 def finish(node: Node, lease: LedgerLease) -> Awaitable[object]:
-    return node.queue.finish(lease)
+    return node.queue.complete(lease)
 
 
 def finish_with_metadata(node: Node, lease: LedgerLease) -> Awaitable[object]:
-    return node.queue.finish(lease, [SetData(path="/extra", data=b"x", version=0)])
+    return node.queue.complete(lease, [SetData(path="/extra", data=b"x", version=0)])
 
 
 def write(node: Node, lease: LedgerLease) -> Awaitable[object]:
@@ -142,7 +141,7 @@ async def test_rule_s3_under_a_session_that_was_replaced_silently_nothing_is_wri
 
         with pytest.raises(SessionLostError):
             await act(node, lease)
-        await node.queue.give_back(lease)
+        await node.queue.release(lease)
 
         assert cluster.tree.snapshot() == before
 
@@ -185,7 +184,7 @@ async def test_rule_s14_a_ledger_marked_again_between_look_and_lock_is_not_locke
         stands = await cluster.locked()
         assert (lease is None) == (stands == [])
         if lease is not None:  # it was quicker: then the old mark is what it may delete, no other
-            assert not await node.queue.finish(lease)
+            assert not await node.queue.complete(lease)
             assert await cluster.marked() == [LEDGER]
 
 

@@ -7,10 +7,9 @@ from ledgers.errors import SessionLostError
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.nodes import Membership
 from replication.reasons import Reason
-from replication.znodes import nodes_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, BOOKIES
-from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
 
 NOTE = WaitingNote(
     ledger_id=LEDGER,
@@ -18,18 +17,18 @@ NOTE = WaitingNote(
     detail="put back by hand",
     node="host-a",
     since_ms=5,
-    bad_sources=frozenset({B1}),
+    suspects=frozenset({B1}),
 )
 
 
 @in_virtual_time
 async def test_a_session_whose_znode_was_deleted_ends_when_it_counts_the_nodes() -> None:
     cluster = await Cluster.start()
-    membership = await Membership.join(cluster.store, UR, node_info("host-a"))
+    membership = await Membership.join(cluster.store, PATHS, node_info("host-a"))
 
     await cluster.store.delete(membership.path)
 
-    assert await cluster.store.children(nodes_path(UR)) == []
+    assert await cluster.store.children(PATHS.nodes) == []
     with pytest.raises(SessionLostError, match="deleted"):
         await membership.reader_count()
 
@@ -37,14 +36,14 @@ async def test_a_session_whose_znode_was_deleted_ends_when_it_counts_the_nodes()
 @in_virtual_time
 async def test_bad_sources_are_noted_though_the_directory_of_notes_was_deleted() -> None:
     cluster = await Cluster.start()
-    await cluster.store.delete(waiting_path(UR))
-    notes = WaitingNotes(cluster.store, UR)
+    await cluster.store.delete(PATHS.waiting)
+    notes = WaitingNotes(cluster.store, PATHS)
 
     await notes.let_go(LEDGER, guards=(), beside=NOTE)
 
     left = await notes.read(LEDGER)
     assert left is not None
-    assert left.bad_sources == {B1}
+    assert left.suspects == {B1}
 
 
 @in_virtual_time

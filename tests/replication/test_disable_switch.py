@@ -8,14 +8,13 @@ import pytest
 
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory.store import MemoryStore
-from replication import znodes
 from replication.orders import DisableSwitch
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 from tests.replication.overload import overload
 
-DISABLE = znodes.disable_path(UR)
+DISABLE = PATHS.disable
 SOON_S = 0.5
 
 
@@ -24,7 +23,7 @@ class Watched:
 
     def __init__(self, cluster: Cluster) -> None:
         self.store = MemoryStore(cluster.tree)
-        self.switch = DisableSwitch(self.store, UR, cluster.clock)
+        self.switch = DisableSwitch(self.store, PATHS, cluster.clock)
         self.told_count = 0
 
     async def watch(self) -> None:
@@ -83,14 +82,14 @@ async def test_rule_s8_while_it_cannot_be_read_nothing_new_is_begun_and_it_is_re
         if is_on:
             await cluster.store.create(DISABLE)
         await asyncio.sleep(60)
-        assert not watched.switch.may_take
+        assert not watched.switch.may_lease
         with pytest.raises(UnavailableError):
             await watched.switch.is_on()
 
         throttled.clear()
         told_count = watched.told_count
         await asyncio.sleep(60)
-        assert watched.switch.may_take is not is_on
+        assert watched.switch.may_lease is not is_on
         assert await watched.switch.is_on() is is_on
         assert watched.told_count > told_count, "whoever waits is woken"
 
@@ -103,11 +102,11 @@ async def test_rule_s8_a_switch_whose_removal_cannot_be_read_stays_on() -> None:
         throttled = overload(watched.store, DISABLE)
         await cluster.store.delete(DISABLE)
         await asyncio.sleep(60)
-        assert not watched.switch.may_take
+        assert not watched.switch.may_lease
 
         throttled.clear()
         await asyncio.sleep(60)
-        assert watched.switch.may_take
+        assert watched.switch.may_lease
 
 
 @in_virtual_time

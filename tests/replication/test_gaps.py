@@ -161,7 +161,7 @@ def test_g20_and_g21_entries_of_two_to_the_31_and_beyond_are_asked_of_who_stores
     ledger = closed_ledger((B1, B2, B3), last_entry_id=3 * HUGE)
 
     [found] = fragments(LEDGER, ledger)
-    asked = plan_reads([found], available={B1, B2, B3}, distrusted={B3})
+    asked = plan_reads([found], available={B1, B2, B3}, suspects={B3})
 
     # E 3, W 2: entry e is on the indexes e and e + 1 modulo 3, and 3 * 2^31 is on 0 and 1.
     ends = {bookie: [run[0], run[-1]] for bookie, (run,) in asked.items()}

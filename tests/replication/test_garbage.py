@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from auditor.absence import StoredAbsences
-from auditor.findings import Finding, causes_path, read_causes, read_findings
+from auditor.findings import Finding, read_causes, read_findings
 from auditor.records import last_audit, last_drains, read_absences, read_identities
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
-from replication.client_activity import ClientActivity, activity_path, read_activity
+from replication.client_activity import ClientActivity, read_activity
 from replication.ledger_record import ClusterFingerprint, WaitingNote, WaitingNotes
 from replication.marks import read_urgent, urgent_to_bytes
 from replication.nodes import live_nodes
@@ -24,28 +24,22 @@ from replication.orders import (
     HoldOrder,
     LimitsOrder,
     MaintenanceWindow,
-    OrderBook,
     Orders,
-    drain_place,
-    hold_place,
-    limits_place,
-    maintenance_place,
+    OrderStore,
+    drain_znode,
+    hold_znode,
+    limits_znode,
+    maintenance_znode,
 )
 from replication.racks import remembered_racks
 from replication.reasons import Reason
 from replication.znodes import (
     RECORD_BYTES_MAX,
-    findings_path,
-    nodes_path,
-    own_path,
     parse_record,
-    racks_path,
-    urgent_path,
-    waiting_path,
 )
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER, UR, node_info
+from tests.replication.nodes import LEDGER, PATHS, node_info
 
 Read = Callable[[MemoryStore], Awaitable[object]]
 
@@ -63,18 +57,18 @@ class Reader:
 
 async def read_orders(store: MemoryStore) -> Orders:
     """As they are followed: what cannot be read is told of besides."""
-    return replace(await OrderBook(store, UR).read(), unreadable=())
+    return replace(await OrderStore(store, PATHS).read(), unreadable=())
 
 
 async def read_activity_now(store: MemoryStore) -> ClientActivity | None:
-    stat = await store.exists(activity_path(UR))
+    stat = await store.exists(PATHS.activity)
     assert stat is not None
-    return await read_activity(store, UR, now_ms=stat.mtime_ms)
+    return await read_activity(store, PATHS, now_ms=stat.mtime_ms)
 
 
 async def read_hold(store: MemoryStore) -> HoldOrder | None:
     """But for the time, which of one that cannot be read is its znode's."""
-    hold = (await OrderBook(store, UR).read()).hold
+    hold = (await OrderStore(store, PATHS).read()).hold
     return None if hold is None else replace(hold, since_ms=0)
 
 
@@ -129,93 +123,93 @@ ACTIVITY = ClientActivity(active=frozenset({B1}), quiet=frozenset({B2}), copying
 
 READERS = {
     "activity": Reader(
-        path=activity_path(UR),
+        path=PATHS.activity,
         good=ACTIVITY.to_json(),
         read=read_activity_now,
         nothing=None,
     ),
     "a drain": Reader(
-        path=drain_place(UR, B1).path,
+        path=drain_znode(PATHS, B1).path,
         good=DrainOrder(since_ms=5, may_fence=True).to_json(),
         read=read_orders,
         nothing=Orders(),
     ),
     "a window": Reader(
-        path=maintenance_place(UR, B1).path,
+        path=maintenance_znode(PATHS, B1).path,
         good=MaintenanceWindow(since_ms=1, until_ms=5, reason="new kernel").to_json(),
         read=read_orders,
         nothing=Orders(),
     ),
     "limits": Reader(
-        path=limits_place(UR).path,
+        path=limits_znode(PATHS).path,
         good=LimitsOrder(bytes_per_s=1, yields_to_writers=True).to_json(),
         read=read_orders,
         nothing=Orders(),
     ),
     "a hold": Reader(
-        path=hold_place(UR).path,
+        path=hold_znode(PATHS).path,
         good=HoldOrder(since_ms=1, until_ms=5, bookies=(B1,), reason="3 of 5 went").to_json(),
         read=read_hold,
         nothing=HoldOrder.unreadable(since_ms=0),
     ),
     "the racks": Reader(
-        path=racks_path(UR),
+        path=PATHS.racks,
         good=json.dumps({"version": 1, "racks": {B1: "/a"}}).encode(),
-        read=partial(remembered_racks, ur=UR),
+        read=partial(remembered_racks, paths=PATHS),
         nothing={},
     ),
     "a note": Reader(
-        path=waiting_path(UR, LEDGER),
+        path=PATHS.waiting_note(LEDGER),
         good=NOTE.to_json(),
-        read=lambda store: WaitingNotes(store, UR).read(LEDGER),
+        read=lambda store: WaitingNotes(store, PATHS).read(LEDGER),
         nothing=None,
     ),
     "the urgent": Reader(
-        path=urgent_path(UR),
+        path=PATHS.urgent,
         good=urgent_to_bytes([3, 4], written_ms=1),
-        read=partial(read_urgent, ur=UR),
+        read=partial(read_urgent, paths=PATHS),
         nothing=(),
     ),
     "a node": Reader(
-        path=f"{nodes_path(UR)}/some-uuid",
+        path=f"{PATHS.nodes}/some-uuid",
         good=node_info("host-a").to_json(),
-        read=partial(live_nodes, ur=UR),
+        read=partial(live_nodes, paths=PATHS),
         nothing=[],
     ),
     "an audit": Reader(
-        path=f"{own_path(UR)}/audit",
+        path=f"{PATHS.private.directory}/audit",
         good=json.dumps(AUDIT).encode(),
-        read=partial(last_audit, ur=UR),
+        read=partial(last_audit, paths=PATHS),
         nothing=None,
     ),
     "the drains": Reader(
-        path=f"{own_path(UR)}/drains",
+        path=PATHS.drains,
         good=json.dumps(DRAINS).encode(),
-        read=partial(last_drains, ur=UR),
+        read=partial(last_drains, paths=PATHS),
         nothing=None,
     ),
     "the identities": Reader(
-        path=f"{own_path(UR)}/identities",
+        path=PATHS.identities,
         good=json.dumps({"version": 1, "cookies": {B1: 5}}).encode(),
-        read=partial(read_identities, ur=UR),
+        read=partial(read_identities, paths=PATHS),
         nothing={},
     ),
     "the absences": Reader(
-        path=f"{own_path(UR)}/absences",
+        path=PATHS.absences,
         good=json.dumps(ABSENCES).encode(),
-        read=partial(read_absences, ur=UR),
+        read=partial(read_absences, paths=PATHS),
         nothing=StoredAbsences(),
     ),
     "the causes": Reader(
-        path=causes_path(UR),
+        path=PATHS.causes,
         good=json.dumps(CAUSES).encode(),
-        read=partial(read_causes, ur=UR),
+        read=partial(read_causes, paths=PATHS),
         nothing={},
     ),
     "a finding": Reader(
-        path=findings_path(UR, LEDGER),
+        path=PATHS.finding(LEDGER),
         good=Finding(check="replicas", bookies=(B1,), detail="gone", found_ms=5).to_json(),
-        read=partial(read_findings, ur=UR, ledger_ids=[LEDGER]),
+        read=partial(read_findings, paths=PATHS, ledger_ids=[LEDGER]),
         nothing={},
     ),
 }
@@ -299,9 +293,9 @@ async def test_no_value_of_a_record_makes_a_reader_fall(reader: Reader) -> None:
 @in_virtual_time
 async def test_only_the_names_of_ledgers_are_those_of_notes(name: str) -> None:
     cluster = await Cluster.start()
-    await cluster.store.create(f"{waiting_path(UR)}/{name}", with_parents=True)
+    await cluster.store.create(f"{PATHS.waiting}/{name}", with_parents=True)
 
-    assert await WaitingNotes(cluster.store, UR).ledger_ids() == set()
+    assert await WaitingNotes(cluster.store, PATHS).ledger_ids() == set()
 
 
 def test_what_is_larger_than_any_record_of_ours_is_not_even_parsed() -> None:

@@ -3,18 +3,16 @@
 import asyncio
 import random
 
-from replication import znodes
 from replication.marks import DIRECTORIES_LISTED_MAX
 from replication.nodes import Membership, Role
 from replication.settings import ReplicationSettings
 from replication.work_queue import GivenLedgers
 from replication.worker import ReplicationWorker
-from replication.znodes import own_path
 from tests.replication.cluster import Cluster, in_virtual_time, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR, Node, node_info
+from tests.replication.nodes import PATHS, Node, node_info
 
-OWN = own_path(UR)
+OWN = PATHS.private
 IN_A_DIRECTORY = 1 << 16
 """Ledgers that a lowest directory of marks has room for."""
 
@@ -26,7 +24,7 @@ def by_hand(cluster: Cluster, node: Node, *ledger_ids: int) -> ReplicationWorker
         queue=GivenLedgers(
             node.store,
             node.batcher,
-            UR,
+            PATHS,
             holder="hand",
             clock=cluster.clock,
             ledger_ids=ledger_ids,
@@ -44,12 +42,12 @@ def by_hand(cluster: Cluster, node: Node, *ledger_ids: int) -> ReplicationWorker
 
 async def mark_own(cluster: Cluster, *ledger_ids: int) -> None:
     for ledger_id in ledger_ids:
-        await cluster.store.create(znodes.mark_path(OWN, ledger_id), with_parents=True)
+        await cluster.store.create(OWN.mark(ledger_id), with_parents=True)
 
 
 async def run_until_unmarked(cluster: Cluster, worker: ReplicationWorker, *ledger_ids: int) -> None:
     async def are_done() -> bool:
-        paths = [znodes.mark_path(ur, i) for ur in (UR, OWN) for i in ledger_ids]
+        paths = [queue.mark(i) for queue in (PATHS, OWN) for i in ledger_ids]
         return not any([await cluster.store.exists(path) for path in paths])
 
     running = asyncio.create_task(worker.run())
@@ -111,7 +109,7 @@ async def test_nothing_is_left_to_workers_that_may_be_gone_or_busy() -> None:
     cluster = await with_lost_b2(8)
     async with cluster.node() as node:
         for number in range(9):
-            await Membership.join(cluster.store, UR, node_info(f"busy-{number}", Role.WORKER))
+            await Membership.join(cluster.store, PATHS, node_info(f"busy-{number}", Role.WORKER))
         began_s = cluster.clock.now_s()
         await run_until_unmarked(cluster, by_hand(cluster, node, *range(8)), *range(8))
 
@@ -121,7 +119,7 @@ async def test_nothing_is_left_to_workers_that_may_be_gone_or_busy() -> None:
 @in_virtual_time
 async def test_it_is_repaired_by_hand_while_auto_recovery_is_disabled() -> None:
     cluster = await with_lost_b2(1)
-    await cluster.store.create(znodes.disable_path(UR))
+    await cluster.store.create(PATHS.disable)
     async with cluster.node() as node:
         await run_until_unmarked(cluster, by_hand(cluster, node, 0), 0)
 
@@ -131,7 +129,7 @@ async def test_it_is_repaired_by_hand_while_auto_recovery_is_disabled() -> None:
 @in_virtual_time
 async def test_who_repairs_by_hand_has_no_share_of_others_ledgers() -> None:
     cluster = await with_lost_b2(0)
-    await Membership.join(cluster.store, UR, node_info("hand", Role.HAND))
+    await Membership.join(cluster.store, PATHS, node_info("hand", Role.HAND))
     async with cluster.node() as node:
         assert await node.queue.workers() == {node.store.session_id}
-        assert len(await node.membership.everybody()) == 2, "but it reads from bookies (S10)"
+        assert len(await node.membership.live_nodes()) == 2, "but it reads from bookies (S10)"

@@ -3,15 +3,15 @@ seldom."""
 
 import pytest
 
-from replication.ledger_picker import BUSY_LOOKS_PER_S, IDLE_LOOKS_PER_S, IdleWaits
+from replication.ledger_picker import BUSY_LOOKS_PER_S, IDLE_LOOKS_PER_S, PollBackoff
 
 
 def waits_s(*, worker_count: int, count: int = 10) -> list[float]:
-    waits = IdleWaits(2.0)
+    waits = PollBackoff(2.0)
     return [next_s(waits, worker_count=worker_count) for _ in range(count)]
 
 
-def next_s(waits: IdleWaits, *, worker_count: int, is_queue_empty: bool = False) -> float:
+def next_s(waits: PollBackoff, *, worker_count: int, is_queue_empty: bool = False) -> float:
     return waits.next_s(worker_count=worker_count, is_queue_empty=is_queue_empty)
 
 
@@ -28,18 +28,18 @@ def test_all_workers_together_look_no_more_often_than_that(worker_count: int) ->
 
 
 def test_after_something_happened_waits_are_short_again() -> None:
-    waits = IdleWaits(2.0)
+    waits = PollBackoff(2.0)
     for _ in range(10):
         next_s(waits, worker_count=1)
 
-    waits.restart()
+    waits.reset()
 
     assert next_s(waits, worker_count=1) == 0.05
 
 
 @pytest.mark.parametrize(("worker_count", "longest_s"), [(1, 10.0), (100, 25.0)])
 def test_an_empty_queue_is_looked_at_more_seldom(worker_count: int, longest_s: float) -> None:
-    waits = IdleWaits(2.0)
+    waits = PollBackoff(2.0)
     for _ in range(20):
         next_s(waits, worker_count=worker_count, is_queue_empty=True)
 
@@ -48,7 +48,7 @@ def test_an_empty_queue_is_looked_at_more_seldom(worker_count: int, longest_s: f
 
 
 def test_who_is_set_to_look_seldom_does_so_among_many_too() -> None:
-    waits = IdleWaits(600.0)
+    waits = PollBackoff(600.0)
     for _ in range(20):
         next_s(waits, worker_count=400)
 

@@ -10,7 +10,7 @@ from replication import znodes
 from tests.auditor.auditing import Leader, leading
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER, UR, Node
+from tests.replication.nodes import LEDGER, PATHS, Node
 
 MANAGER = "TestLedgerUnderreplicationManager"
 LONG_ID = 0xFEADEEFDAC
@@ -20,7 +20,7 @@ SEED = 11
 
 
 async def replicas(cluster: Cluster, ledger_id: int = LEDGER) -> tuple[BookieId, ...]:
-    data, _ = await cluster.store.get(znodes.mark_path(UR, ledger_id))
+    data, _ = await cluster.store.get(PATHS.mark(ledger_id))
     return znodes.parse_mark(data).replicas
 
 
@@ -43,7 +43,7 @@ async def test_two_nodes_take_and_give_back_one_ledger_a_hundred_times_and_never
                 holding.add(name)
                 await asyncio.sleep(rng.uniform(0, 0.02))
                 holding.remove(name)
-                await node.queue.give_back(lease)
+                await node.queue.release(lease)
                 taken_count += 1
             await asyncio.sleep(rng.uniform(0, 0.02))
 
@@ -69,7 +69,7 @@ async def test_two_that_report_the_same_loss_at_once_make_one_mark_that_names_it
 
     assert await replicas(cluster) == (B1,)
     async with cluster.node() as node:
-        assert await node.queue.finish(await node.lease())
+        assert await node.queue.complete(await node.lease())
     await cluster.assert_queue_empty()
 
 
@@ -115,11 +115,11 @@ async def test_ledgers_marked_while_others_are_done_with_are_all_handled_and_the
 
     async def work_off(node: Node) -> None:
         while len(done) < len(wanted):
-            found = await node.queue.look(rng)
+            found = await node.queue.list_ledgers(rng)
             for queued in await node.queue.read(found.free):
                 lease = await node.queue.lease(queued)
                 assert lease is not None
-                assert await node.queue.finish(lease)
+                assert await node.queue.complete(lease)
                 done.append(queued.ledger_id)
             await node.queue.tidy()
 
@@ -127,8 +127,8 @@ async def test_ledgers_marked_while_others_are_done_with_are_all_handled_and_the
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(mark_all(leader))
             tasks.create_task(work_off(node))
-        await node.queue.look(rng)
+        await node.queue.list_ledgers(rng)
         await node.queue.tidy()
 
     assert sorted(done) == wanted
-    assert await cluster.store.children(znodes.marks_path(UR)) == []
+    assert await cluster.store.children(PATHS.marks) == []

@@ -18,9 +18,8 @@ from replication.lock_by_hand import (
 )
 from replication.marks import locked_ledger_ids
 from replication.reasons import Reason
-from replication.znodes import waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.refusing import refuse
 
 SESSION = Check(path="/", version=0)
@@ -36,22 +35,22 @@ async def test_it_can_be_had_where_no_node_has_ever_run() -> None:
     cluster = Cluster()
 
     async with locked(
-        LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+        LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
     ):
-        assert await locked_ledger_ids(cluster.store, UR) == {LEDGER}
+        assert await locked_ledger_ids(cluster.store, PATHS) == {LEDGER}
 
-    assert await locked_ledger_ids(cluster.store, UR) == set()
+    assert await locked_ledger_ids(cluster.store, PATHS) == set()
 
 
 @in_virtual_time
 async def test_it_is_not_taken_from_whoever_has_it() -> None:
     cluster = await Cluster.start()
-    path = znodes.lock_path(UR, LEDGER)
+    path = PATHS.lock(LEDGER)
     await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
 
     with pytest.raises(LockedError, match="host-b is at work on it"):
         async with locked(
-            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
         ):
             raise AssertionError("it was given")
 
@@ -68,7 +67,7 @@ async def test_what_was_done_under_it_is_told_though_it_cannot_be_given_back(
 
     async def fail() -> None:
         async with locked(
-            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
         ):
             refuse(cluster.store, lambda each: isinstance(each, Delete), error)
             raise ZeroDivisionError
@@ -80,7 +79,7 @@ async def test_what_was_done_under_it_is_told_though_it_cannot_be_given_back(
 @in_virtual_time
 async def test_whoever_has_it_is_waited_for_a_while() -> None:
     cluster = await Cluster.start()
-    path = znodes.lock_path(UR, LEDGER)
+    path = PATHS.lock(LEDGER)
     await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
 
     async def let_go() -> None:
@@ -90,14 +89,14 @@ async def test_whoever_has_it_is_waited_for_a_while() -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(let_go())
         async with locked(
-            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
         ):
             assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-a"
 
 
 async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
     """By host-b, which has the lock meanwhile: its path."""
-    path = znodes.lock_path(UR, LEDGER)
+    path = PATHS.lock(LEDGER)
     await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
     now_ms = cluster.clock.wall_ms()
     note = WaitingNote(
@@ -108,7 +107,7 @@ async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
         since_ms=now_ms,
         grace_until_ms=now_ms + int(grace_s * 1000),
     )
-    await cluster.store.create(waiting_path(UR, LEDGER), note.to_json(), with_parents=True)
+    await cluster.store.create(PATHS.waiting_note(LEDGER), note.to_json(), with_parents=True)
     return path
 
 
@@ -126,7 +125,7 @@ async def test_a_grace_that_a_worker_waits_out_is_waited_for_and_told_of() -> No
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(let_go())
         async with locked(
-            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=told.append
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=told.append
         ):
             assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-a"
 
@@ -146,7 +145,7 @@ async def test_a_node_that_is_still_at_work_after_the_grace_is_named_as_ever() -
         async with locked(
             LEDGER,
             cluster.store,
-            UR,
+            PATHS,
             SESSION,
             "host-a",
             clock=cluster.clock,
@@ -167,7 +166,7 @@ async def test_a_grace_that_is_too_long_to_wait_for_is_told_at_once() -> None:
         LockedError, match="left to its writer; that lasts 61 s yet, and is not waited for"
     ):
         async with locked(
-            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
         ):
             raise AssertionError("it was given")
 
@@ -185,6 +184,6 @@ async def test_the_grace_of_a_node_that_lost_the_ledger_is_not_told_of_the_one_t
 
     with pytest.raises(LockedError, match="host-c is at work on it"):
         async with locked(
-            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
         ):
             raise AssertionError("it was given")

@@ -6,13 +6,12 @@ import pytest
 
 from ledgers.errors import LockLostError
 from ledgers.store import Create, SetData
-from replication import znodes
 from replication.locks import VERSION_MAX, LedgerLock
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
-PATH = znodes.lock_path(UR, 7)
+PATH = PATHS.lock(7)
 
 
 def test_a_lock_never_stands_at_the_version_of_javas_locks() -> None:
@@ -50,7 +49,7 @@ async def test_a_lock_that_another_node_made_meanwhile_does_not_pass_for_ours() 
             for i in range(100)
             if len(
                 {
-                    LedgerLock.of(znodes.lock_path(UR, i), session_id=node.store.session_id).version
+                    LedgerLock.of(PATHS.lock(i), session_id=node.store.session_id).version
                     for node in (first, second)
                 }
             )
@@ -64,6 +63,6 @@ async def test_a_lock_that_another_node_made_meanwhile_does_not_pass_for_ours() 
         with pytest.raises(LockLostError):
             await first.queue.write(lease, [])
         with pytest.raises(LockLostError):
-            await first.queue.finish(lease)
+            await first.queue.complete(lease)
 
     assert await cluster.marked() == [ledger_id]

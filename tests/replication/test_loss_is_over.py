@@ -9,13 +9,13 @@ import pytest
 from ledgers.model import BookieId, LedgerState
 from replication import znodes
 from replication.reasons import Reason
-from replication.znodes import Mark, own_path
+from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, Node, working
+from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.repairs import drain
 
-OWN = own_path(UR)
+OWN = PATHS.private
 
 
 async def lost_and_draining(*, last: int = 9) -> Cluster:
@@ -32,7 +32,7 @@ async def lost_and_draining(*, last: int = 9) -> Cluster:
 async def mark_as_our_own(cluster: Cluster, bookie: BookieId) -> None:
     """As the leader does for one that drains."""
     data = znodes.mark_to_bytes(Mark(replicas=(bookie,), ctime_ms=1))
-    await cluster.store.create(znodes.mark_path(OWN, LEDGER), data, with_parents=True)
+    await cluster.store.create(OWN.mark(LEDGER), data, with_parents=True)
 
 
 async def waits_for_a_target(cluster: Cluster, node: Node) -> None:

@@ -14,21 +14,19 @@ from replication.orders import (
     HoldOrder,
     LimitsOrder,
     MaintenanceWindow,
-    OrderBook,
     Orders,
-    Place,
+    OrderStore,
+    OrderZnode,
     TriesOrder,
-    checks_place,
-    drain_place,
-    draining_path,
-    hold_place,
-    limits_place,
-    maintenance_path,
-    maintenance_place,
+    checks_znode,
+    drain_znode,
+    hold_znode,
+    limits_znode,
+    maintenance_znode,
 )
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import UR
+from tests.replication.nodes import PATHS
 
 WINDOW = MaintenanceWindow(since_ms=1_000, until_ms=5_000, reason="new kernel")
 HELD = HoldOrder(since_ms=1_000, until_ms=5_000, bookies=(B1, B2), reason="2 of 3 are gone")
@@ -166,14 +164,14 @@ def test_the_next_end_is_that_of_the_window_that_ends_first() -> None:
 @in_virtual_time
 async def test_every_session_reads_what_one_has_ordered() -> None:
     cluster = await Cluster.start()
-    book = OrderBook(cluster.store, UR)
+    order_store = OrderStore(cluster.store, PATHS)
     drain, limits = DrainOrder(since_ms=1, may_fence=True), LimitsOrder(bytes_per_s=10)
 
-    await book.give(drain_place(UR, B1), drain, over=None)
-    await book.give(maintenance_place(UR, B2), WINDOW, over=None)
-    await book.give(limits_place(UR), limits, over=None)
+    await order_store.give(drain_znode(PATHS, B1), drain, over=None)
+    await order_store.give(maintenance_znode(PATHS, B2), WINDOW, over=None)
+    await order_store.give(limits_znode(PATHS), limits, over=None)
 
-    assert await OrderBook(cluster.store, UR).read() == Orders(
+    assert await OrderStore(cluster.store, PATHS).read() == Orders(
         draining={B1: drain}, maintenance={B2: WINDOW}, limits=limits
     )
 
@@ -182,65 +180,68 @@ async def test_every_session_reads_what_one_has_ordered() -> None:
 async def test_without_any_order_there_is_none() -> None:
     cluster = await Cluster.start()
 
-    assert await OrderBook(cluster.store, UR).read() == Orders()
+    assert await OrderStore(cluster.store, PATHS).read() == Orders()
 
 
 @in_virtual_time
 async def test_of_two_who_give_the_same_order_at_once_one_is_told() -> None:
     cluster = await Cluster.start()
-    book, place = OrderBook(cluster.store, UR), maintenance_place(UR, B1)
-    await book.give(place, WINDOW, over=None)
-    seen = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, PATHS), maintenance_znode(PATHS, B1)
+    await order_store.give(znode, WINDOW, over=None)
+    seen = await order_store.stored(znode)
     assert seen is not None
 
-    await book.give(place, MaintenanceWindow(since_ms=1, until_ms=9_000), over=seen)
+    await order_store.give(znode, MaintenanceWindow(since_ms=1, until_ms=9_000), over=seen)
 
     for late in (None, seen):
         with pytest.raises(ConflictError):
-            await book.give(place, WINDOW, over=late)
+            await order_store.give(znode, WINDOW, over=late)
     with pytest.raises(ConflictError):
-        await book.withdraw(place, over=seen)
-    assert (await book.read()).maintenance[B1].until_ms == 9_000
+        await order_store.withdraw(znode, over=seen)
+    assert (await order_store.read()).maintenance[B1].until_ms == 9_000
 
 
 @in_virtual_time
 async def test_an_order_that_was_withdrawn_meanwhile_is_not_given_over_it() -> None:
     cluster = await Cluster.start()
-    book, place = OrderBook(cluster.store, UR), drain_place(UR, B1)
-    await book.give(place, DrainOrder(since_ms=1), over=None)
-    seen = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, PATHS), drain_znode(PATHS, B1)
+    await order_store.give(znode, DrainOrder(since_ms=1), over=None)
+    seen = await order_store.stored(znode)
     assert seen is not None
 
-    await book.withdraw(place, over=seen)
-    await book.withdraw(place, over=seen)  # gone already: as it should be
+    await order_store.withdraw(znode, over=seen)
+    await order_store.withdraw(znode, over=seen)  # gone already: as it should be
 
     with pytest.raises(ConflictError):
-        await book.give(place, DrainOrder(since_ms=2), over=seen)
-    assert await book.read() == Orders()
+        await order_store.give(znode, DrainOrder(since_ms=2), over=seen)
+    assert await order_store.read() == Orders()
 
 
 @in_virtual_time
 async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
     cluster = await Cluster.start()
-    book = OrderBook(cluster.store, UR)
-    await book.give(drain_place(UR, B2), DrainOrder(since_ms=1), over=None)
-    broken: list[Place[DrainOrder] | Place[LimitsOrder]] = [drain_place(UR, B1), limits_place(UR)]
-    for place in broken:
-        await cluster.store.create(place.path, b'{"version": 9}')
+    order_store = OrderStore(cluster.store, PATHS)
+    await order_store.give(drain_znode(PATHS, B2), DrainOrder(since_ms=1), over=None)
+    broken: list[OrderZnode[DrainOrder] | OrderZnode[LimitsOrder]] = [
+        drain_znode(PATHS, B1),
+        limits_znode(PATHS),
+    ]
+    for znode in broken:
+        await cluster.store.create(znode.path, b'{"version": 9}')
 
     with capture_logs() as logs:
         for _ in range(3):
-            assert await book.read() == Orders(
+            assert await order_store.read() == Orders(
                 draining={B2: DrainOrder(since_ms=1)},
-                unreadable=tuple(place.path for place in broken),
+                unreadable=tuple(znode.path for znode in broken),
             )
-        assert sorted(line["path"] for line in logs) == sorted(place.path for place in broken)
+        assert sorted(line["path"] for line in logs) == sorted(znode.path for znode in broken)
 
         await cluster.store.set(broken[0].path, b"worse", version=-1)
-        await book.read()
+        await order_store.read()
         assert len(logs) == 3, "another hand, another report"
 
-    source_health = await book.stored(limits_place(UR))
+    source_health = await order_store.stored(limits_znode(PATHS))
     assert source_health is not None
     assert source_health.order is None, "whoever overwrites it sees that it is there"
 
@@ -248,19 +249,23 @@ async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
 @in_virtual_time
 async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before() -> None:
     cluster = await Cluster.start()
-    book, place, slow = OrderBook(cluster.store, UR), limits_place(UR), LimitsOrder(bytes_per_s=10)
-    await book.give(place, slow, over=None)
-    assert (await book.read()).limits == slow
+    order_store, znode, slow = (
+        OrderStore(cluster.store, PATHS),
+        limits_znode(PATHS),
+        LimitsOrder(bytes_per_s=10),
+    )
+    await order_store.give(znode, slow, over=None)
+    assert (await order_store.read()).limits == slow
 
-    await cluster.store.set(place.path, b"{", version=-1)
+    await cluster.store.set(znode.path, b"{", version=-1)
 
     for _ in range(2):
-        found = await book.read()
-        assert (found.limits, found.unreadable) == (slow, (place.path,))
-    assert (await OrderBook(cluster.store, UR).read()).limits == LimitsOrder(), "none are known"
+        found = await order_store.read()
+        assert (found.limits, found.unreadable) == (slow, (znode.path,))
+    assert (await OrderStore(cluster.store, PATHS).read()).limits == LimitsOrder(), "none are known"
 
-    await cluster.store.delete(place.path)
-    assert (await book.read()).limits == LimitsOrder(), "taken back"
+    await cluster.store.delete(znode.path)
+    assert (await order_store.read()).limits == LimitsOrder(), "taken back"
 
 
 @pytest.mark.parametrize("is_stat_open", [True, False], ids=["older ZooKeeper", "3.9.5"])
@@ -269,13 +274,16 @@ async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node(
     is_stat_open: bool,
 ) -> None:
     cluster = await Cluster.start()
-    book, shut = OrderBook(cluster.store, UR), (draining_path(UR), hold_place(UR).path)
-    await book.give(hold_place(UR), HoldOrder(since_ms=1, is_released=True), over=None)
-    await book.give(drain_place(UR, B1), DrainOrder(since_ms=1), over=None)
-    await book.give(maintenance_place(UR, B1), WINDOW, over=None)
+    order_store, shut = (
+        OrderStore(cluster.store, PATHS),
+        (PATHS.draining_orders, hold_znode(PATHS).path),
+    )
+    await order_store.give(hold_znode(PATHS), HoldOrder(since_ms=1, is_released=True), over=None)
+    await order_store.give(drain_znode(PATHS, B1), DrainOrder(since_ms=1), over=None)
+    await order_store.give(maintenance_znode(PATHS, B1), WINDOW, over=None)
     shut_out(cluster.store, *shut, is_stat_open=is_stat_open)
 
-    found = await book.read()
+    found = await order_store.read()
 
     assert found.is_held
     assert (found.draining, found.maintenance) == ({}, {B1: WINDOW})
@@ -285,32 +293,32 @@ async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node(
 @in_virtual_time
 async def test_rule_s8_orders_that_acls_shut_away_later_are_not_taken_for_withdrawn() -> None:
     cluster = await Cluster.start()
-    book, drain = OrderBook(cluster.store, UR), DrainOrder(since_ms=1)
-    await book.give(drain_place(UR, B1), drain, over=None)
-    await book.give(maintenance_place(UR, B2), WINDOW, over=None)
-    before = await book.read()
+    order_store, drain = OrderStore(cluster.store, PATHS), DrainOrder(since_ms=1)
+    await order_store.give(drain_znode(PATHS, B1), drain, over=None)
+    await order_store.give(maintenance_znode(PATHS, B2), WINDOW, over=None)
+    before = await order_store.read()
     assert (before.draining, before.maintenance) == ({B1: drain}, {B2: WINDOW})
 
-    shut = shut_out(cluster.store, draining_path(UR), maintenance_path(UR))
+    shut = shut_out(cluster.store, PATHS.draining_orders, PATHS.maintenance_orders)
 
     for _ in range(2):
-        found = await book.read()
+        found = await order_store.read()
         assert (found.draining, found.maintenance) == (before.draining, before.maintenance)
-        assert found.unreadable == (draining_path(UR), maintenance_path(UR))
+        assert found.unreadable == (PATHS.draining_orders, PATHS.maintenance_orders)
 
     shut.clear()
-    await cluster.store.delete(drain_place(UR, B1).path)
-    found = await book.read()
+    await cluster.store.delete(drain_znode(PATHS, B1).path)
+    found = await order_store.read()
     assert (found.draining, found.unreadable) == ({}, ())
 
 
 @in_virtual_time
 async def test_checks_pause_while_their_order_is_there_whatever_it_says() -> None:
     cluster = await Cluster.start()
-    path = checks_place(UR).path
+    path = checks_znode(PATHS).path
     await cluster.store.create(path, b"", with_parents=True)
 
-    found = await OrderBook(cluster.store, UR).read()
+    found = await OrderStore(cluster.store, PATHS).read()
 
     assert found.paused_checks == ChecksOrder(since_ms=cluster.clock.wall_ms())
     assert found.unreadable == (path,)
@@ -319,16 +327,16 @@ async def test_checks_pause_while_their_order_is_there_whatever_it_says() -> Non
 @in_virtual_time
 async def test_a_hold_that_cannot_be_read_holds_until_it_is_replaced_or_taken_back() -> None:
     cluster = await Cluster.start()
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
-    await cluster.store.create(place.path, b"{", with_parents=True)
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
+    await cluster.store.create(znode.path, b"{", with_parents=True)
     written_ms = cluster.clock.wall_ms()
     await cluster.clock.sleep(3600)
 
-    found = await book.read()
-    assert (found.is_held, found.unreadable) == (True, (place.path,))
+    found = await order_store.read()
+    assert (found.is_held, found.unreadable) == (True, (znode.path,))
     assert found.at(cluster.clock.wall_ms()).hold == HoldOrder.unreadable(since_ms=written_ms)
 
-    over = await book.stored(place)
-    await book.give(place, HoldOrder(since_ms=1, is_released=True), over=over)
-    found = await book.read()
+    over = await order_store.stored(znode)
+    await order_store.give(znode, HoldOrder(since_ms=1, is_released=True), over=over)
+    found = await order_store.read()
     assert (found.is_held, found.unreadable) == (False, ())

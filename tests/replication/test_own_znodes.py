@@ -19,10 +19,10 @@ from replication.marks import (
 )
 from replication.nodes import LiveNode, Membership, Role, live_nodes
 from replication.reasons import Reason
-from replication.znodes import Mark, nodes_path, waiting_path
+from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER, UR, node_info
+from tests.replication.nodes import LEDGER, PATHS, node_info
 
 NOTE = WaitingNote(
     ledger_id=LEDGER, reason=Reason.NO_COPY, detail="all gone", node="host-a", since_ms=5
@@ -36,10 +36,10 @@ NOTE = WaitingNote(
 async def test_preparing_the_tree_makes_what_java_expects_and_may_be_done_twice() -> None:
     cluster = Cluster()
     for _ in range(2):
-        await prepare_tree(cluster.store, UR)
+        await prepare_tree(cluster.store, PATHS)
 
-    assert (await cluster.store.get(znodes.layout_path(UR)))[0] == znodes.LAYOUT_DATA
-    for path in (znodes.marks_path(UR), znodes.locks_path(UR), znodes.election_path(UR)):
+    assert (await cluster.store.get(PATHS.layout))[0] == znodes.LAYOUT_DATA
+    for path in (PATHS.marks, PATHS.locks, PATHS.election):
         assert await cluster.store.children(path) == []
 
 
@@ -47,12 +47,12 @@ async def test_preparing_the_tree_makes_what_java_expects_and_may_be_done_twice(
 async def test_rule_s8_a_tree_of_another_layout_is_not_touched() -> None:
     cluster = Cluster()
     layout = b'type: "HIERARCHICAL"\nversion: 1\n'
-    await cluster.store.create(znodes.layout_path(UR), layout, with_parents=True)
+    await cluster.store.create(PATHS.layout, layout, with_parents=True)
 
     with pytest.raises(SettingsError, match="BASIC"):
-        await prepare_tree(cluster.store, UR)
+        await prepare_tree(cluster.store, PATHS)
 
-    assert await cluster.store.children(UR) == ["LAYOUT"]
+    assert await cluster.store.children(PATHS.directory) == ["LAYOUT"]
 
 
 # --- Members --------------------------------------------------------------------------------------
@@ -62,35 +62,35 @@ async def test_rule_s8_a_tree_of_another_layout_is_not_touched() -> None:
 async def test_members_see_each_other_while_their_sessions_live() -> None:
     cluster = await Cluster.start()
     one, two = MemoryStore(cluster.tree), MemoryStore(cluster.tree)
-    first = await Membership.join(one, UR, node_info("host-a"))
-    await Membership.join(two, UR, node_info("host-b", Role.AUDITOR))
+    first = await Membership.join(one, PATHS, node_info("host-a"))
+    await Membership.join(two, PATHS, node_info("host-b", Role.AUDITOR))
 
-    assert await first.everybody() == [
+    assert await first.live_nodes() == [
         LiveNode(info=node_info("host-a"), session_id=one.session_id),
         LiveNode(info=node_info("host-b", Role.AUDITOR), session_id=two.session_id),
     ]
 
     await two.close()
-    assert [node.info.host for node in await first.everybody()] == ["host-a"]
+    assert [node.info.host for node in await first.live_nodes()] == ["host-a"]
 
 
 @in_virtual_time
 async def test_members_of_a_later_release_are_passed_over() -> None:
     cluster = await Cluster.start()
     for name, data in [("a", b"not json"), ("b", b"[]"), ("c", b'{"role": "third"}')]:
-        await cluster.store.create(f"{nodes_path(UR)}/{name}", data)
+        await cluster.store.create(f"{PATHS.nodes}/{name}", data)
 
-    assert await live_nodes(cluster.store, UR) == []
+    assert await live_nodes(cluster.store, PATHS) == []
 
 
 @in_virtual_time
 async def test_a_members_data_is_read_once() -> None:
     cluster = await Cluster.start()
-    membership = await Membership.join(cluster.store, UR, node_info("host-a"))
-    await membership.everybody()
+    membership = await Membership.join(cluster.store, PATHS, node_info("host-a"))
+    await membership.live_nodes()
     before = cluster.store.request_count
 
-    await membership.everybody()
+    await membership.live_nodes()
 
     assert cluster.store.request_count == before + 1
 
@@ -99,14 +99,14 @@ async def test_a_members_data_is_read_once() -> None:
 async def test_members_that_are_new_are_read_side_by_side() -> None:
     cluster = await Cluster.start()
     for number in range(50):
-        await Membership.join(cluster.store, UR, node_info(f"host-{number}"))
+        await Membership.join(cluster.store, PATHS, node_info(f"host-{number}"))
 
     async def travel() -> None:
         await asyncio.sleep(1)
 
     cluster.tree.latency = travel
     began_s = cluster.clock.now_s()
-    assert len(await live_nodes(cluster.store, UR)) == 50
+    assert len(await live_nodes(cluster.store, PATHS)) == 50
     assert cluster.clock.now_s() - began_s == 4, "one request for their names, one for all the rest"
 
 
@@ -134,7 +134,7 @@ async def test_a_note_is_written_though_somebody_deleted_the_directory(
     is_likely_there: bool,
 ) -> None:
     cluster = await Cluster.start()
-    await cluster.store.delete(waiting_path(UR))
+    await cluster.store.delete(PATHS.waiting)
     async with cluster.node() as node:
         await node.notes.write(NOTE, is_likely_there=is_likely_there)
 
@@ -154,7 +154,7 @@ async def test_a_note_is_written_though_somebody_deleted_the_directory(
 @in_virtual_time
 async def test_a_note_of_a_later_release_is_passed_over(data: bytes) -> None:
     cluster = await Cluster.start()
-    await cluster.store.create(waiting_path(UR, LEDGER), data)
+    await cluster.store.create(PATHS.waiting_note(LEDGER), data)
     async with cluster.node() as node:
         assert await node.notes.read(LEDGER) is None
         assert await node.notes.ledger_ids() == {LEDGER}
@@ -169,20 +169,20 @@ async def test_the_whole_queue_is_listed_in_order() -> None:
     ledger_ids = [3, 65_536, 2**33, 2**62]
     for ledger_id in reversed(ledger_ids):
         await cluster.mark(B1, ledger_id=ledger_id)
-    await cluster.store.create(znodes.lock_path(UR, 3))
-    await cluster.store.create(f"{znodes.locks_path(UR)}/strange")
+    await cluster.store.create(PATHS.lock(3))
+    await cluster.store.create(f"{PATHS.locks}/strange")
 
-    assert await marked_ledger_ids(cluster.store, UR) == ledger_ids
-    assert await locked_ledger_ids(cluster.store, UR) == {3}
+    assert await marked_ledger_ids(cluster.store, PATHS) == ledger_ids
+    assert await locked_ledger_ids(cluster.store, PATHS) == {3}
 
 
 @in_virtual_time
 async def test_a_mark_that_cannot_be_read_is_listed_and_one_that_is_gone_is_not() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, B2, ledger_id=1, ctime_ms=9)
-    await cluster.store.create(znodes.mark_path(UR, 2), b"\xff", with_parents=True)
+    await cluster.store.create(PATHS.mark(2), b"\xff", with_parents=True)
 
-    assert await read_marks(cluster.store, UR, [1, 2, 3]) == [
+    assert await read_marks(cluster.store, PATHS, [1, 2, 3]) == [
         MarkedLedger(ledger_id=1, mark=Mark(replicas=(B1, B2), ctime_ms=9)),
         MarkedLedger(ledger_id=2, mark=None),
     ]
@@ -192,6 +192,6 @@ async def test_a_mark_that_cannot_be_read_is_listed_and_one_that_is_gone_is_not(
 async def test_without_its_znodes_the_queue_is_empty() -> None:
     cluster = Cluster()
 
-    assert await marked_ledger_ids(cluster.store, UR) == []
-    assert await locked_ledger_ids(cluster.store, UR) == set()
-    assert await live_nodes(cluster.store, UR) == []
+    assert await marked_ledger_ids(cluster.store, PATHS) == []
+    assert await locked_ledger_ids(cluster.store, PATHS) == set()
+    assert await live_nodes(cluster.store, PATHS) == []

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.model import BookieId
 from replication import znodes
-from replication.znodes import Audit, Mark
+from replication.znodes import Audit, ClusterPaths, Mark
 from tests.vectors import Case, cases
 
-UR = znodes.underreplication_path("/ledgers")
+PATHS = ClusterPaths.below("/ledgers")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
@@ -23,7 +23,7 @@ def _znodes(*kinds: str) -> list[Case]:
 
 def _name(case: Case) -> str:
     path: str = case["path"]
-    return path.removeprefix(UR)
+    return path.removeprefix(PATHS.directory)
 
 
 # --- as Java ---------------------------------------------------------------------------------------
@@ -33,14 +33,14 @@ def _name(case: Case) -> str:
 def test_marks_and_locks_lie_where_java_puts_them(case: Case) -> None:
     ledger_id = case["ledger_id"]
 
-    assert znodes.mark_path(UR, ledger_id) == case["under_replicated"]
-    assert znodes.lock_path(UR, ledger_id) == case["lock"]
+    assert PATHS.mark(ledger_id) == case["under_replicated"]
+    assert PATHS.lock(ledger_id) == case["lock"]
 
 
 @pytest.mark.parametrize("case", cases("paths"), ids=lambda case: str(case["ledger_id"]))
 def test_a_ledger_is_found_again_by_its_mark_and_its_lock(case: Case) -> None:
     directory = case["under_replicated"].rpartition("/")[0]
-    parent, _, name = directory.removeprefix(znodes.marks_path(UR) + "/").rpartition("/")
+    parent, _, name = directory.removeprefix(PATHS.marks + "/").rpartition("/")
 
     assert znodes.ledger_ids_below(parent, [name]) == [case["ledger_id"]]
     assert znodes.ledger_id_of_lock(case["lock"].rpartition("/")[2]) == case["ledger_id"]
@@ -53,7 +53,7 @@ def test_marks_are_read_and_written_as_java_does(case: Case) -> None:
 
     assert znodes.parse_mark(data) == expected
     assert znodes.mark_to_bytes(expected) == data
-    assert znodes.mark_path(UR, fields["ledger_id"]) == case["path"]
+    assert PATHS.mark(fields["ledger_id"]) == case["path"]
 
 
 @pytest.mark.parametrize("case", _znodes("lock"), ids=_name)
@@ -70,7 +70,7 @@ def test_votes_are_read_and_written_as_java_does(case: Case) -> None:
 
     assert znodes.parse_vote(data) == candidate
     assert znodes.vote_to_bytes(candidate) == data
-    assert case["path"].startswith(znodes.election_path(UR))
+    assert case["path"].startswith(PATHS.election)
 
 
 @pytest.mark.parametrize("case", _znodes("lost bookie recovery delay"), ids=lambda c: c["data"])
@@ -79,7 +79,7 @@ def test_the_recovery_delay_is_read_and_written_as_java_does(case: Case) -> None
 
     assert znodes.parse_recovery_delay(data) == delay_s
     assert znodes.recovery_delay_to_bytes(delay_s) == data
-    assert znodes.recovery_delay_path(UR) == case["path"]
+    assert PATHS.recovery_delay == case["path"]
 
 
 @pytest.mark.parametrize(
@@ -96,20 +96,20 @@ def test_times_of_audits_are_read_and_written_as_java_does(kind: str, audit: Aud
 
         assert znodes.parse_audit_time(data) == (None if time_ms == -1 else time_ms)
         assert znodes.audit_time_to_bytes(time_ms) == data
-        assert znodes.audit_time_path(UR, audit) == case["path"]
+        assert PATHS.audit_time(audit) == case["path"]
 
 
 def test_the_layout_is_javas() -> None:
     (case,) = _znodes("under-replication layout")
 
-    assert case["path"] == znodes.layout_path(UR)
+    assert case["path"] == PATHS.layout
     assert case["data"] == znodes.LAYOUT_DATA.hex()
     znodes.check_layout(znodes.LAYOUT_DATA)
 
 
 @pytest.mark.parametrize(
     ("kind", "path"),
-    [("under-replication root", UR), ("disable switch", znodes.disable_path(UR))],
+    [("under-replication root", PATHS.directory), ("disable switch", PATHS.disable)],
 )
 def test_empty_znodes_lie_where_java_puts_them(kind: str, path: str) -> None:
     assert {case["path"] for case in _znodes(kind)} == {path}
@@ -231,8 +231,8 @@ def test_any_holder_survives_its_znode(name: str) -> None:
 
 @given(st.integers(0, 2**63 - 1))
 def test_any_ledger_is_found_again(ledger_id: int) -> None:
-    path = znodes.mark_path(UR, ledger_id)
-    parent, name, _ = path.removeprefix(znodes.marks_path(UR) + "/").rsplit("/", 2)
+    path = PATHS.mark(ledger_id)
+    parent, name, _ = path.removeprefix(PATHS.marks + "/").rsplit("/", 2)
 
     assert znodes.ledger_ids_below(parent, [name]) == [ledger_id]
 

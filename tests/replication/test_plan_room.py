@@ -162,7 +162,7 @@ async def test_rule_s11_ledgers_that_are_planned_in_one_moment_count_together() 
 
     async with cluster.node() as node:
         node.repairer._copier._target_selector = Watched(
-            RandomPlacement(random.Random(1)), clock=cluster.clock, rooms=DiskSpaces()
+            RandomPlacement(random.Random(1)), clock=cluster.clock, disk_spaces=DiskSpaces()
         )
         async with working(node):
             await until(cluster, lambda: queue_empty(cluster))

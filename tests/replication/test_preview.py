@@ -20,13 +20,13 @@ from ledgers.registration import Registration
 from ledgers.store import Operation
 from replication.cluster import ViewSource
 from replication.inspection import Inspector
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from replication.preview import Preview, Previewer
 from replication.reasons import Reason, gravest
 from replication.targets import TargetSelector
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import LEDGER, ROOT, UR
+from tests.replication.nodes import LEDGER, PATHS, ROOT
 from tests.replication.repairs import drain, keep_away, repair
 
 WRITES = (Op.ADD, Op.WRITE_LAC, Op.READ_FENCING)
@@ -57,11 +57,11 @@ async def preview(
     local: BookieId | None = None,
     racks: Mapping[BookieId, str] | None = None,
     moves_misplaced: bool = False,
-    distrusted: Collection[BookieId] = (),
+    suspects: Collection[BookieId] = (),
 ) -> Preview:
     rng = random.Random(cluster.seed)
     views = ViewSource(
-        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+        Registration(cluster.store, ROOT), cluster.clock, OrderStore(cluster.store, PATHS)
     )
     inspector = Inspector(
         manager=cluster.manager,
@@ -82,7 +82,7 @@ async def preview(
     view = await views.refresh()
     previewer = Previewer(inspector, target_selector, view, moves_misplaced=moves_misplaced)
     async with touching_nothing(cluster):
-        return await previewer.preview(LEDGER, distrusted=distrusted)
+        return await previewer.preview(LEDGER, suspects=suspects)
 
 
 @in_virtual_time
@@ -120,7 +120,7 @@ async def test_a_bookie_that_a_check_found_bad_is_asked_for_what_lies_between_th
     cluster.bookie(B2).lose(LEDGER, 4)
 
     assert (await preview(cluster)).plan.is_whole
-    [step] = (await preview(cluster, distrusted=(B2,))).repairs
+    [step] = (await preview(cluster, suspects=(B2,))).repairs
     assert (step.target, tuple(step.entry_ids)) == (B2, (4,))
 
 
@@ -195,7 +195,7 @@ async def test_while_a_hold_stands_an_open_ledger_is_told_to_wait_for_its_end() 
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     await cluster.kill(B2)
     hold = HoldOrder(since_ms=1, reason="3 of 5 went")
-    await OrderBook(cluster.store, UR).give(hold_place(UR), hold, over=None)
+    await OrderStore(cluster.store, PATHS).give(hold_znode(PATHS), hold, over=None)
 
     [blocked] = (await preview(cluster)).plan.blocked
 
@@ -361,7 +361,7 @@ async def test_a_copy_in_place_is_foreseen_without_what_nobody_has(
     for entry_id in (0, 6, 9):
         cluster.bookie(B1).lose(LEDGER, entry_id)
 
-    found = await preview(cluster, distrusted=(B1, B2))
+    found = await preview(cluster, suspects=(B1, B2))
     await repair(cluster)
 
     copies = {step.replaced: tuple(step.entry_ids) for step in found.repairs}

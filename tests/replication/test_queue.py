@@ -10,24 +10,23 @@ from structlog.testing import capture_logs
 from ledgers.errors import SessionLostError, UnauthorizedError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, MultiFailed, Operation, OperationResult, Stat
-from replication import znodes
 from replication.locks import QueuedLedger
-from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, SeenMark
+from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, VersionedMark
 from replication.work_queue import Queue
 from replication.znodes import Mark
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 
-MARK = znodes.mark_path(UR, LEDGER)
-LOCK = znodes.lock_path(UR, LEDGER)
+MARK = PATHS.mark(LEDGER)
+LOCK = PATHS.lock(LEDGER)
 DIRECTORY = MARK.rpartition("/")[0]
 EXTRA = "/extra"
 SEED = 11
 
 
 async def look(queue: Queue, *, seed: int = SEED) -> frozenset[int]:
-    return (await queue.look(random.Random(seed))).free
+    return (await queue.list_ledgers(random.Random(seed))).free
 
 
 # --- Looking --------------------------------------------------------------------------------------
@@ -50,7 +49,7 @@ async def test_a_ledger_that_is_locked_is_not_free() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.mark(B1, ledger_id=ledger_id)
-    await cluster.store.create(znodes.lock_path(UR, 1), is_ephemeral=True)
+    await cluster.store.create(PATHS.lock(1), is_ephemeral=True)
 
     async with cluster.node() as node:
         assert await look(node.queue) == {0, 2}
@@ -101,7 +100,7 @@ async def test_an_empty_queue_and_one_without_its_znodes_have_nothing() -> None:
     async with cluster.node() as node:
         assert await look(node.queue) == frozenset()
 
-        await cluster.store.delete(znodes.marks_path(UR))
+        await cluster.store.delete(PATHS.marks)
         assert await look(node.queue) == frozenset()
 
 
@@ -113,7 +112,7 @@ async def test_tidying_removes_empty_directories_of_every_level_and_nothing_else
     cluster = await Cluster.start()
     await cluster.mark(B1)
     before = cluster.tree.snapshot()
-    empty = znodes.marks_path(UR) + "/0001/0002/0003/0004"[: 5 * depth]
+    empty = PATHS.marks + "/0001/0002/0003/0004"[: 5 * depth]
     await cluster.store.create(empty, with_parents=True)
 
     async with cluster.node() as node:
@@ -150,7 +149,7 @@ async def test_a_mark_that_nobody_can_read_is_still_work() -> None:
 
         stat = await cluster.store.exists(MARK)
         assert stat is not None
-        seen = SeenMark(path=MARK, mark=Mark(), version=0, czxid=stat.czxid, mzxid=stat.mzxid)
+        seen = VersionedMark(path=MARK, mark=Mark(), version=0, czxid=stat.czxid, mzxid=stat.mzxid)
         assert queued.marks == (seen,)
         assert await node.queue.lease(queued) is not None
 
@@ -248,7 +247,7 @@ async def test_rule_s8_after_a_lost_reply_the_server_is_brought_up_to_date_befor
     async with cluster.node() as node:
         queued = await node.queued()
         behind = BehindUntilSynced(node.store, LOCK)
-        queue = Queue(behind, node.batcher, UR, holder="node-1", clock=cluster.clock)
+        queue = Queue(behind, node.batcher, PATHS, holder="node-1", clock=cluster.clock)
         fault_once(cluster, node.store, Create, Fault.LOST_REPLY)
 
         assert await queue.lease(queued) is not None
@@ -301,7 +300,7 @@ async def test_a_refusal_that_is_nobodys_lock_is_not_taken_for_one(
         with pytest.raises(UnauthorizedError):
             await node.queue.lease(queued)
         with capture_logs() as logs:
-            await node.queue.give_back(lease)  # it ends with the session
+            await node.queue.release(lease)  # it ends with the session
     assert [each["event"] for each in logs if each["log_level"] == "error"] == ["lock.kept"]
 
 

@@ -10,13 +10,13 @@ from ledgers.store import Delete
 from replication import znodes
 from replication.locks import QueuedLedger
 from replication.work_queue import Queue
-from replication.znodes import Mark, own_path
+from replication.znodes import Mark
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 
-OWN = own_path(UR)
-SHARED_MARK, OWN_MARK = znodes.mark_path(UR, LEDGER), znodes.mark_path(OWN, LEDGER)
+OWN = PATHS.private
+SHARED_MARK, OWN_MARK = PATHS.mark(LEDGER), OWN.mark(LEDGER)
 
 
 async def mark(cluster: Cluster, path: str, *, ctime_ms: int = 1) -> None:
@@ -32,7 +32,7 @@ async def marked_in(*paths: str) -> Cluster:
 
 
 async def find(queue: Queue) -> QueuedLedger:
-    look = await queue.look(random.Random(0))
+    look = await queue.list_ledgers(random.Random(0))
     assert look.free == {LEDGER}
     (queued,) = await queue.read(look.free)
     assert look.losses == {LEDGER} if queued.is_loss else not look.losses
@@ -62,7 +62,7 @@ async def test_a_ledger_is_taken_and_done_wherever_it_is_marked(paths: list[str]
         assert lease is not None
         requests = node.store.request_count
 
-        assert await node.queue.finish(lease)
+        assert await node.queue.complete(lease)
 
         assert node.store.request_count == requests + 1
         assert not await node.queue.is_marked(LEDGER)
@@ -102,13 +102,13 @@ async def test_rule_s6_a_mark_extended_meanwhile_stays_and_the_other_goes(
         assert lease is not None
         await cluster.store.set(extended, b"", version=0)
 
-        assert not await node.queue.finish(lease)
+        assert not await node.queue.complete(lease)
 
         assert await cluster.store.exists(extended) is not None
         assert await cluster.store.exists(other) is None
         assert len(await cluster.locked()) == 1
-    assert await cluster.store.children(znodes.marks_path(UR)) is not None
-    assert await cluster.store.children(znodes.marks_path(OWN)) is not None
+    assert await cluster.store.children(PATHS.marks) is not None
+    assert await cluster.store.children(OWN.marks) is not None
 
 
 @pytest.mark.parametrize("path", [SHARED_MARK, OWN_MARK])
@@ -123,7 +123,7 @@ async def test_what_is_done_in_steps_empties_a_tree_to_its_root_and_no_further(p
         assert lease is not None
         await cluster.store.delete(path)
 
-        assert await node.queue.finish(lease)
+        assert await node.queue.complete(lease)
     assert cluster.tree.snapshot() == before
 
 
@@ -137,7 +137,7 @@ async def test_a_mark_made_in_the_other_tree_meanwhile_is_another_piece_of_work(
         await mark(cluster, OWN_MARK)
         fault_once(cluster, node.store, Delete, Fault.LOST_REPLY)
         with pytest.raises(UnknownOutcomeError):
-            await node.queue.finish(lease)
+            await node.queue.complete(lease)
 
-        assert await node.queue.is_finished(lease)
+        assert await node.queue.is_completed(lease)
         assert (await find(node.queue)).marks[0].path == OWN_MARK

@@ -9,16 +9,16 @@ from ledgers.errors import BookmenderError, CorruptionError, QuotaError, Unautho
 from ledgers.model import BookieId
 from ledgers.store import MultiFailed, Operation, OperationResult, SetData
 from replication.recent_copies import CopiesToRead, RecentCopies, session_of
-from replication.znodes import parse_record, recent_copies_path
+from replication.znodes import parse_record
 from tests.replication.cluster import Cluster, in_virtual_time, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import lost_b2, once_copied, repair_with
 
 
 async def recorded(cluster: Cluster) -> dict[int, frozenset[BookieId]]:
     """What all records together say."""
-    path = recent_copies_path(UR)
+    path = PATHS.recent_copies
     if await cluster.store.exists(path) is None:
         return {}
     found: dict[int, frozenset[BookieId]] = {}
@@ -69,7 +69,7 @@ async def test_repairs_that_go_on_together_share_records() -> None:
         await asyncio.sleep(10)
 
     assert len(await recorded(cluster)) == 40
-    assert len(await cluster.store.children(recent_copies_path(UR))) < 10
+    assert len(await cluster.store.children(PATHS.recent_copies)) < 10
 
 
 @pytest.mark.parametrize("error", [UnauthorizedError, QuotaError])
@@ -83,7 +83,7 @@ async def test_a_record_that_is_refused_stops_no_repair(error: type[BookmenderEr
 
         async def refuse(operations: Sequence[Operation]) -> list[OperationResult]:
             for index, operation in enumerate(operations):
-                if operation.path.startswith(recent_copies_path(UR)):
+                if operation.path.startswith(PATHS.recent_copies):
                     raise MultiFailed(index, error("no access"))
             return await multi(operations)
 

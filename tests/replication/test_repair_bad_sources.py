@@ -18,10 +18,9 @@ from replication import znodes
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.outcome import OutcomeKind
 from replication.reasons import Blocked, Reason
-from replication.znodes import own_path, waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.refusing import refuse, writes_below
 from tests.replication.repairs import repair
 
@@ -70,7 +69,7 @@ async def test_it_is_remembered_from_one_try_to_the_next() -> None:
         for _ in range(2):
             lease = await node.lease()
             outcomes.append(await node.repairer.repair(lease))
-            await node.queue.give_back(lease)
+            await node.queue.release(lease)
         await cluster.unregister(B3)
         await cluster.register(B3)
         await asyncio.sleep(1)
@@ -99,7 +98,7 @@ async def with_gaps(*, is_own: bool = False) -> Cluster:
     await cluster.register(B3, is_read_only=True)
     if is_own:
         mark = znodes.mark_to_bytes(znodes.Mark(replicas=(B2,), ctime_ms=1))
-        path = znodes.mark_path(own_path(UR), LEDGER)
+        path = PATHS.private.mark(LEDGER)
         await cluster.store.create(path, mark, with_parents=True)
     else:
         await cluster.mark(B2)
@@ -173,7 +172,7 @@ async def test_an_operator_who_has_it_tried_at_once_makes_nobody_forget_them() -
     cluster = await with_gaps()
     async with cluster.node("one") as node, working(node):
         await asyncio.sleep(20)
-    notes = WaitingNotes(cluster.store, UR)
+    notes = WaitingNotes(cluster.store, PATHS)
     noted = await notes.read(LEDGER)
     assert noted is not None
     assert noted.reason.needs_help
@@ -182,7 +181,7 @@ async def test_an_operator_who_has_it_tried_at_once_makes_nobody_forget_them() -
 
     left = await notes.read(LEDGER)
     assert left is not None
-    assert left.bad_sources == noted.bad_sources == {B3}
+    assert left.suspects == noted.suspects == {B3}
     assert not left.reason.needs_help, "who waits for the try would take it for its outcome"
     async with cluster.node("two") as node, working(node):
         await asyncio.sleep(1)
@@ -204,7 +203,7 @@ async def test_a_note_that_is_written_while_old_ones_are_tidied_away_stays() -> 
 
         async def was_not_marked(ledger_id: int) -> bool:
             """It is marked, tried and given back while the answer is on its way."""
-            await node.notes.write(replace(note, bad_sources=frozenset({B3})))
+            await node.notes.write(replace(note, suspects=frozenset({B3})))
             return False
 
         node.queue.is_marked = was_not_marked  # type: ignore[method-assign]
@@ -212,7 +211,7 @@ async def test_a_note_that_is_written_while_old_ones_are_tidied_away_stays() -> 
 
         left = await node.notes.read(LEDGER)
     assert left is not None
-    assert left.bad_sources == {B3}
+    assert left.suspects == {B3}
 
 
 @pytest.mark.parametrize("lost_count", [0, 1, 3])
@@ -225,7 +224,7 @@ async def test_who_has_read_the_mark_before_takes_it_no_more(lost_count: int) ->
     """
     cluster = await with_gaps()
     lost = iter(range(lost_count))
-    of_mark = writes_below(znodes.mark_path(UR, LEDGER))
+    of_mark = writes_below(PATHS.mark(LEDGER))
     async with cluster.node("late") as late:
         queued = await late.queued()
         async with cluster.node("one") as node:
@@ -251,7 +250,7 @@ async def test_until_others_can_be_told_the_ledger_is_kept_from_them(
     async with cluster.node("one") as one, cluster.node("two") as two:
         refuse(
             one.store,
-            lambda each: is_full and writes_below(waiting_path(UR))(each),
+            lambda each: is_full and writes_below(PATHS.waiting)(each),
             error,
         )
         async with working(one):

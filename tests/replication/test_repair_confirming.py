@@ -6,7 +6,7 @@ import pytest
 from ledgers.bookies import Transfer
 from ledgers.model import BookieId
 from replication.locks import QueuedLedger
-from replication.marks import SeenMark
+from replication.marks import VersionedMark
 from replication.outcome import DONE, OutcomeKind
 from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -66,7 +66,7 @@ async def test_a_whole_ledger_stays_marked_if_its_bookie_goes_again_before_the_u
     cluster = await marked_for_b3_which_is_back()
     async with cluster.node() as node:
         lease = await node.lease()
-        finish, is_first = node.queue.finish, True
+        finish, is_first = node.queue.complete, True
 
         async def go_first(*args: object, **options: object) -> bool:
             nonlocal is_first
@@ -76,7 +76,7 @@ async def test_a_whole_ledger_stays_marked_if_its_bookie_goes_again_before_the_u
                 await cluster.kill(B3)  # Java's auditor writes nothing: the mark names B3 already
             return await finish(*args, **options)  # type: ignore[arg-type]
 
-        node.queue.finish = go_first  # type: ignore[method-assign]
+        node.queue.complete = go_first  # type: ignore[method-assign]
 
         outcome = await node.repairer.repair(lease)
 
@@ -89,7 +89,7 @@ async def test_a_ledger_that_was_written_after_it_was_found_whole_is_checked_aga
     cluster = await marked_for_b3_which_is_back()
     async with cluster.node() as node:
         lease = await node.lease()
-        finish, calls = node.queue.finish, 0
+        finish, calls = node.queue.complete, 0
 
         async def touch_first(*args: object, **options: object) -> bool:
             nonlocal calls
@@ -98,7 +98,7 @@ async def test_a_ledger_that_was_written_after_it_was_found_whole_is_checked_aga
                 await touch(cluster)
             return await finish(*args, **options)  # type: ignore[arg-type]
 
-        node.queue.finish = touch_first  # type: ignore[method-assign]
+        node.queue.complete = touch_first  # type: ignore[method-assign]
 
         outcome = await node.repairer.repair(lease)
 
@@ -111,7 +111,9 @@ async def test_a_ledger_that_was_written_after_it_was_found_whole_is_checked_aga
 
 
 def queued(*replicas: BookieId, mzxid: int, is_loss: bool = True) -> QueuedLedger:
-    mark = SeenMark(path="/mark", mark=Mark(replicas=replicas), version=0, czxid=1, mzxid=mzxid)
+    mark = VersionedMark(
+        path="/mark", mark=Mark(replicas=replicas), version=0, czxid=1, mzxid=mzxid
+    )
     return QueuedLedger(ledger_id=LEDGER, marks=(mark,), is_loss=is_loss)
 
 

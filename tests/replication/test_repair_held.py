@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from ledgers.model import LedgerState
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import THREE, lost_b2, open_ledger, repair, watch_fencing
 
 
@@ -19,17 +19,17 @@ async def hold(cluster: Cluster, *, for_s: float | None = None, reason: str = ""
     """Order one; its end in wall-clock milliseconds."""
     now_ms = cluster.clock.wall_ms()
     until_ms = None if for_s is None else now_ms + int(for_s * 1000)
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
     order = HoldOrder(since_ms=now_ms, until_ms=until_ms, reason=reason)
-    await book.give(place, order, over=await book.stored(place))
+    await order_store.give(znode, order, over=await order_store.stored(znode))
     return until_ms
 
 
 async def end_hold(cluster: Cluster) -> None:
-    book, place = OrderBook(cluster.store, UR), hold_place(UR)
-    source_health = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
+    source_health = await order_store.stored(znode)
     assert source_health is not None
-    await book.withdraw(place, over=source_health)
+    await order_store.withdraw(znode, over=source_health)
 
 
 @pytest.mark.parametrize("for_s", [60.0, None], ids=["with an end", "until somebody ends it"])

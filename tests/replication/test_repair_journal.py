@@ -11,7 +11,7 @@ from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B2
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import lost_b2, open_ledger, repair
 
 
@@ -53,7 +53,7 @@ async def test_it_is_noted_without_a_traceback_and_another_node_repairs_it_meanw
     with capture_logs() as logs:
         async with cluster.node("full", journal=full) as ours, working(ours):
             await asyncio.sleep(60)
-            (note,) = await WaitingNotes(cluster.store, UR).read_all([LEDGER])
+            (note,) = await WaitingNotes(cluster.store, PATHS).read_all([LEDGER])
             assert note.reason is Reason.JOURNAL
 
             async with cluster.node("healthy") as other, working(other):

@@ -5,12 +5,10 @@ import asyncio
 import pytest
 
 from ledgers.registration import BookieView
-from replication import znodes
 from replication.outcome import OutcomeKind
-from replication.znodes import findings_path
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR, Node
+from tests.replication.nodes import LEDGER, PATHS, Node
 from tests.replication.repairs import repair_with
 
 
@@ -74,12 +72,12 @@ async def test_a_mark_that_was_made_anew_stands_for_all_that_was_found(is_made_a
         b'{"version": 1, "check": "fsck", "bookies": ["%s", "%s"], "detail": "", "found_ms": 1}'
     )
     data = finding.replace(b"%s", B1.encode(), 1).replace(b"%s", B2.encode(), 1)
-    await cluster.store.create(findings_path(UR, LEDGER), data, with_parents=True)
+    await cluster.store.create(PATHS.finding(LEDGER), data, with_parents=True)
     await cluster.mark(B1)
     async with cluster.node() as node:
         queued = await node.queued()
         if is_made_anew:
-            await cluster.store.delete(znodes.mark_path(UR, LEDGER))
+            await cluster.store.delete(PATHS.mark(LEDGER))
             await cluster.mark(B2)
         lease = await node.queue.lease(queued)
         assert lease is not None

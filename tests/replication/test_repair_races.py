@@ -9,14 +9,13 @@ from ledgers.errors import LockLostError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import SetData
-from replication import znodes
 from replication.locks import LedgerLease
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from replication.repair import ROUNDS_MAX
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import lost_b2, once_copied, once_while_copying, repair_with, touch
 
 # --- Other writers of the metadata ----------------------------------------------------------------
@@ -183,7 +182,7 @@ async def test_rule_s3_a_lost_lock_ends_the_repair_and_nothing_is_written() -> N
     cluster = await lost_b2()
 
     async def lose_lock(transfer: Transfer) -> None:
-        await cluster.store.delete(znodes.lock_path(UR, LEDGER))
+        await cluster.store.delete(PATHS.lock(LEDGER))
 
     once_while_copying(cluster, lose_lock)
     async with cluster.node() as node:
@@ -201,13 +200,13 @@ async def test_rule_s3_done_but_for_a_reply_and_marked_again_the_repair_lets_go(
     async with cluster.node() as node:
         lease = await node.lease()
         fault_once(cluster, node.store, SetData, StoreFault.LOST_REPLY)
-        is_finished = node.queue.is_finished
+        is_completed = node.queue.is_completed
 
         async def marked_again_first(lease: LedgerLease) -> bool:
             await cluster.mark(B3)
-            return await is_finished(lease)
+            return await is_completed(lease)
 
-        node.queue.is_finished = marked_again_first  # type: ignore[method-assign]
+        node.queue.is_completed = marked_again_first  # type: ignore[method-assign]
         with pytest.raises(LockLostError):
             await node.repairer.repair(lease)
 

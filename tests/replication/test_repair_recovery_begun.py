@@ -2,12 +2,12 @@
 goes."""
 
 from ledgers.model import LedgerState
-from replication.orders import HoldOrder, hold_place
+from replication.orders import HoldOrder, hold_znode
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import THREE, drain, open_ledger, repair, watch_fencing
 from tests.replication.watched import settle
 
@@ -72,7 +72,7 @@ async def test_without_a_missing_copy_one_that_was_begun_is_not_ended_while_a_ho
     cluster = await begun()
     fenced = watch_fencing(cluster)
     hold = HoldOrder(since_ms=cluster.clock.wall_ms(), reason="3 of 7 went")
-    await cluster.store.create(hold_place(UR).path, hold.to_json(), with_parents=True)
+    await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
 
     assert (await repair(cluster)).reason is Reason.HOLD
 

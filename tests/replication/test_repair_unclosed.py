@@ -7,14 +7,12 @@ import pytest
 from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
-from replication import znodes
 from replication.open_ledgers import GRACES_MAX
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
-from replication.znodes import findings_path
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import THREE, open_ledger, repair, watch_fencing
 from tests.replication.watched import settle
 
@@ -104,7 +102,7 @@ async def test_nor_is_that_of_one_whose_copies_a_check_found_missing() -> None:
     for entry_id in range(11):
         cluster.bookie(B2).lose(LEDGER, entry_id)
     await cluster.store.create(
-        findings_path(UR, LEDGER), b'{"bookies": ["%s"]}' % B2.encode(), with_parents=True
+        PATHS.finding(LEDGER), b'{"bookies": ["%s"]}' % B2.encode(), with_parents=True
     )
     await cluster.kill(B1)
     await cluster.mark(B1, B2)
@@ -126,7 +124,7 @@ async def test_rule_s3_a_ledger_is_not_closed_once_its_lock_is_lost() -> None:
     async with cluster.node() as node:
         lease = await node.lease()
         first = await node.repairer.repair(lease)
-        await cluster.store.delete(znodes.lock_path(UR, LEDGER))
+        await cluster.store.delete(PATHS.lock(LEDGER))
 
         with pytest.raises(LockLostError):
             await node.repairer.repair(lease, first.sighting)

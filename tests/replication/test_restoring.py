@@ -11,11 +11,10 @@ from ledgers.errors import ConflictError, NoSuchLedgerError, UnavailableError
 from ledgers.manager import VersionedMetadata
 from ledgers.model import LedgerState
 from ledgers.store import SetData
-from replication import znodes
 from replication.restore import RestoreRefusedError
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import touch
 from tests.replication.undoing import Undoing, repaired
 
@@ -157,7 +156,7 @@ async def test_metadata_that_cannot_be_read_any_more_is_put_back() -> None:
 async def test_rule_s3_a_ledger_that_somebody_is_repairing_is_left_alone() -> None:
     undoing = await repaired()
     before = await undoing.read()
-    await undoing.cluster.store.create(znodes.lock_path(UR, LEDGER))
+    await undoing.cluster.store.create(PATHS.lock(LEDGER))
 
     with pytest.raises(UnavailableError, match="somebody is at work on it"):
         await undoing.undo(undoing.records[0])

@@ -11,10 +11,10 @@ from ledgers.store import Delete, Operation
 from replication import znodes
 from replication.recent_copies import RecentCopies
 from replication.restore import RestoreRefusedError
-from replication.znodes import parse_record, recent_copies_path, waiting_path
+from replication.znodes import parse_record
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import drain, keep_away
 from tests.replication.undoing import OWN, repaired
 
@@ -90,7 +90,7 @@ async def test_what_was_put_back_by_force_is_mended_by_the_nodes(
     await happens(undoing.cluster)
     if is_marked:
         await undoing.cluster.store.create(
-            znodes.mark_path(OWN, LEDGER),
+            OWN.mark(LEDGER),
             znodes.mark_to_bytes(znodes.Mark(ctime_ms=1)),
             with_parents=True,
         )
@@ -121,7 +121,7 @@ async def test_whatever_is_put_back_is_marked_for_the_nodes_to_check() -> None:
 @in_virtual_time
 async def test_a_directory_that_a_crash_left_behind_gets_its_mark() -> None:
     undoing = await repaired()
-    directory = znodes.mark_path(OWN, LEDGER).rpartition("/")[0]
+    directory = OWN.mark(LEDGER).rpartition("/")[0]
     await undoing.cluster.store.create(directory, with_parents=True)
 
     await undoing.undo(undoing.records[0])
@@ -133,7 +133,7 @@ async def test_a_directory_that_a_crash_left_behind_gets_its_mark() -> None:
 async def test_rule_s6_the_metadata_is_not_put_back_without_its_mark() -> None:
     """A worker tidies the upper directories away before each write, but for the last."""
     undoing = await repaired()
-    parent = znodes.mark_path(OWN, LEDGER).rsplit("/", 2)[0]
+    parent = OWN.mark(LEDGER).rsplit("/", 2)[0]
     tidied = 0
 
     def tidy(_store: MemoryStore, operations: Sequence[Operation]) -> None:
@@ -156,11 +156,11 @@ async def test_rule_s6_the_metadata_is_not_put_back_without_its_mark() -> None:
 @in_virtual_time
 async def test_what_was_noted_of_its_next_try_is_not_waited_for() -> None:
     undoing = await repaired()
-    await undoing.cluster.store.create(waiting_path(UR, LEDGER), b"{}", with_parents=True)
+    await undoing.cluster.store.create(PATHS.waiting_note(LEDGER), b"{}", with_parents=True)
 
     await undoing.undo(undoing.records[0])
 
-    assert await undoing.cluster.store.exists(waiting_path(UR, LEDGER)) is None
+    assert await undoing.cluster.store.exists(PATHS.waiting_note(LEDGER)) is None
 
 
 @in_virtual_time
@@ -170,10 +170,10 @@ async def test_copies_that_are_named_again_are_to_be_read_again_later() -> None:
     await undoing.undo(undoing.records[0])
 
     (name,) = [n for n in await _records(undoing.cluster) if n.endswith(f".{LEDGER}")]
-    data, _ = await undoing.cluster.store.get(f"{recent_copies_path(UR)}/{name}")
+    data, _ = await undoing.cluster.store.get(f"{PATHS.recent_copies}/{name}")
     copies = RecentCopies.from_record(parse_record(data))
     assert copies.targets == {LEDGER: frozenset({B1, B2, B3})}
 
 
 async def _records(cluster: Cluster) -> list[str]:
-    return await cluster.store.children(recent_copies_path(UR))
+    return await cluster.store.children(PATHS.recent_copies)

@@ -113,7 +113,7 @@ async def test_every_bookie_is_asked_about_once_a_minute() -> None:
     async with running(cluster, bookies) as source:
         await cluster.clock.sleep(10 * INTERVAL_S)
 
-        assert source.rooms.keys() == {B1, B2}
+        assert source.disk_spaces.keys() == {B1, B2}
         for bookie in (B1, B2):
             assert 10 / (1 + JITTER) <= bookies.asked.count(bookie) - 1 <= 10 / (1 - JITTER)
 
@@ -197,11 +197,11 @@ async def test_a_bookie_that_comes_is_asked_at_once_and_one_that_goes_is_forgott
     async with running(cluster, bookies) as source:
         await cluster.register(B3)
         await cluster.clock.sleep(1)
-        assert source.rooms.keys() == {B1, B3}
+        assert source.disk_spaces.keys() == {B1, B3}
         await cluster.store.delete(f"{ROOT}/available/{B3}")
         await cluster.clock.sleep(1)
 
-        assert source.rooms.keys() == {B1}
+        assert source.disk_spaces.keys() == {B1}
 
 
 @in_virtual_time
@@ -213,7 +213,7 @@ async def test_not_all_bookies_are_asked_at_once() -> None:
         bookies.fail(bookie, Op.ROOM, Fault(delay_s=0.01))
 
     async with running(cluster, bookies) as source:
-        assert source.rooms.keys() == set(many)
+        assert source.disk_spaces.keys() == set(many)
         assert 1 < bookies.in_flight_max <= 16
 
 

@@ -8,10 +8,10 @@ from structlog.testing import capture_logs
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.nodes import SYNCHRONISE_INTERVAL_S, Membership, SharedClock
-from replication.orders import HoldOrder, OrderBook, hold_place
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1
-from tests.replication.nodes import ROOT, UR, node_info
+from tests.replication.nodes import PATHS, ROOT, node_info
 from tests.replication.repairs import keep_away
 from tests.virtual_time import LoopClock
 
@@ -31,7 +31,7 @@ class SkewedClock(LoopClock):
 
 async def clock_of(cluster: Cluster, own: SkewedClock) -> SharedClock:
     clock = SharedClock(own)
-    membership = await Membership.join(cluster.store, UR, node_info("node"))
+    membership = await Membership.join(cluster.store, PATHS, node_info("node"))
     await membership.synchronise(clock)
     return clock
 
@@ -64,7 +64,7 @@ async def test_a_skew_is_told_once() -> None:
     cluster = await Cluster.start()
     own = SkewedClock(60)
     clock = SharedClock(own)
-    membership = await Membership.join(cluster.store, UR, node_info("node"))
+    membership = await Membership.join(cluster.store, PATHS, node_info("node"))
 
     with capture_logs() as logs:
         await membership.synchronise(clock)
@@ -83,10 +83,10 @@ async def test_a_hold_and_a_window_last_as_long_for_a_node_with_a_wrong_clock(
     cluster = await Cluster.start()
     now_ms = cluster.clock.wall_ms()
     hold = HoldOrder(since_ms=now_ms, until_ms=now_ms + 600_000)
-    await cluster.store.create(hold_place(UR).path, hold.to_json(), with_parents=True)
+    await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
     await keep_away(cluster, B1, for_s=600)
     clock = await clock_of(cluster, SkewedClock(skew_s))
-    views = ViewSource(Registration(cluster.store, ROOT), clock, OrderBook(cluster.store, UR))
+    views = ViewSource(Registration(cluster.store, ROOT), clock, OrderStore(cluster.store, PATHS))
 
     await asyncio.sleep(590)
     before = (await views.refresh()).orders

@@ -18,7 +18,7 @@ def test_a_place_is_lent_once_the_wait_is_long_and_taken_again_after_it() -> Non
             assert slots.lent_count == 0
             await slots.acquire()  # waits for the loan
             assert now_s() == 1.0
-            slots.give_back()
+            slots.release()
             assert slots.lent_count == 1
 
         assert slots.lent_count == 0
@@ -38,7 +38,7 @@ def test_what_ends_in_time_is_not_lent() -> None:
         await asyncio.sleep(10)
 
         assert slots.lent_count == 0
-        slots.give_back()
+        slots.release()
         await slots.wait_free()
 
     run(scenario())
@@ -50,7 +50,7 @@ def test_who_has_waited_gets_a_place_again_when_one_is_free() -> None:
         await slots.acquire()
         async with slots.lent():
             await slots.acquire()
-            asyncio.get_running_loop().call_later(5, slots.give_back)
+            asyncio.get_running_loop().call_later(5, slots.release)
 
         assert now_s() == 5
 
@@ -73,7 +73,7 @@ def test_where_all_are_taken_half_are_waited_for(
         for _ in range(4):
             await slots.acquire()
         for at_s in given_back:
-            asyncio.get_running_loop().call_later(at_s, slots.give_back)
+            asyncio.get_running_loop().call_later(at_s, slots.release)
 
         await slots.wait_half_free(10.0)
 
@@ -100,7 +100,7 @@ def test_no_more_than_so_many_of_those_that_take_long_are_lent() -> None:
         await slots.acquire()
         async with slots.lent_after(1.0):
             await asyncio.sleep(1_000)
-        slots.give_back()
+        slots.release()
 
     async def scenario() -> None:
         slots = Slots(2)
@@ -118,7 +118,7 @@ def test_places_within_others_leave_some_of_these_free_even_when_they_are_lent()
         await slots.acquire()
         async with slots.lent_after(1.0):
             await asyncio.sleep(1_000)
-        slots.give_back()
+        slots.release()
 
     async def scenario() -> None:
         slots = Slots(4)
@@ -130,7 +130,7 @@ def test_places_within_others_leave_some_of_these_free_even_when_they_are_lent()
         assert slots.lent_count == inner.lent_count == 3 * LATE_TIMES_MAX
         await asyncio.wait_for(slots.acquire(), 1)
         assert slots.is_full
-        slots.give_back()
+        slots.release()
 
         await asyncio.gather(*waiting)
         assert slots.lent_count == inner.lent_count == 0
@@ -149,7 +149,7 @@ def test_places_within_others_count_among_these() -> None:
         assert slots.is_full
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(inner.acquire(), 100)
-        inner.give_back()
+        inner.release()
         await asyncio.wait_for(inner.acquire(), 1)
 
     run(scenario())

@@ -30,14 +30,13 @@ from ledgers.memory.bookies import NO_FAULT, Op
 from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
-from replication import znodes
-from replication.orders import drain_place, maintenance_place
+from replication.orders import drain_znode, maintenance_znode
 from replication.settings import ReplicationSettings
 from tests.auditor.auditing import auditing
 from tests.auditor.rechecking import recheck_of
 from tests.replication.cluster import Cluster, named_by, until
 from tests.replication.ledger_values import BOOKIES
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 from tests.replication.repairs import drain, keep_away
 from tests.virtual_time import run
 
@@ -124,7 +123,7 @@ class Storm:
     async def _collect_on(self, bookie: BookieId) -> None:
         """Each ledger under its lock, as bookies do."""
         for ledger_id in range(LEDGER_COUNT):
-            lock = znodes.lock_path(UR, ledger_id)
+            lock = PATHS.lock(ledger_id)
             with suppress(NodeExistsError):
                 await self.cluster.store.create(lock, is_ephemeral=True)
                 if bookie not in (await self.cluster.metadata(ledger_id)).bookies:
@@ -154,12 +153,12 @@ class Storm:
 
     async def _stop_draining(self) -> None:
         if self.draining:
-            await self.cluster.store.delete(drain_place(UR, self.draining.pop()).path)
+            await self.cluster.store.delete(drain_znode(PATHS, self.draining.pop()).path)
 
     async def _maintain(self) -> None:
         """Mostly it is away then, and perhaps for longer."""
         bookie = self.rng.choice(BOOKIES)
-        if await self.cluster.store.exists(maintenance_place(UR, bookie).path) is None:
+        if await self.cluster.store.exists(maintenance_znode(PATHS, bookie).path) is None:
             await keep_away(self.cluster, bookie, for_s=self.rng.uniform(5, 30))
 
     async def _kill(self) -> None:

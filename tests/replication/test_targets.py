@@ -55,9 +55,9 @@ def view(
     )
 
 
-def target_selector(rooms: TestRooms | None = None, **options: object) -> TargetSelector:
+def target_selector(disk_spaces: TestRooms | None = None, **options: object) -> TargetSelector:
     placement = RandomPlacement(random.Random(1))
-    return TargetSelector(placement, clock=LoopClock(), rooms=rooms, **options)  # type: ignore[arg-type]
+    return TargetSelector(placement, clock=LoopClock(), disk_spaces=disk_spaces, **options)  # type: ignore[arg-type]
 
 
 @in_virtual_time
@@ -118,10 +118,10 @@ async def test_rule_s11_what_would_leave_too_little_goes_elsewhere() -> None:
 
 @in_virtual_time
 async def test_a_bookie_that_has_room_again_receives_again() -> None:
-    rooms = TestRooms(b1=0)
-    shared, seen = target_selector(rooms), view()
+    disk_spaces = TestRooms(b1=0)
+    shared, seen = target_selector(disk_spaces), view()
     assert B1 in shared.targets(seen).barred
-    rooms.free["b1"] = 5 * GB
+    disk_spaces.free["b1"] = 5 * GB
 
     await LoopClock().sleep(SORTED_AGAIN_S)
 

@@ -12,21 +12,20 @@ from replication.ledger_record import (
     read_unproven_end,
     unproven_among,
     unproven_ledger_ids,
-    unproven_path,
 )
 from replication.worker import TIDY_INTERVAL_S
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, shut_out, until
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import THREE
 
 
 async def unproven(cluster: Cluster) -> list[int]:
-    return await unproven_ledger_ids(cluster.store, cluster.manager, UR)
+    return await unproven_ledger_ids(cluster.store, cluster.manager, PATHS)
 
 
 async def recorded(cluster: Cluster) -> list[str]:
-    return sorted(await cluster.store.children(unproven_path(UR)))
+    return sorted(await cluster.store.children(PATHS.unproven_ends))
 
 
 async def whole_but_unproven() -> Cluster:
@@ -66,14 +65,14 @@ async def test_it_is_known_when_the_ledger_has_its_copies_and_its_mark_is_gone()
 
     assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
     assert await unproven(cluster) == [LEDGER]
-    end = await read_unproven_end(cluster.store, UR, LEDGER)
+    end = await read_unproven_end(cluster.store, PATHS, LEDGER)
     assert end is not None
     assert "0 to 3 are left, and have their copies again" in end.detail
     assert end.detail.endswith(
         f"; bookmender ledger close {LEDGER} --accept-loss --yes closes it after the last entry that is there"
     ), "all its bookies are there"
-    assert await unproven_among(cluster.store, cluster.manager, UR, {LEDGER, 99}) == [end]
-    assert await unproven_among(cluster.store, cluster.manager, UR, {99}) == []
+    assert await unproven_among(cluster.store, cluster.manager, PATHS, {LEDGER, 99}) == [end]
+    assert await unproven_among(cluster.store, cluster.manager, PATHS, {99}) == []
 
 
 @in_virtual_time
@@ -84,7 +83,7 @@ async def test_once_somebody_closed_the_ledger_it_is_told_no_more_and_forgotten(
         await until(cluster, lambda: queue_empty(cluster))
         await close(cluster)
         assert await unproven(cluster) == []
-        assert await unproven_among(cluster.store, cluster.manager, UR, {LEDGER}) == []
+        assert await unproven_among(cluster.store, cluster.manager, PATHS, {LEDGER}) == []
         assert await recorded(cluster) == [str(LEDGER)]
         await asyncio.sleep(2 * TIDY_INTERVAL_S)
 
@@ -116,7 +115,7 @@ async def test_the_last_try_is_what_is_told_of() -> None:
         await asyncio.sleep(60)
         await node.ends.note(LEDGER, "all denied it")
 
-    assert await read_unproven_end(cluster.store, UR, LEDGER) == UnprovenEnd(
+    assert await read_unproven_end(cluster.store, PATHS, LEDGER) == UnprovenEnd(
         ledger_id=LEDGER, detail="all denied it", tried_ms=cluster.clock.wall_ms()
     )
 
@@ -143,6 +142,6 @@ async def test_of_very_many_some_are_looked_at_again_in_one_go(
 @in_virtual_time
 async def test_a_record_that_cannot_be_read_says_nothing(data: bytes) -> None:
     cluster = await Cluster.start()
-    await cluster.store.create(unproven_path(UR, LEDGER), data, with_parents=True)
+    await cluster.store.create(PATHS.unproven_end(LEDGER), data, with_parents=True)
 
-    assert await read_unproven_end(cluster.store, UR, LEDGER) is None
+    assert await read_unproven_end(cluster.store, PATHS, LEDGER) is None

@@ -25,7 +25,7 @@ NOTE = WaitingNote(
     tries=3,
     next_try_ms=1_000,
     fingerprint=WORLD,
-    bad_sources=frozenset({B1, B2}),
+    suspects=frozenset({B1, B2}),
 )
 
 # --- Notes ----------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_a_note_of_the_first_release_is_read_and_binds_nobody() -> None:
 
     note = WaitingNote.from_record(5, record)
 
-    assert (note.tries, note.next_try_ms, note.fingerprint, note.bad_sources) == (
+    assert (note.tries, note.next_try_ms, note.fingerprint, note.suspects) == (
         1,
         0,
         None,

@@ -8,7 +8,7 @@ from replication.ledger_record import WaitingNotes
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import in_virtual_time, queue_empty, until, with_lost_b2
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 
 LEDGERS = 20
 PATIENT = ReplicationSettings(retry_min_s=600, retry_max_s=600, idle_wait_s=0.5)
@@ -57,9 +57,9 @@ async def test_each_try_is_noted() -> None:
     cluster = await with_lost_b2(1)
     async with cluster.node(journal=Journal(), settings=PATIENT) as node, working(node):
         await asyncio.sleep(5)
-        (first,) = await WaitingNotes(cluster.store, UR).read_all([0])
+        (first,) = await WaitingNotes(cluster.store, PATHS).read_all([0])
         await asyncio.sleep(PROBE_INTERVAL_S + 5)
-        (second,) = await WaitingNotes(cluster.store, UR).read_all([0])
+        (second,) = await WaitingNotes(cluster.store, PATHS).read_all([0])
 
     assert (first.reason, second.reason) == (Reason.JOURNAL, Reason.JOURNAL)
     assert (first.tries, second.tries) == (1, 2)

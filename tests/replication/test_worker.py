@@ -9,7 +9,6 @@ import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.model import LedgerState
-from replication import znodes
 from replication.ledger_record import WaitingNote
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
@@ -24,7 +23,7 @@ from tests.replication.cluster import (
     with_lost_b2,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
@@ -125,7 +124,7 @@ async def test_two_nodes_share_the_work_and_do_nothing_twice() -> None:
 @in_virtual_time
 async def test_a_mark_that_comes_later_is_found_without_being_told_of_it() -> None:
     cluster = await with_lost_b2(2)
-    await cluster.store.delete(znodes.mark_path(UR, 1))
+    await cluster.store.delete(PATHS.mark(1))
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(30)
@@ -322,7 +321,7 @@ async def test_a_reason_that_holds_again_is_noted_again() -> None:
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
-        await cluster.store.delete(znodes.mark_path(UR, LEDGER))
+        await cluster.store.delete(PATHS.mark(LEDGER))
         await node.notes.delete(LEDGER)  # another node was done with it
         await asyncio.sleep(5)
         await cluster.mark(B2)

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from replication import znodes
 from replication.ledger_picker import IDLE_LOOKS_PER_S
 from replication.locks import LedgerLease
 from replication.outcome import DONE, MARKED_AGAIN, Outcome
@@ -15,7 +14,7 @@ from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR, Node, working
+from tests.replication.nodes import LEDGER, PATHS, Node, working
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -30,7 +29,7 @@ async def fleet(
 
     async def repair(self: Repairer, lease: LedgerLease, *_: object, **__: object) -> Outcome:
         await asyncio.sleep(REPAIR_S)
-        return DONE if await self._queue.finish(lease) else MARKED_AGAIN
+        return DONE if await self._queue.complete(lease) else MARKED_AGAIN
 
     monkeypatch.setattr(Repairer, "repair", repair)
     async with AsyncExitStack() as stack:
@@ -73,7 +72,7 @@ async def test_idle_nodes_look_no_oftener_together_than_a_few_would(
     cluster = await Cluster.start()
     if is_marked:
         await cluster.mark(B2)
-        await cluster.store.create(znodes.lock_path(UR, LEDGER))
+        await cluster.store.create(PATHS.lock(LEDGER))
     async with fleet(cluster, 60, monkeypatch) as nodes:
         before = request_count(nodes)
         await asyncio.sleep(30)
@@ -85,7 +84,7 @@ async def test_idle_nodes_look_no_oftener_together_than_a_few_would(
 async def test_the_disable_switch_is_read_when_it_changes_and_not_at_each_look() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node, working(node):
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
         await asyncio.sleep(1)
         before = node.store.request_count
         await asyncio.sleep(1_000)
@@ -93,7 +92,7 @@ async def test_the_disable_switch_is_read_when_it_changes_and_not_at_each_look()
 
         await cluster.write_ledger((B1, B2, B3))
         await cluster.mark(B2)
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
         assert await until(cluster, lambda: queue_empty(cluster)) < 1
 
 
@@ -106,7 +105,7 @@ async def test_ledgers_that_end_one_by_one_do_not_have_others_begun_one_by_one(
     async def repair(self: Repairer, lease: LedgerLease, *_: object, **__: object) -> Outcome:
         began_s.append(asyncio.get_running_loop().time())
         await asyncio.sleep(0.010 + 0.003 * (lease.ledger_id % 10))
-        return DONE if await self._queue.finish(lease) else MARKED_AGAIN
+        return DONE if await self._queue.complete(lease) else MARKED_AGAIN
 
     monkeypatch.setattr(Repairer, "repair", repair)
     cluster = await Cluster.start()

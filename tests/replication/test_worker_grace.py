@@ -12,12 +12,12 @@ from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster import ClusterView
 from replication.ledger_record import WaitingNote
 from replication.open_ledgers import WriterSighting, is_overtaken
-from replication.orders import DrainOrder, Orders, drain_place
+from replication.orders import DrainOrder, Orders, drain_znode
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, UR, Node, working
+from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.repairs import THREE, drain, open_ledger, watch_fencing
 from tests.replication.test_open_ledger import SEGMENT
 
@@ -223,7 +223,7 @@ async def test_a_drain_that_is_taken_back_ends_the_wait_of_the_ledgers_that_it_w
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
         assert "which drains" in (await noted(node)).detail
-        await cluster.store.delete(drain_place(UR, B2).path)
+        await cluster.store.delete(drain_znode(PATHS, B2).path)
         took_s = await until(cluster, lambda: queue_empty(cluster))
         await asyncio.sleep(1)
 
@@ -243,7 +243,7 @@ async def test_whom_it_misses_besides_it_is_left_to_its_writer_for_a_whole_grace
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
-        await cluster.store.delete(drain_place(UR, B2).path)
+        await cluster.store.delete(drain_znode(PATHS, B2).path)
         await asyncio.sleep(SETTINGS.open_ledger_grace_s - 2)
 
         assert B2 not in (await noted(node)).detail

@@ -9,10 +9,10 @@ from ledgers.bookies import Transfer
 from replication import znodes
 from replication.settings import ReplicationSettings
 from replication.slots import LATE_TIMES_MAX
-from replication.znodes import Mark, own_path
+from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 from tests.replication.repairs import drain
 
 SLOTS = 4
@@ -30,7 +30,7 @@ async def drained_slowly(*, copy_s: float) -> Cluster:
     await drain(cluster, B2)
     for ledger_id in range(DRAINING_COUNT):
         await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
-        path = znodes.mark_path(own_path(UR), ledger_id)
+        path = PATHS.private.mark(ledger_id)
         data = znodes.mark_to_bytes(Mark(replicas=(B2,), ctime_ms=1 + ledger_id))
         await cluster.store.create(path, data, with_parents=True)
 

@@ -11,14 +11,12 @@ from ledgers.errors import BookmenderError, QuotaError, UnauthorizedError
 from ledgers.memory.store import MemoryStore
 from ledgers.model import LedgerState
 from ledgers.store import Delete, Operation
-from replication import znodes
-from replication.ledger_record import WaitingNote, WaitingNotes, unproven_path
+from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.reasons import Reason
 from replication.worker import TIDY_INTERVAL_S
-from replication.znodes import waiting_path
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.refusing import refuse, writes_below
 from tests.replication.repairs import lost_b2, open_ledger
 
@@ -40,7 +38,7 @@ async def test_while_a_quota_leaves_room_for_a_few_locks_the_ledgers_are_done_by
 
 
 def refuse_further_locks(store: MemoryStore, cluster: Cluster) -> None:
-    locks = znodes.locks_path(UR)
+    locks = PATHS.locks
 
     def is_refused(operation: Operation) -> bool:
         parent = cluster.tree.nodes.find(locks)
@@ -58,7 +56,7 @@ async def test_a_note_that_cannot_be_written_keeps_no_ledger_from_its_repair(
     cluster = await open_ledger()
     await cluster.kill(B2)
     async with cluster.node() as node:
-        refuse(node.store, writes_below(waiting_path(UR)), error)
+        refuse(node.store, writes_below(PATHS.waiting), error)
         with capture_logs() as logs:
             async with working(node):
                 await asyncio.sleep(120)
@@ -75,7 +73,7 @@ async def test_nor_is_it_tried_all_the_time_without_one() -> None:
     await cluster.mark(B2)
     await cluster.kill(B2)
     async with cluster.node() as node:
-        refuse(node.store, writes_below(waiting_path(UR)), QuotaError)
+        refuse(node.store, writes_below(PATHS.waiting), QuotaError)
         tries: list[int] = []
         repair = node.repairer.repair
 
@@ -103,7 +101,7 @@ async def test_metadata_that_may_not_be_written_is_told_and_not_copied_in_vain_b
             refuse(node.store, writes_below(metadata), error)
             await nodes.enter_async_context(working(node))
         await asyncio.sleep(3_600)
-        (note,) = await WaitingNotes(cluster.store, UR).read_all([LEDGER])
+        (note,) = await WaitingNotes(cluster.store, PATHS).read_all([LEDGER])
 
     copies = [transfer for transfer, _ in cluster.bookies.transfers if transfer.target is not None]
     assert note.reason is Reason.WRITE_REFUSED
@@ -143,7 +141,7 @@ async def test_a_recovery_that_may_not_write_its_end_is_told_alike() -> None:
         refuse(node.store, writes_below(cluster.manager.path(LEDGER)), QuotaError)
         async with working(node):
             await asyncio.sleep(120)
-        (note,) = await WaitingNotes(cluster.store, UR).read_all([LEDGER])
+        (note,) = await WaitingNotes(cluster.store, PATHS).read_all([LEDGER])
 
     assert note.reason is Reason.WRITE_REFUSED
 
@@ -154,7 +152,7 @@ async def test_a_lock_that_may_not_be_deleted_ends_no_session() -> None:
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark(B2)
     await cluster.kill(B2)
-    locks = znodes.locks_path(UR)
+    locks = PATHS.locks
     async with cluster.node() as node:
         refuse(
             node.store,
@@ -177,7 +175,7 @@ async def test_a_leftover_note_that_may_not_be_deleted_keeps_no_other_leftover()
             WaitingNote(ledger_id=gone, reason=Reason.NO_COPY, detail="", node="node-0", since_ms=0)
         )
         await node.ends.note(gone, "why")
-        notes = waiting_path(UR)
+        notes = PATHS.waiting
         refuse(
             node.store,
             lambda each: isinstance(each, Delete) and each.path.startswith(notes),
@@ -187,4 +185,4 @@ async def test_a_leftover_note_that_may_not_be_deleted_keeps_no_other_leftover()
             await asyncio.sleep(TIDY_INTERVAL_S + 5)
 
     assert await cluster.store.children(notes) == [str(gone)]
-    assert await cluster.store.children(unproven_path(UR)) == []
+    assert await cluster.store.children(PATHS.unproven_ends) == []

@@ -18,10 +18,10 @@ from replication.marks import urgent_to_bytes
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from replication.worker import SUMMARY_INTERVAL_S
-from replication.znodes import Mark, own_path
+from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 from tests.replication.watched import settle
 from tests.replication.workers import lockers, start_nodes, without_target
 
@@ -31,7 +31,7 @@ async def copy_for_a_second(transfer: Transfer) -> None:
         await asyncio.sleep(1)
 
 
-# --- Shares ---------------------------------------------------------------------------------------
+# --- HashRing ---------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -73,9 +73,7 @@ async def test_what_a_busy_node_leaves_lying_is_taken_by_its_neighbours() -> Non
 @in_virtual_time
 async def test_what_the_leader_calls_urgent_is_repaired_first() -> None:
     cluster = await with_lost_b2(60)
-    await cluster.store.create(
-        f"{own_path(UR)}/urgent", urgent_to_bytes([999, 41, 17], written_ms=0)
-    )
+    await cluster.store.create(PATHS.urgent, urgent_to_bytes([999, 41, 17], written_ms=0))
     asked = lockers(cluster)
 
     async with cluster.node(settings=ReplicationSettings(ledgers_at_once=1)) as node, working(node):
@@ -89,9 +87,9 @@ async def test_ledgers_of_our_own_queue_are_repaired_like_those_of_the_shared_on
     cluster = await with_lost_b2(6)
     for ledger_id in (4, 5):
         data = znodes.mark_to_bytes(Mark())
-        path = znodes.mark_path(own_path(UR), ledger_id)
+        path = PATHS.private.mark(ledger_id)
         await cluster.store.create(path, data, with_parents=True)
-    await cluster.store.delete(znodes.mark_path(UR, 5))
+    await cluster.store.delete(PATHS.mark(5))
 
     async with cluster.node() as node, working(node):
         await until(cluster, lambda: queue_empty(cluster))
@@ -125,7 +123,7 @@ async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
             await writer.notes.write(replace(note, ledger_id=ledger_id))
 
     costs: list[int] = []
-    look = LedgerPicker.look
+    look = LedgerPicker.pick
 
     async def counted(self: LedgerPicker, **options: int) -> object:
         before = node.store.request_count
@@ -166,7 +164,7 @@ async def test_a_ledger_that_can_be_repaired_is_found_among_very_many_that_wait(
 @in_virtual_time
 async def test_a_look_that_waited_long_for_a_free_place_is_not_taken_for_a_slow_one() -> None:
     cluster = await with_lost_b2(3)
-    await cluster.store.delete(znodes.mark_path(UR, 2))
+    await cluster.store.delete(PATHS.mark(2))
 
     async def copy_for_long(transfer: Transfer) -> None:
         if transfer.target is not None and transfer.ledger_id != 2:
@@ -205,7 +203,7 @@ async def test_a_slow_zookeeper_is_looked_at_the_seldomer() -> None:
 @in_virtual_time
 async def test_the_log_has_one_line_for_many_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await with_lost_b2(30)
-    for module in ("summary", "worker"):  # as a logger remembers what it was first used with
+    for module in ("worker",):  # as a logger remembers what it was first used with
         monkeypatch.setattr(f"replication.{module}.log", structlog.get_logger())
 
     with capture_logs() as logs:
@@ -229,7 +227,7 @@ async def test_locks_that_wait_to_be_asked_for_are_not_asked_for_once_it_is_off(
     async with cluster.node() as node, working(node):
         while not asked:
             await settle(1)
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
         await asyncio.sleep(30)
 
         assert 0 < len(asked) <= 50
@@ -247,12 +245,12 @@ async def test_a_ledger_whose_grace_ends_while_all_is_off_is_given_back_unfenced
 
     async with cluster.node(settings=settings, local=B5) as node, working(node):
         await asyncio.sleep(2)
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
         await asyncio.sleep(30)
 
         assert await cluster.locked() == []
         assert (await cluster.metadata()).state is LedgerState.OPEN
 
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
         await until(cluster, lambda: queue_empty(cluster))
     await cluster.assert_whole()

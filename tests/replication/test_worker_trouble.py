@@ -13,13 +13,10 @@ from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import Create, Operation, OperationResult
-from replication import znodes
-from replication.ledger_record import unproven_path
 from replication.locks import LedgerLease
 from replication.outcome import Outcome
 from replication.settings import ReplicationSettings
-from replication.work_queue import Look
-from replication.znodes import findings_path, nodes_path, urgent_path, waiting_path
+from replication.work_queue import QueueListing
 from tests.replication.cluster import (
     Cluster,
     fault_once,
@@ -31,7 +28,7 @@ from tests.replication.cluster import (
     with_lost_b2,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 from tests.replication.overload import overload, overloaded
 from tests.replication.watched import settle
 
@@ -45,7 +42,7 @@ THREE = (B1, B2, B3)
 async def test_a_mark_that_acls_shut_away_stays_and_stops_none_of_the_others() -> None:
     cluster = await with_lost_b2(3)
     async with cluster.node() as node:
-        shut_out(node.store, znodes.mark_path(UR, 1))
+        shut_out(node.store, PATHS.mark(1))
         with capture_logs() as logs:
             async with working(node):
                 await asyncio.sleep(60)
@@ -62,7 +59,7 @@ async def test_a_directory_that_acls_shut_away_stops_none_of_the_others(level: i
     cluster = await with_lost_b2(3)
     elsewhere = 1 << 40
     await cluster.mark(B2, ledger_id=elsewhere)
-    directory = znodes.mark_path(UR, elsewhere).rsplit("/", level)[0]
+    directory = PATHS.mark(elsewhere).rsplit("/", level)[0]
     async with cluster.node() as node:
         shut_out(node.store, directory)
         with capture_logs() as logs:
@@ -77,12 +74,12 @@ async def test_a_directory_that_acls_shut_away_stops_none_of_the_others(level: i
 @pytest.mark.parametrize(
     "path",
     [
-        waiting_path(UR, 1),
-        waiting_path(UR),
-        f"{nodes_path(UR)}/another",
-        urgent_path(UR),
-        unproven_path(UR),
-        findings_path(UR, 1),
+        PATHS.waiting_note(1),
+        PATHS.waiting,
+        f"{PATHS.nodes}/another",
+        PATHS.urgent,
+        PATHS.unproven_ends,
+        PATHS.finding(1),
     ],
     ids=["a note", "all notes", "a node", "what is urgent", "all unproven ends", "a finding"],
 )
@@ -97,7 +94,7 @@ async def test_what_is_ours_and_acls_shut_away_ends_no_session(path: str) -> Non
         async with working(node):
             await asyncio.sleep(60)
 
-    assert set(await cluster.marked()) <= ({1} if path == waiting_path(UR, 1) else set())
+    assert set(await cluster.marked()) <= ({1} if path == PATHS.waiting_note(1) else set())
 
 
 # --- The switch -----------------------------------------------------------------------------------
@@ -112,7 +109,7 @@ async def test_what_is_ours_and_acls_shut_away_ends_no_session(path: str) -> Non
 @in_virtual_time
 async def test_while_disabled_nothing_is_taken_and_enabling_is_noticed_at_once() -> None:
     cluster = await with_lost_b2(3)
-    await cluster.store.create(znodes.disable_path(UR))
+    await cluster.store.create(PATHS.disable)
     settings = ReplicationSettings(idle_wait_s=100)
 
     async with cluster.node(settings=settings) as node, working(node):
@@ -120,7 +117,7 @@ async def test_while_disabled_nothing_is_taken_and_enabling_is_noticed_at_once()
         assert len(await cluster.marked()) == 3
         assert await cluster.locked() == []
 
-        await cluster.store.delete(znodes.disable_path(UR))
+        await cluster.store.delete(PATHS.disable)
         took_s = await until(cluster, lambda: queue_empty(cluster))
 
     assert took_s < 1
@@ -141,7 +138,7 @@ async def test_disabling_lets_the_ledgers_at_hand_be_finished_and_takes_no_more(
     settings = ReplicationSettings(ledgers_at_once=4)
     async with cluster.node(settings=settings) as node, working(node):
         await until(cluster, lambda: locked_count(cluster, 4))
-        await cluster.store.create(znodes.disable_path(UR))
+        await cluster.store.create(PATHS.disable)
         await asyncio.sleep(30)
 
         assert len(await cluster.marked()) == 16
@@ -194,7 +191,7 @@ async def test_a_lock_that_is_lost_costs_nothing_but_that_attempt() -> None:
     async def lose_lock(transfer: Transfer) -> None:
         if transfer.target is not None:
             cluster.bookies.before_transfer = None
-            await cluster.store.delete(znodes.lock_path(UR, transfer.ledger_id))
+            await cluster.store.delete(PATHS.lock(transfer.ledger_id))
 
     cluster.bookies.before_transfer = lose_lock
     async with cluster.node() as node, working(node):
@@ -257,14 +254,14 @@ async def test_a_queue_that_cannot_be_read_is_tried_again() -> None:
     cluster = await with_lost_b2(3)
 
     async with cluster.node() as node:
-        look, failures = node.queue.look, [UnavailableError("no answer in time")] * 3
+        look, failures = node.queue.list_ledgers, [UnavailableError("no answer in time")] * 3
 
-        async def fail_at_first(rng: random.Random) -> Look:
+        async def fail_at_first(rng: random.Random) -> QueueListing:
             if failures:
                 raise failures.pop()
             return await look(rng)
 
-        node.queue.look = fail_at_first  # type: ignore[method-assign]
+        node.queue.list_ledgers = fail_at_first  # type: ignore[method-assign]
         async with working(node):
             took_s = await until(cluster, lambda: queue_empty(cluster))
 
@@ -283,8 +280,8 @@ async def test_a_queue_that_cannot_be_read_is_tried_again() -> None:
 async def test_rule_s14_a_take_of_which_nobody_can_tell_ends_no_session(fault: StoreFault) -> None:
     cluster = await with_lost_b2(3)
     async with cluster.node() as node:
-        throttled = overload(node.store, znodes.lock_path(UR, 1))
-        fault_once(cluster, node.store, Create, fault, path=znodes.lock_path(UR, 1))
+        throttled = overload(node.store, PATHS.lock(1))
+        fault_once(cluster, node.store, Create, fault, path=PATHS.lock(1))
         async with working(node):
             await asyncio.sleep(60)
             assert 1 in await cluster.marked()

@@ -17,7 +17,7 @@ from replication.open_ledgers import WriterSighting
 from replication.outcome import DONE, Outcome, waiting
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
-from replication.znodes import Mark, own_path, waiting_path
+from replication.znodes import Mark
 from tests.replication.cluster import (
     Cluster,
     fault_once,
@@ -28,7 +28,7 @@ from tests.replication.cluster import (
     with_lost_b2,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import keep_away
 from tests.replication.workers import lockers, start_nodes, without_target
 
@@ -183,7 +183,7 @@ SLOW = ReplicationSettings(retry_min_s=600, retry_max_s=600, idle_wait_s=0.5)
 
 async def unmark(cluster: Cluster) -> None:
     """As Java's worker does, which knows of no note."""
-    mark = znodes.mark_path(UR, LEDGER)
+    mark = PATHS.mark(LEDGER)
     await cluster.store.delete(mark)
     await cluster.store.delete(mark.rpartition("/")[0])
 
@@ -220,7 +220,7 @@ async def test_nor_by_a_node_that_has_never_met_the_ledger_which_leaves_no_note_
 
         async def look(lease: LedgerLease, *_: object, **__: object) -> Outcome:
             noted.append(await node.notes.read(LEDGER))
-            await node.queue.finish(lease)
+            await node.queue.complete(lease)
             return DONE
 
         node.repairer.repair = look  # type: ignore[method-assign]
@@ -242,7 +242,7 @@ async def test_a_note_of_a_mark_that_is_gone_which_cannot_be_deleted_ends_no_ses
     await cluster.mark(B2)
 
     async with cluster.node("node-2", settings=PATIENT) as node, working(node):
-        fault_once(cluster, node.store, Delete, fault, path=waiting_path(UR, LEDGER))
+        fault_once(cluster, node.store, Delete, fault, path=PATHS.waiting_note(LEDGER))
         await until(cluster, lambda: queue_empty(cluster))
         assert cluster.tree.faults is None
     await cluster.assert_whole()
@@ -272,7 +272,7 @@ async def test_a_ledger_that_is_marked_in_both_queues_waits_while_the_older_mark
     cluster = await without_target(LEDGER)
     async with cluster.node(settings=SLOW) as node, working(node):
         await asyncio.sleep(5)
-    own = znodes.mark_path(own_path(UR), LEDGER)
+    own = PATHS.private.mark(LEDGER)
     await cluster.store.create(own, znodes.mark_to_bytes(Mark()), with_parents=True)
 
     async with cluster.node("node-2", settings=SLOW) as node, working(node):
@@ -289,7 +289,7 @@ async def test_a_loss_does_not_wait_for_what_is_in_the_way_of_a_move(is_same_nod
     news."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
-    own = znodes.mark_path(own_path(UR), LEDGER)
+    own = PATHS.private.mark(LEDGER)
     await cluster.store.create(own, znodes.mark_to_bytes(Mark()), with_parents=True)
     one_rack = dict.fromkeys(BOOKIES, "/r1")
 

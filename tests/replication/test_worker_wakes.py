@@ -5,11 +5,10 @@ import asyncio
 import pytest
 
 from ledgers.store import MetadataStore
-from replication import znodes
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import PATHS, working
 
 FOREIGN = 1
 """A ledger that somebody else holds: its mark keeps the directories, so that no other is told
@@ -23,12 +22,12 @@ async def idle_cluster() -> Cluster:
     for ledger_id in (FOREIGN, LOST):
         await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
     await cluster.mark(B2, ledger_id=FOREIGN)
-    await cluster.store.create(znodes.lock_path(UR, FOREIGN))
+    await cluster.store.create(PATHS.lock(FOREIGN))
     return cluster
 
 
 async def is_marked(store: MetadataStore) -> bool:
-    return await store.exists(znodes.mark_path(UR, LOST)) is not None
+    return await store.exists(PATHS.mark(LOST)) is not None
 
 
 @pytest.mark.parametrize("marked_after_s", [0.01, 0.3, 3.0])

@@ -7,21 +7,19 @@ from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
-from replication import znodes
 from replication.cluster import ViewSource
 from replication.inspection import Inspector
 from replication.journal import JournalRecord
 from replication.marks import marked_ledger_ids
 from replication.nodes import Membership
-from replication.orders import OrderBook
+from replication.orders import OrderStore
 from replication.restore import Restorer, Restoring
-from replication.znodes import own_path
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
 from tests.replication.repairs import repair
 
-OWN = own_path(UR)
+OWN = PATHS.private
 HERE = "the cluster's instance id"
 
 
@@ -49,7 +47,7 @@ class Undoing:
 
     async def restorer(self) -> Restorer:
         views = ViewSource(
-            Registration(self.store, ROOT), self.cluster.clock, OrderBook(self.store, UR)
+            Registration(self.store, ROOT), self.cluster.clock, OrderStore(self.store, PATHS)
         )
         return Restorer(
             store=self.store,
@@ -62,21 +60,21 @@ class Undoing:
                 fallback_digest=DIGEST,
             ),
             view=await views.refresh(),
-            ur=UR,
+            paths=PATHS,
             cluster=HERE,
             clock=self.cluster.clock,
             tell=lambda text: None,
         )
 
     async def undo(self, record: JournalRecord, *, is_forced: bool = False) -> Restoring:
-        membership = await Membership.join(self.store, UR, node_info("operator"))
+        membership = await Membership.join(self.store, PATHS, node_info("operator"))
         return await (await self.restorer()).restore(
             record, session=membership.guard.check, holder="operator", is_forced=is_forced
         )
 
     async def own_marks(self) -> list[int]:
         found = await marked_ledger_ids(self.cluster.store, OWN)
-        return [i for i in found if await self.store.exists(znodes.mark_path(OWN, i))]
+        return [i for i in found if await self.store.exists(OWN.mark(i))]
 
     async def is_unmarked(self) -> bool:
         return await self.own_marks() == []

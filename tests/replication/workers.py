@@ -9,7 +9,7 @@ from replication import znodes
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import UR, Node, working
+from tests.replication.nodes import PATHS, Node, working
 
 THREE = (B1, B2, B3)
 
@@ -20,7 +20,7 @@ def lockers(cluster: Cluster) -> dict[int, list[MemoryStore]]:
 
     def note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
         for each in operations:
-            if isinstance(each, Create) and each.path.startswith(znodes.locks_path(UR)):
+            if isinstance(each, Create) and each.path.startswith(PATHS.locks):
                 ledger_id = znodes.ledger_id_of_lock(each.path.rpartition("/")[2])
                 assert ledger_id is not None
                 asked.setdefault(ledger_id, []).append(store)

@@ -11,7 +11,7 @@ from bench.usage import rss_bytes
 from daemon.local.processes import Child, stop_all
 from replication.nodes import live_nodes
 from tests.cluster.steps import AUDITOR_ONLY, STOP_TIMEOUT_S, start_node
-from tests.znode_cluster import UR, ZnodeCluster
+from tests.znode_cluster import PATHS, ZnodeCluster
 
 SETTINGS = AUDITOR_ONLY | {
     "HOLD_ENABLED": "false",  # so many go at once here that it would stand most of the time
@@ -40,8 +40,10 @@ class Leaders:
 
     async def leader(self) -> str | None:
         """The node that leads; None while none does. May raise UnavailableError."""
-        leader = await current_leader(self.cluster.store, UR)
-        live = {node.session_id: node.info.pid for node in await live_nodes(self.cluster.store, UR)}
+        leader = await current_leader(self.cluster.store, PATHS)
+        live = {
+            node.session_id: node.info.pid for node in await live_nodes(self.cluster.store, PATHS)
+        }
         pid = None if leader is None else live.get(leader.session_id)
         return next((name for name, node in self.running.items() if node.pid == pid), None)
 

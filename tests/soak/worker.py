@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from ledgers.errors import ConflictError, NoNodeError, NoSuchLedgerError, NotEmptyError
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata, Segment
-from replication import znodes
 from replication.marks import marked_ledger_ids
-from tests.znode_cluster import UR, ZnodeCluster
+from tests.znode_cluster import PATHS, ZnodeCluster
 
 
 @dataclass(slots=True)
@@ -25,7 +24,7 @@ class SoakWorker:
 
     async def work_off(self, count_max: int) -> None:
         """So many marks, drawn: a ledger that names bookies that are away is moved to others."""
-        ledger_ids = await marked_ledger_ids(self.cluster.store, UR)
+        ledger_ids = await marked_ledger_ids(self.cluster.store, PATHS)
         present = await self.cluster.registered()
         chosen = self.rng.sample(ledger_ids, min(count_max, len(ledger_ids)))
         await asyncio.gather(*(self._work_off(each, present, repairs=True) for each in chosen))
@@ -33,7 +32,7 @@ class SoakWorker:
     async def take_back_whole(self) -> None:
         """All marks of ledgers that miss nothing, or that are gone."""
         present = await self.cluster.registered()
-        ledger_ids = await marked_ledger_ids(self.cluster.store, UR)
+        ledger_ids = await marked_ledger_ids(self.cluster.store, PATHS)
         await asyncio.gather(*(self._work_off(each, present, repairs=False) for each in ledger_ids))
 
     async def _work_off(
@@ -41,7 +40,7 @@ class SoakWorker:
     ) -> None:
         """The mark goes at the version at which it was read: one that grew meanwhile stays (rule
         S6)."""
-        path = znodes.mark_path(UR, ledger_id)
+        path = PATHS.mark(ledger_id)
         try:
             _, stat = await self.cluster.store.get(path)
             found = await self._read(ledger_id)

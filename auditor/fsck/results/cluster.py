@@ -12,7 +12,7 @@ from pathlib import Path
 from auditor.fsck.results.files import replace_file
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import CorruptionError, SettingsError
-from replication.znodes import parse_record, text
+from replication.znodes import parse_record, text_field
 
 CLUSTER_FILE = "cluster.json"
 
@@ -71,8 +71,8 @@ def read_cluster(folder: Path) -> Cluster | None:
     try:
         record = parse_record((folder / CLUSTER_FILE).read_bytes())
         return Cluster(
-            instance_id=text(record, "instance_id"),
-            metadata_service_uri=text(record, "metadata_service_uri"),
+            instance_id=text_field(record, "instance_id"),
+            metadata_service_uri=text_field(record, "metadata_service_uri"),
         )
     except FileNotFoundError:
         return None

@@ -32,7 +32,15 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.store import ANY_VERSION, MetadataStore
-from replication.znodes import own_path, parse_record, part, read_record, text, time_ms, whole
+from replication.znodes import (
+    ClusterPaths,
+    int_field,
+    object_field,
+    parse_record,
+    read_record,
+    text_field,
+    time_field,
+)
 
 VERSION = 1
 EXIT_WHOLE, EXIT_WRONG, EXIT_UNKNOWN = 0, 1, 3
@@ -140,34 +148,34 @@ class Summary:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Return the summary. Raises CorruptionError, also for another version."""
-        check_version("a summary", whole(record, "version"), VERSION)
+        check_version("a summary", int_field(record, "version"), VERSION)
         try:
-            level = Level(text(record, "level"))
+            level = Level(text_field(record, "level"))
         except ValueError as error:
             raise CorruptionError("a summary of a level that this release does not know") from error
         return cls(
-            run=text(record, "run"),
+            run=text_field(record, "run"),
             level=level,
-            started_ms=time_ms(record, "started_ms"),
-            finished_ms=time_ms(record, "finished_ms"),
+            started_ms=time_field(record, "started_ms"),
+            finished_ms=time_field(record, "finished_ms"),
             counts=Counts(
-                ledgers=whole(record, "ledgers"),
+                ledgers=int_field(record, "ledgers"),
                 verdicts=_counts(record, "verdicts"),
                 findings=_counts(record, "findings"),
-                wrong=whole(record, "wrong"),
-                resting_on_unknown=whole(record, "resting_on_unknown"),
-                entries_read=whole(record, "entries_read"),
-                bytes_read=whole(record, "bytes_read"),
+                wrong=int_field(record, "wrong"),
+                resting_on_unknown=int_field(record, "resting_on_unknown"),
+                entries_read=int_field(record, "entries_read"),
+                bytes_read=int_field(record, "bytes_read"),
                 # Summaries of earlier releases lack these keys.
-                out_of_reach=whole(record, "out_of_reach") if "out_of_reach" in record else 0,
+                out_of_reach=int_field(record, "out_of_reach") if "out_of_reach" in record else 0,
                 away=_counts(record, "away") if "away" in record else {},
-                tails_unseen=whole(record, "tails_unseen") if "tails_unseen" in record else 0,
+                tails_unseen=int_field(record, "tails_unseen") if "tails_unseen" in record else 0,
             ),
-            skipped=whole(record, "skipped"),
-            left=whole(record, "left"),
-            left_wrong=whole(record, "left_wrong") if "left_wrong" in record else 0,
-            gone=whole(record, "gone"),
-            marked=whole(record, "marked") if "marked" in record else None,
+            skipped=int_field(record, "skipped"),
+            left=int_field(record, "left"),
+            left_wrong=int_field(record, "left_wrong") if "left_wrong" in record else 0,
+            gone=int_field(record, "gone"),
+            marked=int_field(record, "marked") if "marked" in record else None,
         )
 
 
@@ -207,8 +215,8 @@ def _added(ours: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]
 
 
 def _counts(record: Mapping[str, Any], key: str) -> dict[str, int]:
-    counts = part(record, key)
-    return {name: whole(counts, name) for name in counts}
+    counts = object_field(record, key)
+    return {name: int_field(counts, name) for name in counts}
 
 
 log = structlog.get_logger()
@@ -231,25 +239,17 @@ FINISHED = Gauge(
 )
 
 
-def last_path(ur: str) -> str:
-    return f"{own_path(ur)}/fsck/last"
-
-
-def closer_path(ur: str) -> str:
-    return f"{own_path(ur)}/fsck/closer"
-
-
-async def write_last(store: MetadataStore, ur: str, summary: Summary) -> None:
+async def write_last(store: MetadataStore, paths: ClusterPaths, summary: Summary) -> None:
     """Replace the summary of the previous run. Nothing acts on it, so the write needs no guard of
     the session."""
-    before = (await read_closer(store, ur), await read_last(store, ur))
+    before = (await read_closer(store, paths), await read_last(store, paths))
     closer = _outstanding([each for each in before if each is not None], summary)
     if closer is not None:
-        await _write(store, closer_path(ur), closer)
+        await _write(store, paths.fsck_closer, closer)
     else:
         with suppress(NoNodeError):
-            await store.delete(closer_path(ur))
-    await _write(store, last_path(ur), summary)
+            await store.delete(paths.fsck_closer)
+    await _write(store, paths.fsck_last, summary)
 
 
 def _outstanding(before: Sequence[Summary], last: Summary) -> Summary | None:
@@ -259,10 +259,10 @@ def _outstanding(before: Sequence[Summary], last: Summary) -> Summary | None:
     return max(found, key=lambda each: (each.level.depth, each.finished_ms), default=None)
 
 
-async def note_marked(store: MetadataStore, ur: str, run: str, count: int) -> None:
+async def note_marked(store: MetadataStore, paths: ClusterPaths, run: str, count: int) -> None:
     """Record that ``count`` ledgers that ``run`` found wrong are marked now. Does nothing if that
     run is in neither znode."""
-    for path in (last_path(ur), closer_path(ur)):
+    for path in (paths.fsck_last, paths.fsck_closer):
         with suppress(
             NoNodeError, CorruptionError, ConflictError
         ):  # a conflict means that another run has ended
@@ -285,32 +285,32 @@ def _to_bytes(summary: Summary) -> bytes:
     return json.dumps(summary.to_record()).encode()
 
 
-async def read_last(store: MetadataStore, ur: str) -> Summary | None:
+async def read_last(store: MetadataStore, paths: ClusterPaths) -> Summary | None:
     """Return the last run's summary; None if there is none that can be read."""
-    return await _read(store, last_path(ur))
+    return await _read(store, paths.fsck_last)
 
 
-async def read_closer(store: MetadataStore, ur: str) -> Summary | None:
+async def read_closer(store: MetadataStore, paths: ClusterPaths) -> Summary | None:
     """Return the summary of the closer run that found something wrong; None if there is none that
     can be read."""
-    return await _read(store, closer_path(ur))
+    return await _read(store, paths.fsck_closer)
 
 
 async def _read(store: MetadataStore, path: str) -> Summary | None:
     return await read_record(store, path, Summary.from_record)
 
 
-async def meter_last(store: MetadataStore, ur: str) -> None:
+async def meter_last(store: MetadataStore, paths: ClusterPaths) -> None:
     """Set the metrics to the last run's results, until cancelled. Only the leader calls this.
 
     If the summary cannot be read, the metrics stay unchanged: an error here must not end the
     leadership. Raises SessionLostError.
     """
-    async with aclosing(store.watch(last_path(ur))) as events:
+    async with aclosing(store.watch(paths.fsck_last)) as events:
         async for _ in events:
             try:
-                if (summary := await read_last(store, ur)) is not None:
-                    _meter(summary, await read_closer(store, ur))
+                if (summary := await read_last(store, paths)) is not None:
+                    _meter(summary, await read_closer(store, paths))
             except (UnavailableError, UnauthorizedError) as error:
                 log.warning("fsck_summary.unread", error=str(error))
 

@@ -73,7 +73,7 @@ from ledgers.model import BookieId, DigestType, fragments, known_fragments
 from ledgers.reading import find_end
 from ledgers.registration import Registration
 from replication.marks import marked_ledger_ids, read_marks
-from replication.znodes import own_path, underreplication_path
+from replication.znodes import ClusterPaths
 
 READS_AT_ONCE = 500
 
@@ -132,9 +132,9 @@ async def bookie_rows(reach: Reach) -> AsyncIterator[list[Row]]:
 async def mark_rows(reach: Reach) -> AsyncIterator[list[Row]]:
     """Yield a row for each mark, of the shared queue and of our own."""
     async with read_session(reach.metadata_service_uri) as (store, uri):
-        shared = underreplication_path(uri.root)
-        for queue, ur in (("shared", shared), ("own", own_path(shared))):
-            marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
+        shared = ClusterPaths.below(uri.root)
+        for queue, paths in (("shared", shared), ("own", shared.private)):
+            marked = await read_marks(store, paths, await marked_ledger_ids(store, paths))
             yield [
                 {
                     "ledger_id": each.ledger_id,
