@@ -243,16 +243,16 @@ async def open_previewer(
         placement = await load_placement(
             ours.placement,
             store=cluster.store,
-            ur=cluster.ur,
+            paths=cluster.paths,
             views=inspection.views,
             local=local,
             clock=inspection.clock,
             rng=inspection.rng,
         )
-        rooms = DiskSpaceSource(
+        disk_spaces = DiskSpaceSource(
             inspection.bookies,
             inspection.views,
-            floor_share=ours.replication.free_room_min,
+            floor_share=ours.replication.free_disk_share_min,
             clock=inspection.clock,
             rng=inspection.rng,
         )
@@ -262,7 +262,7 @@ async def open_previewer(
             clock=inspection.clock,
             local=local,
             is_local_only=ours.replication.target == "local",
-            rooms=rooms,
+            disk_spaces=disk_spaces,
             rack=placement.racks.rack,
             allowed=placement.groups.allowed,
         )

@@ -116,7 +116,7 @@ async def open_worker(
             queue=make_queue(session, batcher),
             bookies=bookies,
             placement=placement,
-            rooms=rooms,
+            disk_spaces=disk_spaces,
             quarantine=quarantine,
             on_written=on_written,
         )
@@ -138,7 +138,7 @@ async def open_worker(
                     _pause_while_suspended(session.store, bulk),
                     tell_of_returns(session.views, bookies, bulk),
                     placement.run(),
-                    rooms.run(),
+                    disk_spaces.run(),
                 )
             ]
             yield OpenWorker(session=session, batcher=batcher, worker=worker)
@@ -156,7 +156,7 @@ class _Parts:
     queue: Queue
     bookies: BookieClient
     placement: SessionPlacement
-    rooms: DiskSpaceSource
+    disk_spaces: DiskSpaceSource
     quarantine: Quarantine
     on_written: OnWritten
 
@@ -261,7 +261,7 @@ class _Parts:
             clock=self.session.clock,
             local=self.session.local,
             is_local_only=self.settings.replication.target == "local",
-            rooms=self.rooms,
+            disk_spaces=self.disk_spaces,
             rack=self.placement.racks.rack,
             quarantine=self.quarantine,
             allowed=self.placement.groups.allowed,
@@ -345,8 +345,8 @@ async def _lead(
 ) -> None:
     """Run all tasks of the leader until its session or its leadership ends."""
     batcher = Batcher(session.store, leadership.guards)
-    records = Records(session.store, batcher, session.ur)
-    findings = Findings(session.store, batcher, session.ur, session.clock)
+    records = Records(session.store, batcher, session.paths)
+    findings = Findings(session.store, batcher, session.paths, session.clock)
     auditor = _auditor(settings, session, batcher, updater, placement, records, outages)
     checks = LeaderChecks(
         settings=settings,
@@ -453,7 +453,7 @@ async def _remember_racks(session: Session, batcher: Batcher, placement: Session
         memory = RackMemory(
             store=session.store,
             batcher=batcher,
-            ur=session.ur,
+            paths=session.paths,
             racks=placement.racks,
             rack_keeper=placement.rack_keeper,
             views=session.views,

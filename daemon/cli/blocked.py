@@ -37,8 +37,8 @@ from replication.znodes import ClusterPaths
 
 async def all_marked(cluster: AdminSession) -> set[int]:
     """Return the IDs of all ledgers marked in either queue."""
-    store, ur = cluster.store, cluster.ur
-    return {*await marked_ledger_ids(store, ur), *await marked_ledger_ids(store, own_path(ur))}
+    store, paths = cluster.store, cluster.paths
+    return {*await marked_ledger_ids(store, paths), *await marked_ledger_ids(store, paths.private)}
 
 
 async def read_all_marks(cluster: AdminSession, ledger_ids: Collection[int]) -> list[MarkedLedger]:
@@ -148,7 +148,7 @@ class BlockedLedgers:
 
     async def _told(self, ledger_ids: Sequence[int]) -> dict[int, str]:
         """Of each, where all of them are blocked; else of some, or none."""
-        store, ur = self._cluster.store, self._cluster.ur
+        store, paths = self._cluster.store, self._cluster.paths
         noted = (await self._notes.ledger_ids()).intersection(ledger_ids)
         locked = await locked_ledger_ids(store, paths)
         told = await self._shut([i for i in ledger_ids if i not in noted], locked)
@@ -337,8 +337,8 @@ async def try_now(
     """
     if not await _is_marked(ledger_id, store, paths):
         return
-    await WaitingNotes(store, ur).let_go(ledger_id, guards=guards)
-    await order_retries([ledger_id], store, ur, clock)
+    await WaitingNotes(store, paths).let_go(ledger_id, guards=guards)
+    await order_retries([ledger_id], store, paths, clock)
 
 
 async def _is_marked(ledger_id: int, store: MetadataStore, paths: ClusterPaths) -> bool:
@@ -346,7 +346,7 @@ async def _is_marked(ledger_id: int, store: MetadataStore, paths: ClusterPaths) 
 
 
 async def order_retries(
-    ledger_ids: Iterable[int], store: MetadataStore, ur: str, clock: Clock
+    ledger_ids: Iterable[int], store: MetadataStore, paths: ClusterPaths, clock: Clock
 ) -> None:
     """Order all nodes to forget the notes of these ledgers and to try them now."""
     ledger_ids = list(ledger_ids)

@@ -29,7 +29,7 @@ from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView
-from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore
+from replication.orders import DrainOrder, MaintenanceWindow, Orders
 
 COMPLETION_TIMEOUT_S = 2.0
 """A shell that waits longer for its completions is a nuisance."""
@@ -71,8 +71,8 @@ def _completions(config: Path | None) -> Collection[BookieId]:
 
 async def known_bookies(cluster: AdminSession) -> frozenset[BookieId]:
     """Return the bookies that are registered, have a cookie, or are named by an order or a ledger."""
-    orders = await OrderBook(cluster.store, cluster.ur).read()
-    naming = (await read_absences(cluster.store, cluster.ur)).naming
+    orders = await OrderStore(cluster.store, cluster.paths).read()
+    naming = (await read_absences(cluster.store, cluster.paths)).naming
     return frozenset(
         (
             *(bookie for bookie, count in naming.items() if count),
@@ -295,7 +295,7 @@ def with_losses(
 
 async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId, DrainProgress]:
     """Return the leader's latest progress of each present drain order."""
-    record = await last_drains(cluster.store, cluster.ur)
+    record = await last_drains(cluster.store, cluster.paths)
     if record is None:
         return {}
     return {

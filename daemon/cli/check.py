@@ -42,7 +42,7 @@ from ledgers.errors import NodeExistsError, NoNodeError, SettingsError
 from ledgers.store import ANY_VERSION
 from replication import znodes
 from replication.nodes import live_nodes
-from replication.orders import ChecksOrder, Orders, OrderStore, checks_znode
+from replication.orders import ChecksOrder, Orders, OrderStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +249,7 @@ async def _overdue_row(cluster: AdminSession) -> CheckRow:
 
 async def _leader(cluster: AdminSession) -> tuple[str | None, list[str]]:
     """Return the leader's name, and sentences about it."""
-    leader = await current_leader(cluster.store, cluster.ur)
+    leader = await current_leader(cluster.store, cluster.paths)
     if leader is None:
         return None, ["nobody leads, so no check runs: bookmender daemon"]
     name = leader.candidate or "unknown (its vote cannot be read)"
@@ -328,8 +328,8 @@ async def _trigger_audit(cluster: AdminSession) -> None:
 
 async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
     """Pause the checks, and return False if they were paused already. Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.ur), checks_place(cluster.ur)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
+    standing = await order_store.stored(znode)
     if standing is not None and standing.order is not None:
         return False
     await order_store.give(znode, ChecksOrder(since_ms=clock.wall_ms()), over=standing)
@@ -338,8 +338,8 @@ async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
 
 async def resume_checks(cluster: AdminSession) -> bool:
     """Resume the checks, and return False if they were not paused. Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.ur), checks_place(cluster.ur)
-    standing = await book.stored(place)
+    order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
+    standing = await order_store.stored(znode)
     if standing is None:
         return False
     await order_store.withdraw(znode, over=standing)

@@ -311,7 +311,7 @@ class LedgerCloser:
         with suppress(
             UnavailableError, SessionLostError, LockLostError, RejectedError
         ):  # it is closed, and tried again one day
-            await try_now(ledger_id, self._store, self._ur, guards=guards, clock=self._clock)
+            await try_now(ledger_id, self._store, self._paths, guards=guards, clock=self._clock)
         return CloseResult(
             found=before.found,
             last_entry_id=before.last_entry_id,
@@ -455,7 +455,7 @@ async def _open_closer(
             bookies=inspection.bookies,
             views=inspection.views,
             open_ledgers=await _open_ledgers(cluster, manager, inspection),
-            ur=cluster.ur,
+            paths=cluster.paths,
             after_s=cluster.settings.checks.counts_as_idle_after_s,
             clock=inspection.clock,
             tell=lambda text: echo_notes([printable(text)]),
@@ -470,7 +470,7 @@ async def _open_ledgers(
     placement = await load_placement(
         cluster.settings.placement,
         store=cluster.store,
-        ur=cluster.ur,
+        paths=cluster.paths,
         views=inspection.views,
         local=None,
         clock=inspection.clock,

@@ -226,9 +226,9 @@ async def _check_state(cluster: AdminSession, bookie: BookieId, clock: Clock) ->
 
 
 async def _get_marked(cluster: AdminSession, notify: Callable[[str], None], clock: Clock) -> None:
-    if await cluster.store.exists(znodes.disable_path(cluster.ur)) is not None:
+    if await cluster.store.exists(cluster.paths.disable) is not None:
         raise RejectedError("auto-recovery is disabled, so nothing would move: bookmender enable")
-    if await current_leader(cluster.store, cluster.ur) is None:
+    if await current_leader(cluster.store, cluster.paths) is None:
         notify("no auditor is running, so nobody marks its ledgers: bookmender daemon")
     if await current_hold(cluster, clock=clock) is not None:
         notify(

@@ -123,7 +123,7 @@ class Drains:
 
 async def read_drains(cluster: AdminSession) -> Drains:
     """Read the drain orders and their progress."""
-    every = await OrderBook(cluster.store, cluster.ur).read()
+    every = await OrderStore(cluster.store, cluster.paths).read()
     orders = Orders(draining=every.draining, unreadable=unreadable_drains(every.unreadable))
     return Drains(orders=orders, progress=await drain_progress(cluster, orders))
 
@@ -157,7 +157,7 @@ async def order_drains(
 
 async def cancel_drains(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[BookieId]:
     """Withdraw the orders, and return the bookies that had one. Raises ConflictError."""
-    book = OrderBook(cluster.store, cluster.ur)
+    order_store = OrderStore(cluster.store, cluster.paths)
     cancelled = []
     for bookie in bookies:
         znode = drain_znode(cluster.paths, bookie)

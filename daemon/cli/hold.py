@@ -113,15 +113,15 @@ def _end_text(hold: HoldOrder, *, now_ms: int, are_back: bool) -> str:
 
 async def current_hold(cluster: AdminSession, *, clock: Clock) -> HoldOrder | None:
     """Return the present hold; None without one. Raises UnavailableError."""
-    standing = await OrderBook(cluster.store, cluster.ur).stored(hold_place(cluster.ur))
+    standing = await OrderStore(cluster.store, cluster.paths).stored(hold_znode(cluster.paths))
     orders = Orders(hold=None if standing is None else standing.order).at(clock.wall_ms())
     return orders.hold if orders.is_held else None
 
 
 async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
     """Read the hold and the absent bookies. Raises UnavailableError."""
-    orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
-    place = hold_place(cluster.ur)
+    orders = (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms())
+    znode = hold_znode(cluster.paths)
     available = (await registered_bookies(cluster)).available
     named = (await read_absences(cluster.store, cluster.paths)).named(now_ms=clock.wall_ms())
     gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()

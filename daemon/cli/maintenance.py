@@ -271,8 +271,11 @@ async def open_window(
 
 async def end_window(cluster: AdminSession, bookie: BookieId) -> bool:
     """End the window, and return False if there was none. Raises ConflictError."""
-    book, place = OrderBook(cluster.store, cluster.ur), maintenance_place(cluster.ur, bookie)
-    standing = await book.stored(place)
+    order_store, znode = (
+        OrderStore(cluster.store, cluster.paths),
+        maintenance_znode(cluster.paths, bookie),
+    )
+    standing = await order_store.stored(znode)
     if standing is None:
         return False
     await order_store.withdraw(znode, over=standing)
@@ -289,8 +292,8 @@ async def read_unreadable_windows(
 
 async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, MaintenanceWindow]:
     """Return the present windows. Deletes those that are over."""
-    book = OrderBook(cluster.store, cluster.ur)
-    orders = await book.read()
+    order_store = OrderStore(cluster.store, cluster.paths)
+    orders = await order_store.read()
     current = dict(orders.at(clock.wall_ms()).maintenance)
     for bookie in orders.maintenance.keys() - current.keys():
         znode = maintenance_znode(cluster.paths, bookie)

@@ -169,7 +169,7 @@ async def mark_for_repair(
     for ledger_id in waiting:
         await notes.let_go(ledger_id, guards=[session.membership.guard.check])
     if waiting:
-        await order_retries(waiting, session.store, session.ur, session.clock)
+        await order_retries(waiting, session.store, session.paths, session.clock)
 
 
 async def access_denied(

@@ -132,7 +132,7 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
             UnavailableError, SessionLostError, LockLostError, RejectedError
         ):  # it is done, and tried again one day
             cluster = ours.cluster
-            await order_retries([record.ledger_id], cluster.store, cluster.ur, SystemClock())
+            await order_retries([record.ledger_id], cluster.store, cluster.paths, SystemClock())
         return done
 
 
@@ -146,7 +146,7 @@ async def _open_restorer(
             manager=manager,
             inspector=inspection.inspector,
             view=inspection.view,
-            ur=cluster.ur,
+            paths=cluster.paths,
             cluster=cluster_id,
             clock=inspection.clock,
             tell=lambda text: echo_notes([printable(text)]),

@@ -91,8 +91,8 @@ def test_an_entry_that_a_bookie_lost_between_the_ends_is_given_back_to_it(
 
             assert found.exit_code == 1, found
             assert await all_marked(on.seen) == {ledger_id}
-            store, ur = on.seen.store, on.seen.ur
-            assert (await read_findings(store, ur, [ledger_id]))[ledger_id].bookies == (victim,)
+            store, paths = on.seen.store, on.seen.paths
+            assert (await read_findings(store, paths, [ledger_id]))[ledger_id].bookies == (victim,)
             assert (await bookmender(uri, "status", "-o", "json")).record["verdict"] == "unattended"
 
             start("worker", settings=WORKER_ONLY)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from auditor.checks.idle import Sighting, idle_path, sightings_to_json
+from auditor.checks.idle import Sighting, sightings_to_json
 from daemon.cli.close_ledger import CloseResult, LedgerCloser
 from ledgers.model import LedgerState
 from ledgers.placement import RandomPlacement
@@ -67,7 +67,7 @@ async def closer(cluster: Cluster) -> LedgerCloser:
 async def close(
     cluster: Cluster, *, is_forced: bool = False, accepts_loss: bool = False
 ) -> CloseResult:
-    membership = await Membership.join(cluster.store, UR, node_info("me", Role.HAND))
+    membership = await Membership.join(cluster.store, PATHS, node_info("me", Role.HAND))
     return await (await closer(cluster)).close(
         LEDGER,
         session=membership.guard.check,

@@ -261,8 +261,8 @@ def test_a_ledger_without_a_provable_end_is_not_called_whole(
 async def test_tries_of_several_ledgers_are_ordered_at_once() -> None:
     cluster = await with_ledgers((B1, B2))
 
-    await order_retries([7, 8], cluster.store, UR, cluster.clock)
-    await order_retries([9], cluster.store, UR, cluster.clock)
+    await order_retries([7, 8], cluster.store, PATHS, cluster.clock)
+    await order_retries([9], cluster.store, PATHS, cluster.clock)
 
     standing = await OrderStore(cluster.store, PATHS).stored(tries_znode(PATHS))
     assert standing is not None

@@ -131,7 +131,7 @@ async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
         costs.append(node.store.request_count - before)
         return found
 
-    monkeypatch.setattr(LedgerPicker, "look", counted)
+    monkeypatch.setattr(LedgerPicker, "pick", counted)
     async with cluster.node() as node:
         await settle()  # its view of the bookies has been read
         async with working(node):
