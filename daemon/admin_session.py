@@ -1,8 +1,7 @@
-"""A short session for a command that looks, or leaves an order, and goes: it joins nothing of
-itself.
+"""The ZooKeeper session of a command.
 
-A visit that writes a ledger's metadata by hand: each write is recorded on this host, and proves
-its session.
+``admin_session`` only reads, or writes orders. ``writing_session`` also writes ledger metadata: each
+write is recorded in the journal of this host and proves its session (rule S3).
 """
 
 import asyncio
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from daemon.logs import set_up_logs
-from daemon.session import open_store
 from daemon.settings import Settings, load_settings
 from daemon.state import open_journal
+from daemon.zookeeper import open_store
 from ledgers.clock import SystemClock
 from ledgers.errors import UnauthorizedError
 from ledgers.manager import LedgerManager

@@ -20,7 +20,7 @@ from auditor.finding_marker import FindingMarker
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.mark_reasons import Findings
 from daemon.limits import keep_to_our_share
-from daemon.placement import Placing
+from daemon.placement import SessionPlacement
 from daemon.session import Session, tell_of_returns
 from daemon.settings import Settings
 from ledgers.bookies import Bookies
@@ -46,7 +46,7 @@ class LeaderChecks:
     batcher: Batcher
     updater: LedgerMapUpdater
     findings: Findings
-    placing: Placing
+    placement: SessionPlacement
     is_audit_pending: Callable[[], bool]
 
     async def run(self) -> None:
@@ -139,9 +139,9 @@ class LeaderChecks:
         return PlacementCheck(
             ledger_map=self.updater.ledger_map,
             views=self.session.views,
-            policy=self.placing.policy,
-            rack_of=self.placing.racks.rack,
-            has_rack_source=self.placing.rack_keeper is not None,
+            policy=self.placement.policy,
+            rack_of=self.placement.racks.rack,
+            has_rack_source=self.placement.rack_keeper is not None,
             reports=self._reports() if repairs else None,
         )
 

@@ -47,7 +47,7 @@ class Limits:
 
 
 def limits_in_force(order: LimitsOrder, settings: Settings) -> Limits:
-    """What holds for a node with these settings."""
+    """Return the limits of a node: its settings, overridden by the order."""
     ours = settings.replication
     own = Limits(
         bytes_per_s=ours.bytes_per_s,
@@ -56,11 +56,11 @@ def limits_in_force(order: LimitsOrder, settings: Settings) -> Limits:
         requests_per_s=settings.zookeeper.requests_per_s,
         yields_to_writers=ours.yields_to_writers,
     )
-    return replace(own, **given(order))
+    return replace(own, **ordered_limits(order))
 
 
-def given(order: LimitsOrder) -> dict[str, Any]:
-    """What it says, by key."""
+def ordered_limits(order: LimitsOrder) -> dict[str, Any]:
+    """Return the limits that the order sets, by key."""
     return {key: value for key, value in asdict(order).items() if value is not None}
 
 

@@ -1,10 +1,7 @@
-"""Logging: one event per line, as text on a terminal and as JSON otherwise. Tracebacks are
-bounded.
+"""Logging: one event per line, as text on a terminal and as JSON otherwise.
 
-Tracebacks of bounded length, for any depth of calls and any number of failed tasks.
-
-A permanent failure is logged again and again. Its tracebacks must neither fill the disk nor keep
-the loop busy.
+A permanent failure is logged again and again. So tracebacks are bounded, for any depth of calls and
+any number of failed tasks: they must neither fill the disk nor keep the loop busy.
 """
 
 import io

@@ -1,8 +1,7 @@
-"""Builds the placement policy from the settings, with the source of racks that it uses.
+"""Builds the placement policy and its source of racks from the settings.
 
-Racks from a file, or from a script like those of BookKeeper and Hadoop.
-
-Both run in a separate thread: the disk of the file may hang, and a script may be slow.
+Racks come from a file, from a script like those of BookKeeper and Hadoop, or from a znode. The file
+is read and the script run in a separate thread, because a disk may hang and a script may be slow.
 """
 
 import asyncio
@@ -265,7 +264,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placing:
+class SessionPlacement:
     """The placement policy of one session. ``rack_keeper`` keeps the racks up to date; None if racks
     have no source."""
 
@@ -281,7 +280,7 @@ class Placing:
                 tasks.create_task(self.rack_keeper.run())
 
 
-async def begin_placing(
+async def load_placement(
     settings: PlacementSettings,
     *,
     store: MetadataStore,
@@ -291,7 +290,7 @@ async def begin_placing(
     clock: Clock,
     rng: random.Random,
     resolve: ResolveHost = resolve_host,
-) -> Placing:
+) -> SessionPlacement:
     """Build the policy and read the racks once, if their source answers in time.
 
     Racks of absent bookies come from ``rack_memory``. ``local``: the bookie that is preferred among
@@ -323,12 +322,12 @@ async def begin_placing(
         may_leave=settings.may_leave_isolation,
     )
     await groups.refresh()
-    return Placing(policy=policy, racks=racks, rack_keeper=rack_keeper, groups=groups)
+    return SessionPlacement(policy=policy, racks=racks, rack_keeper=rack_keeper, groups=groups)
 
 
-async def placing_of(session: Session, settings: PlacementSettings) -> Placing:
+async def session_placement(session: Session, settings: PlacementSettings) -> SessionPlacement:
     """Build the policy for a session."""
-    return await begin_placing(
+    return await load_placement(
         settings,
         store=session.store,
         paths=session.paths,

@@ -1,5 +1,6 @@
-"""Which ledgers a plan is shown for, and the parts that make one: those of a worker, without its
-locks."""
+"""Plans repairs without executing them: selects the ledgers, and builds a worker's parts without
+locks.
+"""
 
 import asyncio
 import random
@@ -12,7 +13,7 @@ from auditor.scan import may_be_named
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import known_bookies, require_known
 from daemon.local_bookie import local_bookie
-from daemon.placement import begin_placing
+from daemon.placement import load_placement
 from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_status
 from ledgers.client import BookieClient, open_bookies
@@ -38,10 +39,11 @@ READS_AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """Ledgers to plan for, and how many more there are: None where nobody has counted.
+class SelectedLedgers:
+    """Ledgers to plan for. ``more``: how many more there are; None if they were not counted.
 
-    ``unreadable``: those that may be among them, which nobody can tell.
+    ``unreadable``: ledgers that may belong to the selection, but cannot be read.
+
     """
 
     ledger_ids: Sequence[int]
@@ -51,7 +53,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Previews:
-    """``more``, ``unreadable``: as in ``Chosen``.
+    """``more``, ``unreadable``: as in ``SelectedLedgers``.
 
     ``none_marked``: the conditions of ``status``, if the marked ledgers were asked for and there is
     none; else empty.
@@ -77,7 +79,7 @@ async def plan_for(
     """
     none_marked, every_unproven = "", list[int]()
     if ledger_ids:
-        chosen = Chosen(ledger_ids=list(dict.fromkeys(ledger_ids)))
+        chosen = SelectedLedgers(ledger_ids=list(dict.fromkeys(ledger_ids)))
     elif bookie is not None:
         require_known([bookie], await known_bookies(cluster))
         chosen = await ledgers_of(cluster, bookie, limit=limit)
@@ -122,7 +124,7 @@ async def preview_all(
         return await gather_in_parts(preview, ledger_ids, at_once=LEDGERS_AT_ONCE)
 
 
-async def most_endangered(cluster: AdminSession, *, limit: int) -> Chosen:
+async def most_endangered(cluster: AdminSession, *, limit: int) -> SelectedLedgers:
     """Of both queues: what the leader calls urgent, then most bookies missing, then the oldest
     loss.
 
@@ -144,10 +146,10 @@ async def most_endangered(cluster: AdminSession, *, limit: int) -> Chosen:
         ranks[each.ledger_id] = min(rank, ranks.get(each.ledger_id, rank))
     ordered = [*urgent, *sorted(ranks, key=lambda ledger_id: (ranks[ledger_id], ledger_id))]
     unread = max(0, len(rest) - MARKS_READ_MAX)
-    return Chosen(ledger_ids=ordered[:limit], more=max(0, len(ordered) - limit) + unread)
+    return SelectedLedgers(ledger_ids=ordered[:limit], more=max(0, len(ordered) - limit) + unread)
 
 
-async def ledgers_of(cluster: AdminSession, bookie: BookieId, *, limit: int) -> Chosen:
+async def ledgers_of(cluster: AdminSession, bookie: BookieId, *, limit: int) -> SelectedLedgers:
     """The first ledgers whose metadata names the bookie, and those met on the way that may."""
     found: list[int] = []
     unreadable: list[int] = []
@@ -158,7 +160,7 @@ async def ledgers_of(cluster: AdminSession, bookie: BookieId, *, limit: int) -> 
         if len(found) > limit:
             break
     doubtful = await may_be_named(cluster.store, cluster.manager, unreadable, [bookie])
-    return Chosen(
+    return SelectedLedgers(
         ledger_ids=found[:limit],
         more=None if len(found) > limit else 0,
         unreadable=doubtful.get(bookie, []),
@@ -184,8 +186,8 @@ async def _names(cluster: AdminSession, ledger_id: int, bookie: BookieId) -> boo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looking:
-    """What a command looks at ledgers with. ``view``: of the cluster as it was when it began."""
+class Inspection:
+    """What a command inspects ledgers with. ``view``: the cluster when the command began."""
 
     inspector: Inspector
     bookies: BookieClient
@@ -197,8 +199,8 @@ class Looking:
 
 
 @asynccontextmanager
-async def open_looking(cluster: AdminSession) -> AsyncIterator[Looking]:
-    """The eyes of a worker, at a command's pace."""
+async def open_inspection(cluster: AdminSession) -> AsyncIterator[Inspection]:
+    """Build a worker's inspector with a command's small share of reads."""
     ours, clock, rng = cluster.settings.replication, SystemClock(), random.Random()
     views = ViewSource(cluster.registration, clock, OrderStore(cluster.store, cluster.paths))
     view = await views.refresh()
@@ -217,7 +219,7 @@ async def open_looking(cluster: AdminSession) -> AsyncIterator[Looking]:
             checked_share=ours.checked_share,
             entry_lists=ours.entry_lists,
         )
-        yield Looking(
+        yield Inspection(
             inspector=inspector,
             bookies=bookies,
             views=views,
@@ -235,38 +237,38 @@ async def open_previewer(
     """Looks at the cluster as it is now; with ``drained`` as if that one were being drained,
     too."""
     ours = cluster.settings
-    async with open_looking(cluster) as looking:
-        local = local_bookie(ours.node.bookie_id, looking.view)
-        placing = await begin_placing(
+    async with open_inspection(cluster) as inspection:
+        local = local_bookie(ours.node.bookie_id, inspection.view)
+        placement = await load_placement(
             ours.placement,
             store=cluster.store,
             paths=cluster.paths,
-            views=looking.views,
+            views=inspection.views,
             local=local,
-            clock=looking.clock,
-            rng=looking.rng,
+            clock=inspection.clock,
+            rng=inspection.rng,
         )
         disk_spaces = DiskSpaceSource(
-            looking.bookies,
-            looking.views,
+            inspection.bookies,
+            inspection.views,
             floor_share=ours.replication.free_disk_share_min,
-            clock=looking.clock,
-            rng=looking.rng,
+            clock=inspection.clock,
+            rng=inspection.rng,
         )
         await disk_spaces.ask_due()
         target_selector = TargetSelector(
-            placing.policy,
-            clock=looking.clock,
+            placement.policy,
+            clock=inspection.clock,
             local=local,
             is_local_only=ours.replication.target == "local",
             disk_spaces=disk_spaces,
-            rack=placing.racks.rack,
-            allowed=placing.groups.allowed,
+            rack=placement.racks.rack,
+            allowed=placement.groups.allowed,
         )
         yield Previewer(
-            looking.inspector,
+            inspection.inspector,
             target_selector,
-            _as_if_drained(looking.view, drained),
+            _as_if_drained(inspection.view, drained),
             moves_misplaced=ours.checks.repairs_placement,
         )
 

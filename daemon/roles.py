@@ -1,10 +1,8 @@
-"""The worker service: builds a replication worker and the tasks around it.
+"""The two services of a node, each in one session.
 
-Everything opened here is closed here, in reverse order.
-
-The auditor service: stands for election, and runs all tasks of the leader while elected.
-
-Everything opened here is closed here, in reverse order.
+The worker service builds a replication worker and the tasks around it. The auditor service stands
+for election, and runs all tasks of the leader while elected. Everything opened here is closed here,
+in reverse order.
 """
 
 import asyncio
@@ -33,7 +31,7 @@ from auditor.records import Records
 from auditor.safety_hold import SafetyHolds
 from daemon.checking import LeaderChecks
 from daemon.limits import keep_to_our_share, keep_to_pace, yield_to_clients
-from daemon.placement import Placing, placing_of
+from daemon.placement import SessionPlacement, session_placement
 from daemon.session import Session, open_session, tell_of_returns
 from daemon.settings import Settings
 from ledgers.bulk.engine import BulkTransfers
@@ -101,7 +99,7 @@ async def open_worker(
         bookies = session.bookie_client(budgets, bulk)
         stack.push_async_callback(bookies.close)
         batcher = Batcher(session.store, [session.membership.guard])
-        placing = await placing_of(session, settings.placement)
+        placement = await session_placement(session, settings.placement)
         quarantine = Quarantine(session.clock, session.views.life)
         disk_spaces = DiskSpaceSource(
             bookies,
@@ -118,7 +116,7 @@ async def open_worker(
             batcher=batcher,
             queue=make_queue(session, batcher),
             bookies=bookies,
-            placing=placing,
+            placement=placement,
             disk_spaces=disk_spaces,
             quarantine=quarantine,
             on_written=on_written,
@@ -140,7 +138,7 @@ async def open_worker(
                     ),
                     _pause_while_suspended(session.store, bulk),
                     tell_of_returns(session.views, bookies, bulk),
-                    placing.run(),
+                    placement.run(),
                     disk_spaces.run(),
                 )
             ]
@@ -158,7 +156,7 @@ class _Parts:
     batcher: Batcher
     queue: Queue
     bookies: BookieClient
-    placing: Placing
+    placement: SessionPlacement
     disk_spaces: DiskSpaceSource
     quarantine: Quarantine
     on_written: OnWritten
@@ -260,14 +258,14 @@ class _Parts:
 
     def _target_selector(self) -> TargetSelector:
         return TargetSelector(
-            self.placing.policy,
+            self.placement.policy,
             clock=self.session.clock,
             local=self.session.local,
             is_local_only=self.settings.replication.target == "local",
             disk_spaces=self.disk_spaces,
-            rack=self.placing.racks.rack,
+            rack=self.placement.racks.rack,
             quarantine=self.quarantine,
-            allowed=self.placing.groups.allowed,
+            allowed=self.placement.groups.allowed,
         )
 
 
@@ -322,8 +320,8 @@ async def run_auditor_session(
         if settings.auditor.standbys_keep_ledger_map:
             tasks.create_task(updater.run())
         # Prepared before the election, so that a new leader can act at once.
-        placing = await placing_of(session, settings.placement)
-        tasks.create_task(placing.run())
+        placement = await session_placement(session, settings.placement)
+        tasks.create_task(placement.run())
         election = Election(
             session.store,
             session.paths,
@@ -335,7 +333,7 @@ async def run_auditor_session(
         tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
         if not settings.auditor.standbys_keep_ledger_map:
             tasks.create_task(updater.run())
-        await _lead(settings, session, leadership, updater, placing, outages)
+        await _lead(settings, session, leadership, updater, placement, outages)
 
 
 async def _lead(
@@ -343,21 +341,21 @@ async def _lead(
     session: Session,
     leadership: Leadership,
     updater: LedgerMapUpdater,
-    placing: Placing,
+    placement: SessionPlacement,
     outages: Outages,
 ) -> None:
     """Run all tasks of the leader until its session or its leadership ends."""
     batcher = Batcher(session.store, leadership.guards)
     records = Records(session.store, batcher, session.paths)
     findings = Findings(session.store, batcher, session.paths, session.clock)
-    auditor = _auditor(settings, session, batcher, updater, placing, records, outages)
+    auditor = _auditor(settings, session, batcher, updater, placement, records, outages)
     checks = LeaderChecks(
         settings=settings,
         session=session,
         batcher=batcher,
         updater=updater,
         findings=findings,
-        placing=placing,
+        placement=placement,
         is_audit_pending=lambda: auditor.is_loss_pending,
     )
     drainer = _drainer(session, batcher, updater, records)
@@ -369,7 +367,7 @@ async def _lead(
             batcher.run(),
             drainer.run(),
             findings.run(),
-            _remember_racks(session, batcher, placing),
+            _remember_racks(session, batcher, placement),
             checks.run(),
             teller.run(),
             meter_last(session.store, session.paths),
@@ -384,7 +382,7 @@ def _auditor(
     session: Session,
     batcher: Batcher,
     updater: LedgerMapUpdater,
-    placing: Placing,
+    placement: SessionPlacement,
     records: Records,
     outages: Outages,
 ) -> Auditor:
@@ -394,7 +392,7 @@ def _auditor(
         paths=session.paths,
         settings=settings.hold,
         clock=session.clock,
-        rack_of=placing.racks.rack,
+        rack_of=placement.racks.rack,
     )
     tracker = LossTracker(
         store=session.store,
@@ -451,14 +449,14 @@ def _drainer(
     )
 
 
-async def _remember_racks(session: Session, batcher: Batcher, placing: Placing) -> None:
-    if placing.rack_keeper is not None:
+async def _remember_racks(session: Session, batcher: Batcher, placement: SessionPlacement) -> None:
+    if placement.rack_keeper is not None:
         memory = RackMemory(
             store=session.store,
             batcher=batcher,
             paths=session.paths,
-            racks=placing.racks,
-            rack_keeper=placing.rack_keeper,
+            racks=placement.racks,
+            rack_keeper=placement.rack_keeper,
             views=session.views,
             clock=session.clock,
         )

@@ -1,11 +1,8 @@
 """The ZooKeeper session of one service: opens it, adds it to the list of live nodes, and closes it.
 
 Each service has its own session, so the end of one session releases only that service's locks or
-vote. Everything opened here is closed here, in reverse order.
-
-The settings' way to ZooKeeper: the same for a node and for a command.
-
-Tells the bookie clients about bookies that register again.
+vote. Everything opened here is closed here, in reverse order. ``tell_of_returns`` informs the
+bookie clients about bookies that register again.
 """
 
 import asyncio
@@ -21,11 +18,12 @@ import structlog
 from daemon.limits import keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
 from daemon.settings import Settings
+from daemon.zookeeper import open_store
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
 from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.clock import SystemClock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import SessionLostError
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.registration import Registration, read_instance_id
@@ -37,25 +35,6 @@ from replication.marks import prepare_tree
 from replication.nodes import Membership, NodeInfo, Role, SharedClock
 from replication.orders import OrderStore
 from replication.znodes import ClusterPaths
-
-
-async def open_store(settings: Settings, *, ends_with_loop: bool = False) -> ZooKeeperStore:
-    """A new session. ``ends_with_loop``: as ``ZooKeeperStore.open`` has it. Raises UnavailableError
-    that names the servers asked and the setting with them."""
-    try:
-        return await ZooKeeperStore.open(
-            settings.uri.hosts,
-            session_timeout_s=settings.zookeeper.session_timeout_s,
-            connect_timeout_s=settings.zookeeper.connect_timeout_s,
-            ends_with_loop=ends_with_loop,
-            request_bytes_max=settings.zookeeper.request_bytes_max,
-        )
-    except UnavailableError as error:
-        raise UnavailableError(
-            f"{error.args[0]}: do the servers run, and is metadata_service_uri right?",
-            **error.context,
-        ) from error
-
 
 log = structlog.get_logger()
 

@@ -3,6 +3,7 @@ name."""
 
 import ast
 import dataclasses
+import graphlib
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import grimp
 import pytest
 
 from daemon.cli.main import cli
@@ -56,6 +58,16 @@ def errors_logged() -> set[str]:
                         ]
                         events.update(map(str, told))
     return events
+
+
+# --- Imports ---------------------------------------------------------------------------------------
+
+
+def test_no_modules_of_the_daemon_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph("daemon", cache_dir=None)
+    imports = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+
+    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError that names the circle
 
 
 # --- Only daemon/ reads environment and arguments (signals: import-linter, in pyproject.toml) -----

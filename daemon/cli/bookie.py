@@ -8,28 +8,40 @@ import click
 
 from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.bookies import BookieRow, bookie_rows, missed, with_losses
-from daemon.cli.decommission import decommission
-from daemon.cli.drain import drain
-from daemon.cli.identities import trust_identities
-from daemon.cli.main import EXIT_FAILED, config_option, output_option
-from daemon.cli.maintenance import maintenance
+from daemon.cli.main import EXIT_FAILED, LazyGroup, config_option, output_option
 from daemon.cli.orders import unreadable_texts
-from daemon.cli.progress import counted, tell
+from daemon.cli.progress import counted, echo_notes
 from daemon.status.leader import losses_due_ms
 from ledgers.clock import Clock, SystemClock
 from replication.orders import OrderStore
 
+COMMANDS = {
+    "drain": ("daemon.cli.drain:drain", "Move all copies of running bookies to others."),
+    "maintenance": (
+        "daemon.cli.maintenance:maintenance",
+        "Let a bookie be absent for a while without copying.",
+    ),
+    "decommission": (
+        "daemon.cli.decommission:decommission",
+        "Remove a stopped bookie from the cluster for good.",
+    ),
+    "trust-identities": (
+        "daemon.cli.identities:trust_identities",
+        "Trust bookies whose cookies are newer than ledgers.",
+    ),
+}
 
-@click.group()
+
+@click.group(cls=LazyGroup, lazy=COMMANDS)
 def bookie() -> None:
-    """Single bookies: their state, and what is ordered of them.
+    """List, drain, maintain or decommission bookies.
 
     \b
-    To take one out of service while it runs:
-      bookmender bookie drain ID --wait        move all that it holds elsewhere
-      (stop it)
-      bookmender bookie decommission ID        forget it
-    To restart its host without anything being copied:
+    Take a bookie out of service while it runs:
+      bookmender bookie drain ID --wait           move its copies to other bookies
+      (stop the bookie)
+      bookmender bookie decommission ID           delete its cookie
+    Restart its host without any copying:
       bookmender bookie maintenance ID --for 30m
     """
 
@@ -37,17 +49,17 @@ def bookie() -> None:
 @bookie.command("list")
 @config_option
 @output_option
-@click.option("--room", is_flag=True, help="Ask each bookie how full its disks are, too.")
+@click.option("--room", is_flag=True, help="Also ask each bookie for its free disk space.")
 def list_bookies(config: Path | None, output: str, room: bool) -> None:
-    """Every bookie the cluster knows, its state, and what is ordered of it.
+    """List all known bookies, their states and the orders for them.
 
     \b
       writable   takes reads and writes
       read-only  takes reads only
-      lost       not registered, for the recovery delay at least: its ledgers are copied elsewhere
-      away       not registered, but under maintenance, or the recovery delay is not over yet
+      lost       not registered for the recovery delay; its ledgers are copied
+      away       not registered, but in maintenance or within the recovery delay
 
-    Exits 1 when an order cannot be read: it says which, and what to do.
+    Exit code 1: an operator's order cannot be read. The message names it.
     """
 
     rows, unreadable = run_in_session(
@@ -60,7 +72,7 @@ def list_bookies(config: Path | None, output: str, room: bool) -> None:
         for row in rows:
             click.echo(row.to_text(now_ms=SystemClock().wall_ms()))
         click.echo(counted(len(rows), "bookie"))
-    tell(unreadable_texts(unreadable))
+    echo_notes(unreadable_texts(unreadable))
     sys.exit(EXIT_FAILED if unreadable else 0)
 
 
@@ -72,9 +84,3 @@ async def gather_bookies(
     rows = await bookie_rows(cluster, orders, clock=clock, with_room=with_room)
     due_ms = await losses_due_ms(cluster, missed(rows), clock=clock)
     return with_losses(rows, due_ms), orders.unreadable
-
-
-bookie.add_command(drain)
-bookie.add_command(maintenance)
-bookie.add_command(decommission)
-bookie.add_command(trust_identities)

@@ -1,7 +1,6 @@
-"""What is known of each bookie at one moment, as cheaply as it can be had: no ledger is read for
-it.
+"""The known bookies at one moment, and the argument type that names one.
 
-Which bookie an argument means: one that the cluster knows, or a question back.
+No ledger is read for this. An unknown bookie ID is answered with similar known ones.
 """
 
 import asyncio
@@ -71,8 +70,7 @@ def _completions(config: Path | None) -> Collection[BookieId]:
 
 
 async def known_bookies(cluster: AdminSession) -> frozenset[BookieId]:
-    """Registered now, ever set up, named by an order, or by a ledger, as a leader of ours has
-    told."""
+    """Return the bookies that are registered, have a cookie, or are named by an order or a ledger."""
     orders = await OrderStore(cluster.store, cluster.paths).read()
     naming = (await read_absences(cluster.store, cluster.paths)).ledger_counts
     return frozenset(
@@ -88,7 +86,7 @@ async def known_bookies(cluster: AdminSession) -> frozenset[BookieId]:
 
 
 async def registered_bookies(cluster: AdminSession) -> BookieView:
-    """None at all where the daemon would not believe it (rule S8): a person may know better."""
+    """Return the registered bookies; an empty view if the list cannot be trusted (rule S8)."""
     try:
         return await cluster.registration.read()
     except UnavailableError:
@@ -96,14 +94,14 @@ async def registered_bookies(cluster: AdminSession) -> BookieView:
 
 
 def require_known(wanted: Sequence[BookieId], known: Collection[BookieId]) -> None:
-    """Raises UsageError for the first that the cluster does not know."""
+    """Raise UsageError for the first bookie that the cluster does not know."""
     for bookie in wanted:
         if bookie not in known:
             raise click.UsageError(f"the cluster knows no bookie {bookie}{hint(bookie, known)}")
 
 
 def hint(wrong: BookieId, known: Collection[BookieId]) -> str:
-    """What may have been meant."""
+    """Return a suggestion for an unknown bookie ID."""
     close = difflib.get_close_matches(wrong, sorted(known), n=3)
     if close:
         return f"; did you mean {' or '.join(close)}?"
@@ -231,7 +229,7 @@ def maintenance_text(window: MaintenanceWindow, *, now_ms: int) -> str:
 async def bookie_rows(
     cluster: AdminSession, orders: Orders, *, clock: Clock, with_room: bool = False
 ) -> list[BookieRow]:
-    """Every bookie that the cluster knows, or a ledger, by id. ``orders``: as they were read."""
+    """Return a row for each known bookie, sorted by ID. ``orders``: as read from ZooKeeper."""
     view = await registered_bookies(cluster)
     cookies = await cluster.registration.cookies()
     orders = orders.at(clock.wall_ms())
@@ -296,7 +294,7 @@ def with_losses(
 
 
 async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId, DrainProgress]:
-    """What the leader last told of each drain that stands, and of no earlier one."""
+    """Return the leader's latest progress of each present drain order."""
     record = await read_drains(cluster.store, cluster.paths)
     if record is None:
         return {}

@@ -1,12 +1,8 @@
-"""``bookmender check``.
+"""``bookmender check``: shows the periodic checks, and asks the leader to run one.
 
-The periodic checks at one moment, for people and for programs. ``checks`` gathers them.
-
-The periodic checks as operators see and order them: how far each is, and asking for one now.
-
-Whoever asks only writes: the leader follows. For a check of ledgers it is the time of the last run
-that is taken back, as Java's ``forceauditchecks`` does; for the audit of the bookies the recovery
-delay is written again as it is, as its ``triggeraudit`` does.
+The command only writes a request, and the leader reads it. For a check of ledgers it resets the time
+of the last run, as Java's ``forceauditchecks`` does. For the audit of bookies it writes the recovery
+delay again, as Java's ``triggeraudit`` does.
 """
 
 import json
@@ -38,8 +34,8 @@ from daemon.cli.progress import (
     Show,
     counted,
     duration_text,
-    saying_when_interrupted,
-    tell,
+    echo_notes,
+    explain_interrupt,
 )
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import NodeExistsError, NoNodeError, SettingsError
@@ -175,7 +171,7 @@ ABOUT_BOOKIES = "compares the list of bookies with what all ledgers name, and ma
 ABOUT_OVERDUE = "looks for ledgers that have been marked for too long"
 
 
-# --- Looking -----------------------------------------------------------------------------------------
+# --- Inspection -----------------------------------------------------------------------------------------
 
 
 async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
@@ -252,7 +248,7 @@ async def _overdue_row(cluster: AdminSession) -> CheckRow:
 
 
 async def _leader(cluster: AdminSession) -> tuple[str | None, list[str]]:
-    """Who leads, and what is to be said of that."""
+    """Return the leader's name, and sentences about it."""
     leader = await current_leader(cluster.store, cluster.paths)
     if leader is None:
         return None, ["nobody leads, so no check runs: bookmender daemon"]
@@ -331,7 +327,7 @@ async def _trigger_audit(cluster: AdminSession) -> None:
 
 
 async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
-    """Whether they were not paused before. Raises ConflictError."""
+    """Pause the checks, and return False if they were paused already. Raises ConflictError."""
     order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
     standing = await order_store.stored(znode)
     if standing is not None and standing.order is not None:
@@ -341,7 +337,7 @@ async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
 
 
 async def resume_checks(cluster: AdminSession) -> bool:
-    """Whether they were paused. Raises ConflictError."""
+    """Resume the checks, and return False if they were not paused. Raises ConflictError."""
     order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
     standing = await order_store.stored(znode)
     if standing is None:
@@ -366,15 +362,16 @@ async def wait_checked(
 
 @click.group()
 def check() -> None:
-    """The periodic checks: what the leader looks at from time to time.
+    """Show, start or pause the periodic checks of the leader.
 
     \b
-      bookmender check list                 when each ran, is due, how far it is, what it found
-      bookmender check run all-ledgers      now, whenever it is due
-      bookmender check pause                until bookmender check resume
+      bookmender check list               last runs, due times and findings
+      bookmender check run all-ledgers    run a check now
+      bookmender check pause              pause all checks
+      bookmender check resume             resume them
 
-    When a check ran last stands where Java's auditor keeps it, so that either goes by the other's
-    runs.
+    The time of each run is stored where Java's auditor stores it, so each respects the runs of the
+    other.
     """
 
 
@@ -382,13 +379,13 @@ def check() -> None:
 @config_option
 @output_option
 def list_checks(config: Path | None, output: str) -> None:
-    """Each check: its last run, when it is due, how far it is now, and what the last run found.
+    """List the checks: last run, due time, progress and findings.
 
-    The intervals are those of this host's settings; the leader's decide.
+    The intervals come from this host's settings. The settings of the leader decide.
     """
     clock = SystemClock()
     found = run_in_session(config, lambda cluster: read_checks(cluster, clock=clock))
-    tell(found.concerns)
+    echo_notes(found.concerns)
     if output == "json":
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
@@ -399,14 +396,16 @@ def list_checks(config: Path | None, output: str) -> None:
 @click.argument("name", type=click.Choice(FORCIBLE))
 @config_option
 @output_option
-@click.option("--wait", is_flag=True, help="Until it has ended. Ctrl-C leaves it running.")
+@click.option("--wait", is_flag=True, help="Wait until the run has ended.")
 def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
-    """Ask for a check now; the leader runs it, after one that runs already.
+    """Ask the leader to run a check now.
 
-    One that runs now is not begun anew. With --wait exits 0 when all was well, 1 when something was
-    found, 3 when that could not be told of some ledgers. What is on a bookie that is away is no
-    check's business: its ledgers are marked once it is lost, and bookmender status tells of them.
-    Where no source of racks is set, placement has nothing to compare: it says so, and all is well.
+    A check that is already running is not restarted. The leader runs one check at a time. Ledgers
+    of absent bookies are no finding: they are marked when the bookie is lost. Without a source of
+    racks the check placement has nothing to compare, and reports that.
+
+    Exit codes: 0 requested; with --wait: nothing found. 1 (--wait) something was found.
+    3 (--wait) some ledgers could not be checked.
     """
     clock = SystemClock()
 
@@ -414,7 +413,7 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
         before = (await read_checks(cluster, clock=clock)).row(name).last
         await force_check(cluster, name)
         checks = await read_checks(cluster, clock=clock)
-        tell(checks.concerns)
+        echo_notes(checks.concerns)
         if not wait:
             return checks, None
         line = ProgressLine("ledger")
@@ -425,9 +424,7 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
         finally:
             line.close()
 
-    with saying_when_interrupted(
-        f"what was asked for stands: bookmender check list tells of {name}"
-    ):
+    with explain_interrupt(f"what was asked for stands: bookmender check list tells of {name}"):
         checks, run = run_in_session(config, act)
     if output == "json":
         record = {"check": name, "leader": checks.leader, "run": run_record(run) if run else None}
@@ -445,9 +442,10 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
 @config_option
 @output_option
 def pause(config: Path | None, output: str) -> None:
-    """Let every check wait, one that runs included, until bookmender check resume.
+    """Pause all periodic checks until bookmender check resume.
 
-    Lost bookies are marked as ever. That they are paused already is no error.
+    A running check pauses too. Ledgers of lost bookies are still marked. Exit code 0 also if the
+    checks were paused already.
     """
     _report(
         output,
@@ -462,7 +460,7 @@ def pause(config: Path | None, output: str) -> None:
 @config_option
 @output_option
 def resume(config: Path | None, output: str) -> None:
-    """Let the checks run again; one that waits goes on where it was."""
+    """Resume the periodic checks. A paused check continues where it was."""
     _report(output, is_paused=False, has_changed=run_in_session(config, resume_checks))
 
 

@@ -1,10 +1,8 @@
-"""Closing an open ledger by hand: whether somebody may still write it, and then recovery, under its
-lock.
+"""Closes an open ledger by hand: checks whether a writer may be alive, then recovers it.
 
-Nobody can know that a writer is gone; that the ledger got no entry for long is the best there is to
-go by. To close it locks the writer out for good. So where it may be alive that takes a person's
-word. Where so few of its bookies answer that nobody can find its end (rule S5), or no bookie can
-take its last entries, nothing is begun: it would lock the writer out for nothing.
+Nobody can prove that a writer is gone; the best evidence is a long time without entries. CloseResult
+locks the writer out for good, so an operator must confirm it if the writer may be alive. If too few
+bookies answer to find the end (rule S5), or no bookie can take the last entries, nothing is fenced.
 """
 
 import asyncio
@@ -19,11 +17,11 @@ from itertools import chain
 
 from auditor.checks.idle import LastChange, read_last_changes, updated_change
 from daemon.admin_session import AdminSession, writing_session
-from daemon.cli.progress import duration_text, printable, tell
-from daemon.cli.stuck import try_now
+from daemon.cli.blocked import try_now
+from daemon.cli.progress import duration_text, echo_notes, printable
 from daemon.messages import end_doubt_text, message
-from daemon.placement import begin_placing
-from daemon.previews import Looking, open_looking
+from daemon.placement import load_placement
+from daemon.previews import Inspection, open_inspection
 from daemon.settings import Settings
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -57,7 +55,7 @@ from replication.znodes import ClusterPaths, read_found_bad
 DAMAGE_ENTRIES_MAX = 10_000
 """Entries after the LAC that are read before a ledger is closed: a writer has fewer under way."""
 
-Told = Mapping[BookieId, LastEntry | None]
+LastEntries = Mapping[BookieId, LastEntry | None]
 """Of each member of a last ensemble how far it says it reaches, None where it does not answer."""
 
 
@@ -66,7 +64,7 @@ class CloseRefusedError(RejectedError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class CloseResult:
     """A ledger as it was found, and as it was left: ``closed`` is None while nothing was done.
 
     ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why
@@ -121,7 +119,7 @@ def doubts_about(
     return []
 
 
-def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> str:
+def why_unclosable(metadata: LedgerMetadata, told: LastEntries, view: ClusterView) -> str:
     """Why a recovery could not find the ledger's end now, and what helps, for people; empty where
     it may."""
     silent = silent_of(told, view)
@@ -133,7 +131,7 @@ def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> s
     )
 
 
-def silent_of(told: Told, view: ClusterView) -> frozenset[BookieId]:
+def silent_of(told: LastEntries, view: ClusterView) -> frozenset[BookieId]:
     """Return the bookies that do not answer. What is said in the place of one that is not
     registered is not its answer."""
     return frozenset(b for b, last in told.items() if last is None or b not in view.answering)
@@ -196,15 +194,15 @@ class LedgerCloser:
         self._paths = paths
         self._after_s = after_s
         self._clock = clock
-        self._tell = tell
+        self._tell = echo_notes
 
-    async def look(self, ledger_id: int) -> Closing:
+    async def look(self, ledger_id: int) -> CloseResult:
         """Nothing is written, or fenced. Raises NoSuchLedgerError, CorruptionError."""
         await self._manager.sync(ledger_id)
         found = await self._manager.read(ledger_id)
         view = await self._views.refresh()  # a hold may have begun while somebody was waited for
         if found.metadata.is_closed:
-            return Closing(found=found)
+            return CloseResult(found=found)
         told = await self._last_entries(found)
         last_entry_id = max((r.last_entry_id for r in told.values() if r is not None), default=None)
         doubts: list[str] = []
@@ -216,7 +214,7 @@ class LedgerCloser:
                 now_ms=self._clock.wall_ms(),
                 after_s=self._after_s,
             )
-        return Closing(
+        return CloseResult(
             found=found,
             last_entry_id=last_entry_id,
             doubts=tuple(doubts),
@@ -226,7 +224,7 @@ class LedgerCloser:
             damage=await self._damage(found, told),
         )
 
-    async def _damage(self, found: VersionedMetadata, told: Told) -> str:
+    async def _damage(self, found: VersionedMetadata, told: LastEntries) -> str:
         """Reads the entries after the LAC from every registered member of the last ensemble,
         without fencing."""
         last_entries = [each for each in told.values() if each is not None]
@@ -248,7 +246,7 @@ class LedgerCloser:
             "damaged"
         )
 
-    async def _why_unclosable(self, found: VersionedMetadata, told: Told) -> str:
+    async def _why_unclosable(self, found: VersionedMetadata, told: LastEntries) -> str:
         """As ``why_unclosable``, and likewise where its last entries could not be written again."""
         if why := why_unclosable(found.metadata, told, self._views.current):
             return why
@@ -260,7 +258,7 @@ class LedgerCloser:
         why = message(found.ledger_id, no_target).text
         return f"{_no_answer(silent, self._views.current)}, and {why}. Then give the same command again"
 
-    async def _last_entries(self, found: VersionedMetadata) -> Told:
+    async def _last_entries(self, found: VersionedMetadata) -> LastEntries:
         """One that ZooKeeper does not show is asked, too: it may have lost its session alone."""
         members = found.metadata.last_segment.ensemble
         told = await asyncio.gather(
@@ -276,7 +274,7 @@ class LedgerCloser:
         holder: str,
         is_forced: bool = False,
         accepts_loss: bool = False,
-    ) -> Closing:
+    ) -> CloseResult:
         """Recover and close it, and mark it in our private queue, so that nodes check its copies at
         once; one that is closed already stays as it is.
 
@@ -304,11 +302,11 @@ class LedgerCloser:
             found = await self._manager.read(ledger_id)
             if not found.metadata.is_closed:
                 raise
-            return Closing(found=found)  # by whoever has it, and sees to its copies now
+            return CloseResult(found=found)  # by whoever has it, and sees to its copies now
 
     async def _close(
         self, ledger_id: int, *, is_forced: bool, accepts_loss: bool, guards: Sequence[Check]
-    ) -> Closing:
+    ) -> CloseResult:
         before = await self._look_to_close(ledger_id, is_forced=is_forced)
         if before.found.metadata.is_closed:
             return before
@@ -317,14 +315,14 @@ class LedgerCloser:
             UnavailableError, SessionLostError, LockLostError, RejectedError
         ):  # it is closed, and tried again one day
             await try_now(ledger_id, self._store, self._paths, guards=guards, clock=self._clock)
-        return Closing(
+        return CloseResult(
             found=before.found,
             last_entry_id=before.last_entry_id,
             doubts=before.doubts,
             closed=closed,
         )
 
-    async def _look_to_close(self, ledger_id: int, *, is_forced: bool) -> Closing:
+    async def _look_to_close(self, ledger_id: int, *, is_forced: bool) -> CloseResult:
         """Raises CloseRefusedError."""
         before = await self.look(ledger_id)
         if refused := before.refusal(is_forced=is_forced):
@@ -429,7 +427,7 @@ def _hold_text(ledger_id: int, view: ClusterView) -> str:
     return "" if hold is None else printable(message(ledger_id, hold).text)
 
 
-async def look_before_closing(cluster: AdminSession, ledger_id: int) -> Closing:
+async def look_before_closing(cluster: AdminSession, ledger_id: int) -> CloseResult:
     """Errors are those of ``LedgerCloser.look``."""
     async with _open_closer(cluster, cluster.manager) as closer:
         return await closer.look(ledger_id)
@@ -437,7 +435,7 @@ async def look_before_closing(cluster: AdminSession, ledger_id: int) -> Closing:
 
 async def close_by_hand(
     settings: Settings, ledger_id: int, *, is_forced: bool, accepts_loss: bool
-) -> Closing:
+) -> CloseResult:
     """Errors are those of ``LedgerCloser.close``; SettingsError where nothing can be recorded."""
     async with (
         writing_session(settings) as ours,
@@ -456,44 +454,44 @@ async def close_by_hand(
 async def _open_closer(
     cluster: AdminSession, manager: LedgerManager
 ) -> AsyncIterator[LedgerCloser]:
-    async with open_looking(cluster) as looking:
+    async with open_inspection(cluster) as inspection:
         yield LedgerCloser(
             store=cluster.store,
             manager=manager,
-            bookies=looking.bookies,
-            views=looking.views,
-            open_ledgers=await _open_ledgers(cluster, manager, looking),
+            bookies=inspection.bookies,
+            views=inspection.views,
+            open_ledgers=await _open_ledgers(cluster, manager, inspection),
             paths=cluster.paths,
             after_s=cluster.settings.checks.counts_as_idle_after_s,
-            clock=looking.clock,
-            tell=lambda text: tell([printable(text)]),
+            clock=inspection.clock,
+            tell=lambda text: echo_notes([printable(text)]),
         )
 
 
 async def _open_ledgers(
-    cluster: AdminSession, manager: LedgerManager, looking: Looking
+    cluster: AdminSession, manager: LedgerManager, inspection: Inspection
 ) -> OpenLedgers:
     """What a worker recovers with. Who takes over from bookies that fail is chosen by the
     policy."""
-    placing = await begin_placing(
+    placement = await load_placement(
         cluster.settings.placement,
         store=cluster.store,
         paths=cluster.paths,
-        views=looking.views,
+        views=inspection.views,
         local=None,
-        clock=looking.clock,
-        rng=looking.rng,
+        clock=inspection.clock,
+        rng=inspection.rng,
     )
     return OpenLedgers(
         manager=manager,
-        bookies=looking.bookies,
-        views=looking.views,
-        fallback_digest=looking.fallback_digest,
+        bookies=inspection.bookies,
+        views=inspection.views,
+        fallback_digest=inspection.fallback_digest,
         target_selector=TargetSelector(
-            placing.policy,
-            clock=looking.clock,
-            rack=placing.racks.rack,
-            allowed=placing.groups.allowed,
+            placement.policy,
+            clock=inspection.clock,
+            rack=placement.racks.rack,
+            allowed=placement.groups.allowed,
         ),
-        clock=looking.clock,
+        clock=inspection.clock,
     )

@@ -18,14 +18,16 @@ log = structlog.get_logger()
 @click.command()
 @config_option
 def daemon(config: Path | None) -> None:
-    """Run one node until SIGTERM or Ctrl-C.
+    """Run a node until SIGTERM or Ctrl-C.
 
-    It stands for election as auditor (the leader marks what is lost) and repairs marked ledgers,
-    side by side with other nodes and with Java's AutoRecovery. Any setting can be given in the
-    environment: open_ledger_grace_s of [replication] is BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S.
+    The node stands for election as auditor and repairs marked ledgers. The elected auditor marks
+    the ledgers of lost bookies. Nodes work beside each other and beside Java's AutoRecovery.
 
-    Exits 0 when it was stopped, 1 when some of it did not end in time, 2 when a setting or the
-    state directory is wrong, 3 when no ZooKeeper answers or there is no cluster in it.
+    Each setting can also be given in the environment. For example, open_ledger_grace_s of
+    [replication] is BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S.
+
+    Exit codes: 0 stopped. 1 a service did not stop in time. 2 a setting or the state directory is
+    wrong. 3 ZooKeeper does not answer, or it holds no such cluster.
     """
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log)

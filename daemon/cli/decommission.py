@@ -1,10 +1,8 @@
-"""``bookmender bookie decommission``.
+"""``bookmender bookie decommission``: removes a bookie from the cluster for good.
 
-Taking a bookie out of the cluster for good: until nothing names it, and then its cookie.
-
-Each step is done only if it is still to be done, and nothing is remembered between runs, so that
-whoever was interrupted starts again. The proof is a walk of our own over all metadata, complete or
-an error (rule S8); no index, record or count of somebody else's is believed.
+The command waits until no ledger names the bookie, then deletes its cookie. It stores nothing
+between runs and skips steps that are done, so an interrupted command can be run again. The proof is
+a complete read of all metadata (rule S8). No index, record or count of another node is used.
 """
 
 import asyncio
@@ -19,6 +17,15 @@ import click
 from auditor.election import current_leader
 from auditor.scan import may_be_named, scan_ledgers
 from daemon.admin_session import AdminSession, run_in_session
+from daemon.cli.blocked import (
+    BlockedLedgers,
+    all_marked,
+    count_waiting,
+    first_reasons,
+    read_all_marks,
+    still_naming,
+    waiting_text,
+)
 from daemon.cli.bookies import BookieArgument, known_bookies
 from daemon.cli.drain import cancel_drains
 from daemon.cli.hold import current_hold
@@ -28,17 +35,8 @@ from daemon.cli.progress import (
     ProgressLine,
     Show,
     counted,
-    saying_when_interrupted,
-    tell,
-)
-from daemon.cli.stuck import (
-    StuckLedgers,
-    listed,
-    marks_of,
-    shown,
-    still_naming,
-    waiting_text,
-    waits_among,
+    echo_notes,
+    explain_interrupt,
 )
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import (
@@ -85,7 +83,7 @@ async def decommission_bookie(
     bookie: BookieId,
     *,
     ignores_unreadable: bool = False,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     show: Show,
     clock: Clock,
 ) -> Decommissioned:
@@ -96,7 +94,7 @@ async def decommission_bookie(
     bookie.
 
     Raises RejectedError where something must be done first (for ledgers that cannot move, say,
-    which ``tell`` is told of), UnavailableError where it cannot be told whether the bookie is still
+    which ``notify`` receives), UnavailableError where it cannot be told whether the bookie is still
     needed, ConflictError where its cookie was renewed meanwhile.
     """
     cookie = await _cookie(cluster, bookie)
@@ -109,11 +107,11 @@ async def decommission_bookie(
             "them moved while it serves, bookmender bookie drain",
             bookie=bookie,
         )
-    moved_count, stuck = len(named), StuckLedgers(cluster, clock)
+    moved_count, blocked = len(named), BlockedLedgers(cluster, clock)
     was_known = bool(cookie or is_running or named or await _marked_for(cluster, bookie))
     while named:
-        await _get_marked(cluster, tell, clock)
-        await _wait_moved(cluster, bookie, named, stuck, tell=tell, show=show, clock=clock)
+        await _get_marked(cluster, notify, clock)
+        await _wait_moved(cluster, bookie, named, blocked, notify=notify, show=show, clock=clock)
         found = await _naming(cluster, bookie, ignores_unreadable=ignores_unreadable)
         named = found.ledger_ids
     # It may have been started while we waited: then all that was proven is worth nothing.
@@ -227,13 +225,13 @@ async def _check_state(cluster: AdminSession, bookie: BookieId, clock: Clock) ->
     return bookie in view.available
 
 
-async def _get_marked(cluster: AdminSession, tell: Callable[[str], None], clock: Clock) -> None:
+async def _get_marked(cluster: AdminSession, notify: Callable[[str], None], clock: Clock) -> None:
     if await cluster.store.exists(cluster.paths.disable) is not None:
         raise RejectedError("auto-recovery is disabled, so nothing would move: bookmender enable")
     if await current_leader(cluster.store, cluster.paths) is None:
-        tell("no auditor is running, so nobody marks its ledgers: bookmender daemon")
+        notify("no auditor is running, so nobody marks its ledgers: bookmender daemon")
     if await current_hold(cluster, clock=clock) is not None:
-        tell(
+        notify(
             "a safety hold stands, so none of its ledgers is marked before that has ended: bookmender hold"
         )
     await ask_for_audit(cluster)
@@ -243,9 +241,9 @@ async def _wait_moved(
     cluster: AdminSession,
     bookie: BookieId,
     named: Sequence[int],
-    stuck: StuckLedgers,
+    blocked: BlockedLedgers,
     *,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     show: Show,
     clock: Clock,
 ) -> None:
@@ -256,18 +254,18 @@ async def _wait_moved(
     until_s = clock.now_s() + AUDIT_AGAIN_S
     left = list(named)
     while left:
-        if reasons := await stuck.look(left):
-            for text in shown(reasons):
-                tell(text)
+        if reasons := await blocked.look(left):
+            for text in first_reasons(reasons):
+                notify(text)
             raise RejectedError(
                 f"it is named by {counted(len(left), 'ledger')} still, and none can move before that is helped",
                 bookie=bookie,
             )
         if clock.now_s() >= until_s:
             return
-        if told := await stuck.unexplained(left):
-            tell(told)
-        waits = await waits_among(cluster, left)
+        if told := await blocked.unexplained(left):
+            notify(told)
+        waits = await count_waiting(cluster, left)
         beside = waiting_text(waits, left=len(left), now_ms=clock.wall_ms())
         show(len(left), waiting=waits.count, beside=beside)
         await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
@@ -276,7 +274,7 @@ async def _wait_moved(
 
 async def _marked_for(cluster: AdminSession, bookie: BookieId) -> set[int]:
     """Ledgers whose mark, in either queue, names it."""
-    marks = await marks_of(cluster, await listed(cluster))
+    marks = await read_all_marks(cluster, await all_marked(cluster))
     return {m.ledger_id for m in marks if m.mark is not None and bookie in m.mark.replicas}
 
 
@@ -284,7 +282,7 @@ async def _may_be_marked_for(
     cluster: AdminSession, bookie: BookieId, ledger_ids: Collection[int]
 ) -> set[int]:
     """Those of the ledgers whose mark, in either queue, names it, or cannot be read (rule S8)."""
-    marks = await marks_of(cluster, (await listed(cluster)).intersection(ledger_ids))
+    marks = await read_all_marks(cluster, (await all_marked(cluster)).intersection(ledger_ids))
     return {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
 
 
@@ -310,11 +308,11 @@ def _cookie_path(cluster: AdminSession, bookie: BookieId) -> str:
 
 @click.command()
 @click.argument("bookie", metavar="ID", type=BookieArgument())
-@click.option("--ignore-unknown", is_flag=True, help="An id that nothing names is no error.")
+@click.option("--ignore-unknown", is_flag=True, help="Exit with 0 if the bookie is unknown.")
 @click.option(
     "--ignore-unreadable",
     is_flag=True,
-    help="Go on though ledgers that cannot be read may name it: what they have there only, is lost with it.",
+    help="Ignore unreadable ledgers; they may lose data.",
 )
 @config_option
 @output_option
@@ -325,37 +323,33 @@ def decommission(
     config: Path | None,
     output: str,
 ) -> None:
-    """Take a stopped bookie out of the cluster: once no ledger names it, its cookie goes.
+    """Remove a stopped bookie from the cluster for good.
 
-    Asks the auditors to handle it as lost at once (and with it every other bookie that is away,
-    whatever the recovery delay), and waits until every ledger has its copies elsewhere: a walk of
-    its own over all metadata is the proof. A running bookie is refused, unless it is read-only,
-    drained and empty.
+    The command asks the auditor to treat all absent bookies as lost now, and waits until no ledger
+    names this bookie. It proves that by reading all metadata. Then it deletes the bookie's cookie.
+    A running bookie is refused, unless it is read-only, drained and empty. You can interrupt the
+    command with Ctrl-C and run it again: the repairs go on.
 
-    It may be interrupted at any moment and started again: Ctrl-C stops the waiting, not the repair.
-    Exits 0 when nothing of the bookie is left, 1 when something must be done first (all ledgers
-    that are left wait for help: it says which and why, and ends), 2 when nothing ever spoke of it:
-    no cookie, ledger, mark or order (a wrong id, or it is decommissioned already; a script that may
-    run twice wants --ignore-unknown), 3 when it could not tell: the metadata of some ledgers, which
-    it names, cannot be read, and nothing proves that they name other bookies only. Its cookie stays
-    then.
+    Exit codes: 0 decommissioned. 1 blocked: the remaining ledgers need an operator (listed).
+    2 unknown bookie, or already decommissioned (see --ignore-unknown). 3 unknown: unreadable
+    ledgers may name it, and its cookie stays.
     """
 
     async def act(cluster: AdminSession) -> Decommissioned:
         if bookie not in await known_bookies(cluster):  # a ledger may name it still
-            tell([unknown_text(bookie)])
+            echo_notes([unknown_text(bookie)])
         line = ProgressLine("ledger")
 
         def say(text: str) -> None:
             line.close()
-            tell([text])
+            echo_notes([text])
 
         try:
             return await decommission_bookie(
                 cluster,
                 bookie,
                 ignores_unreadable=ignore_unreadable,
-                tell=say,
+                notify=say,
                 show=line.show,
                 clock=SystemClock(),
             )
@@ -366,7 +360,7 @@ def decommission(
         f"what was marked stays marked: {NODES_GO_ON}; and the cookie of {bookie} stays until the same "
         "command is run to its end"
     )
-    with saying_when_interrupted(stays):
+    with explain_interrupt(stays):
         done = run_in_session(config, act)
     if not (done.was_known or ignore_unknown):
         raise click.UsageError(
@@ -391,5 +385,5 @@ def decommission(
 
 
 def unknown_text(bookie: BookieId) -> str:
-    """Without ids that resemble it, as elsewhere: what is taken out by mistake is gone."""
+    """Return a note that the bookie is unknown. Similar IDs are not suggested: a mistake here is final."""
     return f"the cluster knows no bookie {bookie} (any more); bookmender bookie list shows those that it knows"

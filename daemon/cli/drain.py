@@ -1,9 +1,7 @@
-"""``bookmender bookie drain``.
+"""``bookmender bookie drain``: orders drains, withdraws them, and waits until they are complete.
 
-Draining bookies: giving the orders, taking them back, and waiting until all has moved.
-
-What a drain means for a bookie that is away, before it is ordered: nothing can be read from it,
-and as one that is lost its ledgers are copied anyway.
+The command refuses to drain an absent bookie without --yes: nothing can be read from it, and its
+ledgers are copied anyway once it is lost.
 """
 
 import json
@@ -20,6 +18,16 @@ from auditor.absence import read_delay
 from auditor.election import current_leader
 from auditor.records import DrainProgress
 from daemon.admin_session import AdminSession, run_in_session
+from daemon.cli.blocked import (
+    NO_WAITS,
+    BlockedLedgers,
+    all_marked,
+    count_waiting,
+    first_reasons,
+    read_all_marks,
+    still_naming,
+    waiting_text,
+)
 from daemon.cli.bookies import (
     BookieArgument,
     drain_progress,
@@ -38,18 +46,8 @@ from daemon.cli.progress import (
     ProgressLine,
     Show,
     duration_text,
-    saying_when_interrupted,
-    tell,
-)
-from daemon.cli.stuck import (
-    NOBODY_WAITS,
-    StuckLedgers,
-    listed,
-    marks_of,
-    shown,
-    still_naming,
-    waiting_text,
-    waits_among,
+    echo_notes,
+    explain_interrupt,
 )
 from daemon.status.leader import losses_due_ms
 from ledgers.clock import Clock, SystemClock
@@ -68,11 +66,11 @@ POLLED_MARKS_PER_S = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drains:
-    """Those that are ordered, and how far each is."""
+    """The ordered drains and the progress of each."""
 
     orders: Orders
     progress: dict[BookieId, DrainProgress]
-    stuck: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
     """Why each ledger that is left cannot move before somebody helps, where that holds for all of
     them."""
 
@@ -112,19 +110,19 @@ class Drains:
                 for bookie, order in sorted(self.orders.draining.items())
             },
             "unreadable_orders": list(self.orders.unreadable),
-            "waiting_for_help": list(self.stuck),
+            "waiting_for_help": list(self.blocked),
         }
 
     def to_text(self) -> str:
         lines = [f"{b}: {drain_text(self.progress.get(b))}" for b in sorted(self.orders.draining)]
-        if self.stuck:
+        if self.blocked:
             lines += ["none of those that are left can move before that is helped:"]
-            lines += [f"  {text}" for text in shown(self.stuck)]
+            lines += [f"  {text}" for text in first_reasons(self.blocked)]
         return "\n".join(lines) or "no bookie is being drained"
 
 
 async def read_drains(cluster: AdminSession) -> Drains:
-    """Of the orders those about drains."""
+    """Read the drain orders and their progress."""
     every = await OrderStore(cluster.store, cluster.paths).read()
     orders = Orders(draining=every.draining, unreadable=unreadable_drains(every.unreadable))
     return Drains(orders=orders, progress=await drain_progress(cluster, orders))
@@ -158,7 +156,7 @@ async def order_drains(
 
 
 async def cancel_drains(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[BookieId]:
-    """Take the orders back; returns those that there was one for. Raises ConflictError."""
+    """Withdraw the orders, and return the bookies that had one. Raises ConflictError."""
     order_store = OrderStore(cluster.store, cluster.paths)
     cancelled = []
     for bookie in bookies:
@@ -174,17 +172,17 @@ async def wait_drained(
     cluster: AdminSession,
     bookies: Sequence[BookieId],
     *,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     show: Show,
     clock: Clock,
 ) -> Drains:
     """Until no ledger that can be read names any of them, an order is taken back, or none that is
     left can move.
 
-    ``tell``: of what keeps nodes from the work, now and whenever it changes. Returns the drains as
-    they are then: one may still be in doubt, or ``stuck``.
+    ``notify``: receives what keeps nodes from the work, now and whenever it changes. Returns the drains as
+    they are then: one may still be in doubt, or ``blocked``.
     """
-    left, roll_call = _LeftLedgers(cluster, clock), _RollCall(cluster, tell, clock)
+    left, roll_call = _LeftLedgers(cluster, clock), _RollCall(cluster, notify, clock)
     while True:
         drains = (await read_drains(cluster)).only(bookies)
         if drains.orders.draining.keys() != set(bookies):
@@ -194,7 +192,7 @@ async def wait_drained(
         await roll_call.call()
         if drains.ledgers_left is not None:
             if reasons := await left.look(drains):
-                return replace(drains, stuck=tuple(reasons))
+                return replace(drains, blocked=tuple(reasons))
             waits = left.waits
             show(
                 drains.ledgers_left,
@@ -205,11 +203,11 @@ async def wait_drained(
 
 
 class _RollCall:
-    """Whether nodes are at work on what is ordered."""
+    """Reports whether nodes work on the drains."""
 
-    def __init__(self, cluster: AdminSession, tell: Callable[[str], None], clock: Clock) -> None:
+    def __init__(self, cluster: AdminSession, notify: Callable[[str], None], clock: Clock) -> None:
         self._cluster = cluster
-        self._tell = tell
+        self._notify = notify
         self._clock = clock
         self._due_s = -math.inf
         self._told: list[str] = []
@@ -223,19 +221,19 @@ class _RollCall:
         found = await nobody_at_work(self._cluster, self._nodes)
         if found != self._told:
             for text in found or ["that is over: nodes are at work on it"]:
-                self._tell(text)
+                self._notify(text)
         self._told = found
 
 
 class _LeftLedgers:
-    """What is left of drains, by the marks: whether any of it moves."""
+    """Finds out from the marks whether the remaining ledgers of the drains move."""
 
     def __init__(self, cluster: AdminSession, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._stuck = StuckLedgers(cluster, clock)
+        self._blocked = BlockedLedgers(cluster, clock)
         self._due_s = 0.0
-        self.waits = NOBODY_WAITS
+        self.waits = NO_WAITS
         """As it was when they were last looked at."""
 
     async def look(self, drains: Drains) -> list[str]:
@@ -243,15 +241,15 @@ class _LeftLedgers:
         if self._clock.now_s() < self._due_s:
             return []
         ledger_ids = await self._marked(drains)
-        self.waits = await waits_among(self._cluster, ledger_ids)
-        reasons = await self._stuck.look(ledger_ids)
+        self.waits = await count_waiting(self._cluster, ledger_ids)
+        reasons = await self._blocked.look(ledger_ids)
         self._due_s = self._clock.now_s() + len(ledger_ids) / POLLED_MARKS_PER_S
         return reasons
 
     async def _marked(self, drains: Drains) -> set[int]:
         """Those marked for the bookies that name them still, or whose marks cannot be read; none
         while others are not marked yet."""
-        marks = await marks_of(self._cluster, await listed(self._cluster))
+        marks = await read_all_marks(self._cluster, await all_marked(self._cluster))
         named = {
             bookie: {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
             for bookie in drains.progress
@@ -269,7 +267,7 @@ class _LeftLedgers:
 
 
 async def concerns(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[str]:
-    """What keeps these from being drained, or from staying so: sentences that say what to do."""
+    """Return sentences about what keeps these bookies from being drained, with next steps."""
     return [
         *await concerns_of_bookies(cluster, bookies),
         *await nobody_at_work(cluster),
@@ -382,12 +380,11 @@ def _loss_text(due_ms: int | None, *, delay_s: int, now_ms: int) -> str:
 @click.option(
     "--fence-open/--leave-open",
     default=None,
-    help="Whether open ledgers on it are recovered and closed, or left until their writers close them. "
-    "Not said: as the order stands; a new one leaves them.",
+    help="Close open ledgers, or leave them (default).",
 )
-@click.option("--wait", is_flag=True, help="Until no ledger names it. Ctrl-C leaves the order.")
-@click.option("--cancel", is_flag=True, help="Take the order back. What has moved stays moved.")
-@click.option("--yes", is_flag=True, help="Order it though the bookie is away.")
+@click.option("--wait", is_flag=True, help="Wait until the drain is complete.")
+@click.option("--cancel", is_flag=True, help="Withdraw the order. Moved copies stay moved.")
+@click.option("--yes", is_flag=True, help="Drain even a bookie that is absent.")
 def drain(
     bookies: tuple[BookieId, ...],
     config: Path | None,
@@ -397,21 +394,16 @@ def drain(
     cancel: bool,
     yes: bool,
 ) -> None:
-    """Move all that a bookie holds to others, while it serves; several at once are no more work.
+    """Move all copies of running bookies to other bookies.
 
-    Without an ID, and after --cancel: how far those are that are being drained. The bookie should
-    be read-only, else new ledgers are put on it meanwhile; the order stands until --cancel, or
-    until it is decommissioned.
+    Make the bookie read-only first, or it gets new ledgers. Without an ID the command shows the
+    progress of all drains. The order stands until --cancel, or until the bookie is decommissioned.
+    An absent bookie cannot be read, and its ledgers are copied anyway once it is lost. So a drain
+    of one is refused without --yes.
 
-    Of a bookie that is away (not registered) nothing can be read, and its ledgers are copied when
-    it counts as lost, drained or not. A drain of one is refused (exit 1) without --yes, and says
-    so.
-
-    Exits 0 when nothing is left to move (or, without --wait, when the order is given), 1 when
-    something is (with --wait: all that is left waits for help: it says which and why, and ends), or
-    an order cannot be read, 2 for a bookie that the cluster does not know, 3 when nothing else is
-    left but ledgers that cannot be read and may name it: bookie decommission --ignore-unreadable
-    goes on without those.
+    Exit codes: 0 drained; without --wait: ordered. 1 copies are left (with --wait: all are blocked,
+    and the reasons are listed), the drain is refused, or an order is unreadable. 2 unknown bookie.
+    3 only unreadable ledgers are left: see bookie decommission --ignore-unreadable.
     """
     if cancel and (wait or fence_open is not None or yes):
         raise click.UsageError("--cancel goes with no other option")
@@ -424,35 +416,35 @@ def drain(
         require_known(bookies, await known_bookies(cluster))
         if cancel:
             cancelled = await cancel_drains(cluster, bookies)
-            tell(
+            echo_notes(
                 f"{b} is not drained any more: what has moved stays moved"
                 if b in cancelled
                 else f"{b} was not being drained"
                 for b in bookies
             )
             return await read_drains(cluster)
-        tell(await _away(cluster, bookies, is_sure=yes))
+        echo_notes(await _away(cluster, bookies, is_sure=yes))
         await order_drains(cluster, bookies, may_fence=fence_open, clock=SystemClock())
         if not wait:
-            tell(await concerns(cluster, bookies))
+            echo_notes(await concerns(cluster, bookies))
             return (await read_drains(cluster)).only(bookies)
-        tell(await concerns_of_bookies(cluster, bookies))
+        echo_notes(await concerns_of_bookies(cluster, bookies))
         line = ProgressLine("ledger")
 
         def say(text: str) -> None:
             line.close()
-            tell([text])
+            echo_notes([text])
 
         try:
             return await wait_drained(
-                cluster, bookies, tell=say, show=line.show, clock=SystemClock()
+                cluster, bookies, notify=say, show=line.show, clock=SystemClock()
             )
         finally:
             line.close()
 
-    with saying_when_interrupted(_what_stays(bookies, is_ordered=wait)):
+    with explain_interrupt(_what_stays(bookies, is_ordered=wait)):
         drains = run_in_session(config, act)
-    tell(unreadable_texts(drains.orders.unreadable))
+    echo_notes(unreadable_texts(drains.orders.unreadable))
     click.echo(json.dumps(drains.to_json(), indent=2) if output == "json" else drains.to_text())
     if wait or not bookies:
         sys.exit(_exit_code(drains, bookies or tuple(drains.orders.draining)))

@@ -1,7 +1,6 @@
-"""``bookmender hold``.
+"""``bookmender hold``: shows, starts and ends the safety hold.
 
-The safety hold as operators see and order it: no further ledger is marked for lost bookies,
-nothing fenced.
+During a hold no further ledger is marked for lost bookies, and no ledger is fenced.
 """
 
 import json
@@ -19,7 +18,7 @@ from daemon.cli.bookies import registered_bookies
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts
-from daemon.cli.progress import duration_text, printable, tell
+from daemon.cli.progress import duration_text, echo_notes, printable
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId
 from replication.orders import HoldOrder, Orders, OrderStore, hold_znode
@@ -100,14 +99,14 @@ def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
 
 
 async def current_hold(cluster: AdminSession, *, clock: Clock) -> HoldOrder | None:
-    """The one that stands now. Raises UnavailableError."""
+    """Return the present hold; None without one. Raises UnavailableError."""
     standing = await OrderStore(cluster.store, cluster.paths).stored(hold_znode(cluster.paths))
     orders = Orders(hold=None if standing is None else standing.order).at(clock.wall_ms())
     return orders.hold if orders.is_held else None
 
 
 async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
-    """It, and who is away. Raises UnavailableError."""
+    """Read the hold and the absent bookies. Raises UnavailableError."""
     orders = (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms())
     znode = hold_znode(cluster.paths)
     available = (await registered_bookies(cluster)).available
@@ -172,33 +171,19 @@ class _ShowingGroup(click.Group):
 
 @click.group(cls=_ShowingGroup)
 def hold() -> None:
-    """The safety hold: no further ledger is marked for lost bookies, and nothing is fenced, by any
-    node.
+    """Show, start or end the safety hold, which pauses marking and fencing.
 
     \b
-      bookmender hold                               whether one stands, and why
-      bookmender hold begin --for 2h --reason "…"   before work on the network
-      bookmender hold end                           ends it, unless bookies are away: then it shows them
-      bookmender hold end --yes                     ends it in any case: those are lost
+      bookmender hold                        is there a hold, and why?
+      bookmender hold begin --for 2h         before work on the network
+      bookmender hold end                    end it, unless bookies are absent
+      bookmender hold end --yes              end it: absent bookies count as lost
 
-    The leader begins one by itself when so many bookies go at once that it is hardly they who
-    failed (section [hold] of the settings). What was marked before is repaired meanwhile, but for
-    ledgers that would have to be fenced.
-
-    \b
-    It ends
-      by hand       at any time: bookmender hold end
-      in time       after hold.lasts_s; an operator's after --for, if that was given
-      by itself     soon after enough of its bookies are back; not an operator's
-
-    Whoever is away at its end is lost, at once if the recovery delay is over by then: their ledgers
-    are marked and copied elsewhere, open ones fenced. So bring bookies back first. For those that
-    come later, bookmender bookie maintenance ID --for 2h says that they are away on purpose.
-
-    With the default recovery delay of 0 the first bookies of a wave are marked before the others
-    are gone. One of some seconds, longer than ZooKeeper's session time-outs lie apart (30 s, say),
-    lets the hold see a wave before the first mark: the znode lostBookieRecoveryDelay, or in a new
-    cluster auditor.lost_bookie_recovery_delay_s.
+    The leader starts a hold by itself when many bookies disappear at once (settings: [hold]). It
+    ends that hold soon after the bookies return, or after hold.lasts_s. Ledgers marked before are
+    still repaired. A recovery delay of about 30 s lets the leader see a mass failure before it
+    marks the first ledger. Bring bookies back before you end a hold, or give them a window with
+    bookmender bookie maintenance.
     """
 
 
@@ -206,8 +191,10 @@ def hold() -> None:
 @config_option
 @output_option
 def show(config: Path | None, output: str) -> None:
-    """Whether a hold stands, since when and why. Exits 1 if so, 0 if not. One that cannot be read
-    stands."""
+    """Show the safety hold, its reason and the absent bookies.
+
+    Exit codes: 0 no hold. 1 a hold. An unreadable order counts as a hold.
+    """
     state = run_in_session(config, lambda cluster: _read(cluster, SystemClock()))
     _print(state, output)
     sys.exit(0 if state.hold is None else EXIT_FAILED)
@@ -216,13 +203,14 @@ def show(config: Path | None, output: str) -> None:
 @hold.command()
 @config_option
 @output_option
-@click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
-@click.option("--reason", type=ReasonText(), default="", help="For people who see the hold.")
+@click.option("--for", "duration_s", type=Duration(), help="Length from now on: 30m, 2h, 1d.")
+@click.option("--reason", type=ReasonText(), default="", help="Shown with the hold.")
 def begin(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
-    """Hold everything from now on, whatever the bookies do. It takes the place of one that stands.
+    """Start a safety hold, or replace the present one.
 
-    Without --for until it is ended by hand. Bookies that are still away at its own end are lost
-    then, unless they are so many that the leader holds on their account.
+    Use this before work during which many bookies may disappear. Without --for the hold lasts until
+    bookmender hold end. Bookies that are absent at its end are lost, unless there are so many that
+    the leader starts its own hold.
     """
 
     async def act(cluster: AdminSession) -> HoldState:
@@ -236,17 +224,15 @@ def begin(config: Path | None, output: str, duration_s: int | None, reason: str)
 @hold.command()
 @config_option
 @output_option
-@click.option(
-    "--yes", is_flag=True, help="Do it though bookies are away. Without it that is shown."
-)
+@click.option("--yes", is_flag=True, help="End it even if bookies are absent.")
 def end(config: Path | None, output: str, yes: bool) -> None:
-    """End the hold: whoever is away now is lost, once the recovery delay is over.
+    """End the safety hold. Bookies that are absent now count as lost.
 
-    Their ledgers are marked and copied elsewhere, and open ones fenced. Nothing holds again on
-    their account until they were back; a further wave of others does. That nothing is held is no
-    error.
+    After the recovery delay their ledgers are marked and copied, and open ones are fenced. They
+    cause no new hold until they were registered again; other bookies can.
 
-    Exits 1 when bookies are away and --yes was not given: nothing was changed then.
+    Exit codes: 0 ended, or there was no hold. 1 bookies are absent and --yes is missing: nothing
+    was changed.
     """
 
     async def act(cluster: AdminSession) -> tuple[HoldState, bool]:
@@ -272,7 +258,7 @@ async def _read(cluster: AdminSession, clock: Clock) -> HoldState:
     """And tell who does not keep to one that stands."""
     state = await read_hold(cluster, clock=clock)
     if state.hold is not None:
-        tell(await leader_concerns(cluster, "holds"))
+        echo_notes(await leader_concerns(cluster, "holds"))
     return state
 
 
@@ -282,4 +268,4 @@ def _print(state: HoldState, output: str) -> None:
     else:
         click.echo(state.to_text(now_ms=SystemClock().wall_ms()))
     if state.unreadable:
-        tell(unreadable_texts([state.unreadable]))
+        echo_notes(unreadable_texts([state.unreadable]))

@@ -53,9 +53,9 @@ class Identities:
 @click.argument("bookies", metavar="[ID]...", type=BookieArgument(), nargs=-1)
 @config_option
 @output_option
-@click.option("--all", "are_all", is_flag=True, help="Every bookie that has a cookie now.")
-@click.option("--withdraw", is_flag=True, help="Go by the age of all cookies again.")
-@click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
+@click.option("--all", "are_all", is_flag=True, help="Trust every bookie that has a cookie.")
+@click.option("--withdraw", is_flag=True, help="Withdraw the order for all bookies.")
+@click.option("--yes", is_flag=True, help="Do it. Without this nothing is changed.")
 def trust_identities(
     bookies: Sequence[BookieId],
     config: Path | None,
@@ -64,17 +64,16 @@ def trust_identities(
     withdraw: bool,
     yes: bool,
 ) -> None:
-    """Trust bookies although their cookies are younger than ledgers.
+    """Trust bookies whose cookies are newer than their ledgers.
 
-    A cookie that is younger than a ledger says that its bookie may have been wiped since: its "no
-    such entry" proves nothing. After an import of ZooKeeper that creates znodes again, or a change
-    of bookie ids, that is wrong. The order names the present cookies: a bookie that is wiped later
-    is noticed.
+    Such a bookie counts as reformatted, so its "no such entry" proves nothing. That is wrong after
+    an import that created ZooKeeper's znodes again, or after a change of bookie IDs. The order
+    names the present cookies, so a later reformat is noticed.
 
-    Give it only if no disk was wiped. A wiped bookie that is trusted can make a recovery cut off
-    entries.
+    Use this only if no disk was erased. Trusting a bookie that lost its data can make a recovery
+    cut off entries.
 
-    Exit codes: 0 done, or shown. 1 nothing was changed, because --yes is missing. 2 unknown bookie.
+    Exit codes: 0 done, or shown. 1 not done because --yes is missing. 2 unknown bookie.
     """
     if withdraw and (bookies or are_all):
         raise click.UsageError("--withdraw takes the whole order back: it names no bookie")

@@ -1,6 +1,7 @@
 """``bookmender ledger idle`` and ``bookmender ledger close``.
 
-Open ledgers that nobody writes any more, as the last periodic check saw them.
+``idle`` lists open ledgers without new entries, as the last periodic check saw them. ``close`` shows
+or closes one ledger; ``close_ledger`` decides and does it.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import click
 from auditor.checks.idle import LastChange, read_last_changes
 from auditor.checks.records import IDLE_OPEN, read_check
 from daemon.admin_session import AdminSession, admin_session, log_errors_only, run_in_session
-from daemon.cli.close_ledger import Closing, close_by_hand, look_before_closing
+from daemon.cli.close_ledger import CloseResult, close_by_hand, look_before_closing
 from daemon.cli.main import (
     EXIT_FAILED,
     EXIT_UNKNOWN,
@@ -101,20 +102,19 @@ NEVER_CHECKED = "no check has looked for them yet: bookmender check run idle-ope
     "--for",
     "idle_s",
     type=Duration(),
-    help="At least so long, as in 12h or 7d; else checks.idle_open_after_s.",
+    help="Idle for at least this long: 12h, 7d.",
 )
 @config_option
 @output_option
 @json_option
 def idle(idle_s: int | None, config: Path | None, output: str) -> None:
-    """Open ledgers that nobody seems to write any more, the longest idle first.
+    """List open ledgers that get no more entries, longest idle first.
 
-    As the leader's periodic check idle-open last saw them: their bookies' last entry has not
-    changed since, nor was their metadata written. Nothing closes them but bookmender ledger close,
-    or a client.
+    The data comes from the periodic check idle-open. A ledger is idle if its last entry and its
+    metadata have not changed for checks.idle_open_after_s. bookmender never closes idle ledgers by itself: use
+    bookmender ledger close.
 
-    Exits 0 when there are none, 1 when there are some, 3 when it could not tell: also before that
-    check has run (as JSON checked_ms is null then).
+    Exit codes: 0 none. 1 some. 3 unknown, also if the check has never run.
     """
 
     async def look(cluster: AdminSession) -> IdleLedgers:
@@ -169,42 +169,27 @@ def _reach(last_entry_id: int | None) -> str:
 
 @click.command()
 @click.argument("ledger_id", type=LedgerId())
-@click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
-@click.option("--force", is_flag=True, help="Though somebody may still write it.")
-@click.option("--accept-loss", is_flag=True, help="Give up what only wiped or damaged copies had.")
+@click.option("--yes", is_flag=True, help="Close it. Without this nothing is changed.")
+@click.option("--force", is_flag=True, help="Close it even if its writer may be alive.")
+@click.option("--accept-loss", is_flag=True, help="Give up entries without a good copy.")
 @config_option
 @output_option
 def close(
     ledger_id: int, yes: bool, force: bool, accept_loss: bool, config: Path | None, output: str
 ) -> None:
-    """Find the end of an open ledger whose writer is gone, and close it there.
+    """Recover and close an open ledger whose writer is gone.
 
     \b
-      bookmender ledger close 17          what is known of it, and what speaks against it
+      bookmender ledger close 17          show the state, and what speaks against closing
       bookmender ledger close 17 --yes    close it
 
-    Its bookies are fenced: a writer that is alive is locked out for good, and his next write fails.
-    So it is refused, unless forced, where the ledger got an entry lately or nobody knows (see
-    bookmender ledger idle); and, forced or not, while a hold stands (see bookmender hold). Nothing
-    that was acknowledged is lost.
+    CloseResult fences the bookies, so a writer that is still alive can never write to the ledger
+    again. Acknowledged entries are kept. The command refuses if the writer may be alive (unless
+    --force), during a safety hold, or if too few bookies answer to find the end. Run it as the
+    daemon's user with its settings, because metadata writes are recorded in the local journal.
 
-    Where so many of its bookies are silent that nobody can know where it ends, or that nobody takes
-    its last entries, nothing closes it: that is refused before anything is fenced, and it is said
-    which have to be started first. Where too many of them were wiped, its end cannot be proven. If
-    they will never have more to say, --accept-loss closes it after the last entry that is there:
-    what only they had is lost in any case. It also gives up its last entries from the first one on
-    of which only damaged copies are left; which these are is shown before, and kept for ledger
-    show.
-
-    The ledger's lock is taken for it, and the writes are recorded on this host: run it as the
-    daemon's user, with its settings. A node that has the ledger is waited for: some seconds, and
-    until the open-ledger grace is over for which it leaves it to its writer, if that is within a
-    minute.
-
-    Exits 0 when it is done, or the ledger is closed already; 1 when it is refused, or there is no
-    such ledger, or its metadata cannot be read; 3 when bookies failed in the midst of it, or
-    somebody else works on it: then it can be tried again. Where it is only shown: 0 when --yes
-    would close it, 1 when that would be refused.
+    Exit codes: 0 closed, already closed, or --yes would close it. 1 refused, or no such ledger.
+    3 bookies failed or another node holds the lock: try again.
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
@@ -220,18 +205,18 @@ def close(
         sys.exit(EXIT_FAILED)
 
 
-async def _look(settings: Settings, ledger_id: int) -> Closing:
+async def _look(settings: Settings, ledger_id: int) -> CloseResult:
     async with admin_session(settings) as cluster:
         return await look_before_closing(cluster, ledger_id)
 
 
 async def _close(
     settings: Settings, ledger_id: int, is_forced: bool, accepts_loss: bool
-) -> Closing:
+) -> CloseResult:
     return await close_by_hand(settings, ledger_id, is_forced=is_forced, accepts_loss=accepts_loss)
 
 
-def _closing_record(done: Closing) -> dict[str, Any]:
+def _closing_record(done: CloseResult) -> dict[str, Any]:
     left = done.found if done.closed is None else done.closed
     metadata = left.metadata
     return {
@@ -249,7 +234,7 @@ def _closing_record(done: Closing) -> dict[str, Any]:
     }
 
 
-def closing_text(done: Closing, *, is_forced: bool) -> str:
+def closing_text(done: CloseResult, *, is_forced: bool) -> str:
     """For people. ``is_forced``: as it was asked for."""
     ledger = f"ledger {done.found.ledger_id}"
     if done.closed is not None:
@@ -273,12 +258,12 @@ def closing_text(done: Closing, *, is_forced: bool) -> str:
     return "\n".join(lines)
 
 
-def _end_doubt(done: Closing) -> str:
+def _end_doubt(done: CloseResult) -> str:
     """Not beside what rules out that it is tried at all."""
     return "" if done.cannot_close else done.end_doubt
 
 
-def _next_step(done: Closing, *, is_forced: bool) -> str:
+def _next_step(done: CloseResult, *, is_forced: bool) -> str:
     if in_the_way := done.refusal(is_forced=True):
         return in_the_way
     proviso = ", if its end can be proven" if done.end_doubt else ""

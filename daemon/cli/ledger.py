@@ -10,10 +10,8 @@ import click
 
 from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.bookies import registered_bookies
-from daemon.cli.idle import close, idle
-from daemon.cli.main import LedgerId, config_option, output_option
+from daemon.cli.main import LazyGroup, LedgerId, config_option, output_option
 from daemon.cli.progress import printable
-from daemon.cli.restore import restore
 from daemon.messages import earlier_metadata_hint, end_doubt_text, message
 from ledgers.errors import CorruptionError
 from ledgers.manager import VersionedMetadata
@@ -29,9 +27,16 @@ SET_UP_LATER = (
 )
 
 
-@click.group()
+COMMANDS = {
+    "idle": ("daemon.cli.idle:idle", "List open ledgers that get no more entries."),
+    "close": ("daemon.cli.idle:close", "Recover and close an open ledger without writer."),
+    "restore": ("daemon.cli.restore:restore", "Undo a recorded metadata write."),
+}
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS)
 def ledger() -> None:
-    """Single ledgers, by id."""
+    """Show, close or restore single ledgers."""
 
 
 @ledger.command("show")
@@ -39,13 +44,13 @@ def ledger() -> None:
 @config_option
 @output_option
 def show(ledger_id: int, config: Path | None, output: str) -> None:
-    """The metadata of one ledger, which of its bookies are there, and which were set up since:
-    after the ledger was made, or, where it is closed, after its metadata was last written.
+    """Show the metadata of a ledger and the state of its bookies.
 
-    Where its end cannot be proven, or may not be, it says why, and what helps (as JSON end_doubt,
-    else null); and which entries an operator gave up when it was closed (given_up).
+    For each segment the output says which bookies are not registered, and which were reformatted
+    after the ledger was created (a closed ledger: after its metadata was last written). It also
+    says why the end may not be provable, and which entries an operator gave up.
 
-    Exits 1 when there is no such ledger, or its metadata cannot be read.
+    Exit code 1: there is no such ledger, or its metadata is unreadable.
     """
 
     async def look(cluster: AdminSession) -> dict[str, Any]:
@@ -62,11 +67,6 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
 
     record = run_in_session(config, look)
     click.echo(json.dumps(record, indent=2) if output == "json" else _text(record))
-
-
-ledger.add_command(idle)
-ledger.add_command(close)
-ledger.add_command(restore)
 
 
 def _given_up_text(given_up: dict[str, Any]) -> str:

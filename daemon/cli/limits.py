@@ -12,8 +12,8 @@ from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Limit
 from daemon.cli.orders import unreadable_texts
-from daemon.cli.progress import tell
-from daemon.limits import given, limits_in_force
+from daemon.cli.progress import echo_notes
+from daemon.limits import limits_in_force, ordered_limits
 from daemon.settings import Settings
 from ledgers.errors import CorruptionError
 from replication.orders import LimitsOrder, OrderStore, limits_znode
@@ -32,19 +32,23 @@ LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
 @click.command()
 @config_option
 @output_option
-@click.option("--bytes-per-s", type=Limit("bytes_per_s"), help="0 or none: no limit.")
-@click.option("--entries-per-s", type=Limit("entries_per_s"), help="0 or none: no limit.")
-@click.option("--reads-in-flight", type=Limit("reads_in_flight_per_bookie"), help="1 to 500.")
-@click.option("--requests-per-s", type=Limit("requests_per_s"), help="0 or none: no limit.")
+@click.option("--bytes-per-s", type=Limit("bytes_per_s"), help="Copied bytes. 0: no limit.")
+@click.option("--entries-per-s", type=Limit("entries_per_s"), help="Copied entries. 0: no limit.")
+@click.option(
+    "--reads-in-flight",
+    type=Limit("reads_in_flight_per_bookie"),
+    help="Reads in flight for each bookie.",
+)
+@click.option(
+    "--requests-per-s", type=Limit("requests_per_s"), help="Requests to ZooKeeper. 0: no limit."
+)
 @click.option(
     "--full-speed",
     is_flag=True,
-    help="As fast as the other limits allow, whoever else is active.",
+    help="Do not yield to clients.",
 )
-@click.option(
-    "--gentle", is_flag=True, help="Yield at bookies whose clients are active: the default."
-)
-@click.option("--reset", is_flag=True, help="Back to what each node's settings say, first.")
+@click.option("--gentle", is_flag=True, help="Yield where clients are active (default).")
+@click.option("--reset", is_flag=True, help="First withdraw all ordered limits.")
 def limits(
     config: Path | None,
     output: str,
@@ -56,12 +60,17 @@ def limits(
     gentle: bool,
     reset: bool,
 ) -> None:
-    """What each node may cost. Set here, it holds for all nodes at once, over their settings.
+    """Show or change the limits of all nodes.
 
-    Only what is given changes; without any option they are shown. Every number is a node's own:
-    with ten nodes, ten times as much is copied. What no order says is shown as this host's settings
-    have it; other nodes' may differ. An order that cannot be read leaves in force what was before,
-    or a node's settings if it started since: exit code 1.
+    \b
+      bookmender limits                      show them
+      bookmender limits --bytes-per-s 50M    change one, on all nodes at once
+      bookmender limits --reset              use each node's own settings again
+
+    The limits override the settings of the nodes. Each number applies to one node: ten nodes copy
+    ten times as much. Without an order, this host's settings are shown; other nodes may differ.
+
+    Exit code 1: the order cannot be read. Nodes then keep the limits they had.
     """
     if full_speed and gentle:
         raise click.UsageError("--full-speed or --gentle: one of them")
@@ -75,7 +84,7 @@ def limits(
     found, is_unreadable = run_in_session(
         config, lambda cluster: _change_or_read(cluster, wanted, reset=reset)
     )
-    tell(concerns(found))
+    echo_notes(concerns(found))
     if output == "json":
         record = {each.key: {"value": each.value, "is_ordered": each.is_ordered} for each in found}
         click.echo(json.dumps(record, indent=2))
@@ -96,7 +105,7 @@ async def _change_or_read(
     orders = await OrderStore(cluster.store, cluster.paths).read()
     is_unreadable = path in orders.unreadable
     if is_unreadable:
-        tell(unreadable_texts([path]))
+        echo_notes(unreadable_texts([path]))
     return effective_limits(orders.limits, cluster.settings), is_unreadable
 
 
@@ -133,12 +142,12 @@ async def change_limits(cluster: AdminSession, wanted: LimitsOrder, *, reset: bo
 
 
 def merged(before: LimitsOrder, wanted: LimitsOrder) -> LimitsOrder:
-    """``before``, but for what is wanted otherwise."""
-    return replace(before, **given(wanted))
+    """Return ``before`` with the wanted limits changed."""
+    return replace(before, **ordered_limits(wanted))
 
 
 def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
-    """What is so low that a node hardly gets anywhere."""
+    """Return warnings about limits so low that repairs make no progress."""
     return [
         f"{each.key} is {each.value:,}, less than {LOWEST_SENSIBLE[each.key]:,}: repairs will take for "
         "ever, and ledgers lack copies all that time; the value none lifts the limit"
@@ -148,8 +157,8 @@ def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
 
 
 def effective_limits(order: LimitsOrder, settings: Settings) -> list[EffectiveLimit]:
-    """What holds for a node with these settings, and by whose word."""
-    ordered = given(order)
+    """Return the limits of a node with these settings, and where each comes from."""
+    ordered = ordered_limits(order)
     return [
         EffectiveLimit(key=key, value=value, is_ordered=key in ordered)
         for key, value in asdict(limits_in_force(order, settings)).items()

@@ -11,11 +11,11 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
@@ -35,50 +35,90 @@ EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
 
 
 class LazyGroup(click.Group):
-    """Imports the module of a command only when the command runs, so that ``--help`` stays fast."""
+    """A group that imports the module of a command only when that command runs.
 
-    modules: ClassVar[dict[str, str]] = {
-        "daemon": "daemon.cli.daemon:daemon",
-        "status": "daemon.status.command:status",
-        "health": "daemon.status.health_command:health",
-        "observe": "daemon.observe.command:observe",
-        "queue": "daemon.cli.queue:queue",
-        "plan": "daemon.cli.plan:plan",
-        "ledger": "daemon.cli.ledger:ledger",
-        "bookie": "daemon.cli.bookie:bookie",
-        "repair": "daemon.cli.repair:repair",
-        "limits": "daemon.cli.limits:limits",
-        "hold": "daemon.cli.hold:hold",
-        "check": "daemon.cli.check:check",
-        "fsck": "daemon.fsck.command:fsck",
-        "disable": "daemon.cli.switch:disable",
-        "enable": "daemon.cli.switch:enable",
-        "local": "daemon.local.commands:local",
-        "demo": "daemon.demo.command:demo",
-    }
+    ``lazy``: by command name, ``module:attribute`` and the line for the list of commands. So the
+    list is printed without any import.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.modules)
+        return [*self.commands, *self.lazy]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.modules:
-            return None
-        module, _, attribute = self.modules[cmd_name].partition(":")
+        if cmd_name not in self.lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self.lazy[cmd_name][0].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, command.get_short_help_str()) for name, command in self.commands.items()]
+        rows += [(name, line) for name, (_, line) in self.lazy.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class RootGroup(LazyGroup):
+    """The group of all commands. It ends quietly if the reader of the output closes the pipe, and
+    prints errors as JSON where JSON was asked for."""
+
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _ending_with_the_reader():  # --help prints here
+        with _exit_without_reader():  # --help prints here
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _ending_with_the_reader(), _telling_programs(ctx):
+        with _exit_without_reader(), _errors_as_json(ctx):
             return super().invoke(ctx)
 
 
+COMMANDS: dict[str, tuple[str, str]] = {
+    "daemon": ("daemon.cli.daemon:daemon", "Run a node until SIGTERM or Ctrl-C."),
+    "status": ("daemon.status.command:status", "Show what is at risk, and why."),
+    "health": ("daemon.status.health_command:health", "Explain the conditions of status."),
+    "observe": ("daemon.observe.command:observe", "Show what a node would mark and repair."),
+    "queue": ("daemon.cli.queue:queue", "Show the ledgers marked as under-replicated."),
+    "plan": ("daemon.cli.plan:plan", "Show what would be copied, and what blocks it."),
+    "ledger": ("daemon.cli.ledger:ledger", "Show, close or restore single ledgers."),
+    "bookie": ("daemon.cli.bookie:bookie", "List, drain, maintain or decommission bookies."),
+    "repair": ("daemon.cli.repair:repair", "Check and repair ledgers in this process."),
+    "limits": ("daemon.cli.limits:limits", "Show or change the limits of all nodes."),
+    "hold": ("daemon.cli.hold:hold", "Show, start or end the safety hold."),
+    "check": ("daemon.cli.check:check", "Show, start or pause the periodic checks."),
+    "fsck": ("daemon.fsck.command:fsck", "Read ledger copies and verify them."),
+    "disable": ("daemon.cli.switch:disable", "Disable auto-recovery for the whole cluster."),
+    "enable": ("daemon.cli.switch:enable", "Enable auto-recovery again."),
+    "local": ("daemon.local.commands:local", "Run a BookKeeper cluster on this machine."),
+    "demo": ("daemon.demo.command:demo", "Kill a bookie, watch the repair, verify all copies."),
+}
+"""The commands in the order of ``bookmender --help``."""
+
+
+@click.group(cls=RootGroup, lazy=COMMANDS)
+@click.version_option(package_name="bookmender")
+def cli() -> None:
+    """Auto-recovery for Apache BookKeeper: finds lost copies of ledgers and restores them.
+
+    \b
+    Quick start on this machine (Java 17 or later):
+      bookmender local up        start ZooKeeper and five bookies
+      bookmender local write     write some ledgers
+      bookmender daemon          run a node until Ctrl-C
+      bookmender local kill 2    crash a bookie (in another terminal)
+      bookmender status          watch the repair
+    \b
+    For another cluster give its address: -c FILE, or in the environment
+    BOOKMENDER_METADATA_SERVICE_URI=zk+hierarchical://HOST:2181/ledgers
+    Exit codes: 0 healthy or done, 1 found something, 2 wrong usage, 3 unknown.
+    """
+
+
 @contextmanager
-def _telling_programs(ctx: click.Context) -> Iterator[None]:
+def _errors_as_json(ctx: click.Context) -> Iterator[None]:
     """With ``-o json``, print an error as a JSON object on standard output. Standard error gets the
     text as usual."""
     try:
@@ -94,7 +134,7 @@ def _telling_programs(ctx: click.Context) -> Iterator[None]:
 
 
 @contextmanager
-def _ending_with_the_reader() -> Iterator[None]:
+def _exit_without_reader() -> Iterator[None]:
     """Exit with 141 if the reader closed the pipe, as in ``bookmender queue list | head -1``. Click
     would exit with 1."""
     try:
@@ -102,22 +142,6 @@ def _ending_with_the_reader() -> Iterator[None]:
     except BrokenPipeError as error:
         _drop_output()
         raise click.exceptions.Exit(EXIT_NO_READER) from error
-
-
-@click.group(cls=LazyGroup)
-@click.version_option(package_name="bookmender")
-def cli() -> None:
-    """Keeps Apache BookKeeper clusters whole.
-
-    \b
-    Try it on this machine:
-      bookmender local up             a real cluster on loopback
-      bookmender daemon               repairs what is lost, until Ctrl-C
-      bookmender status               what is at risk, and why
-
-    Every command that talks to a cluster takes its address from -c FILE or from
-    BOOKMENDER_METADATA_SERVICE_URI (zk+hierarchical://127.0.0.1:2181/ledgers).
-    """
 
 
 def main() -> None:
@@ -129,7 +153,7 @@ def main() -> None:
     ):  # characters that the terminal cannot show are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with _ended_as_by_ctrl_c(ended_by):
+        with _signals_as_ctrl_c(ended_by):
             code = cli(standalone_mode=False)
         sys.exit(
             code if isinstance(code, int) else 0
@@ -152,7 +176,7 @@ def main() -> None:
 
 
 @contextmanager
-def _ended_as_by_ctrl_c(ended_by: list[int]) -> Iterator[None]:
+def _signals_as_ctrl_c(ended_by: list[int]) -> Iterator[None]:
     """Treat SIGTERM and SIGHUP like Ctrl-C, so that locks are released and the command reports how
     far it came.
 
@@ -198,14 +222,14 @@ config_option = click.option(
     "-c",
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Settings in TOML. Without it: the BOOKMENDER_… environment variables alone.",
+    help="TOML settings. The environment overrides them.",
 )
 _OUTPUT = "bookmender.output"
 """In a context's ``meta``: text or json."""
 
 
 def note_output(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """For options that say what the output is: errors are to be of the same kind."""
+    """Remember the output format, so that errors are printed in the same format."""
     if value == "json":
         ctx.meta[_OUTPUT] = value
     return value
@@ -217,9 +241,9 @@ output_option = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    is_eager=True,  # whatever is wrong with other arguments is told in that form, too
+    is_eager=True,  # so that errors about other arguments are printed in this format, too
     callback=note_output,
-    help="For people, or for programs: then errors, too, are an object, with error and exit_code.",
+    help="Text or JSON.",
 )
 json_option = click.option(
     "--json",
@@ -227,12 +251,12 @@ json_option = click.option(
     flag_value="json",
     is_eager=True,
     callback=note_output,
-    help="The same as -o json.",
+    help="Same as -o json.",
 )
 
 
 class LedgerId(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """A ledger's id, in plain digits: Python itself would read ``1_0`` as ten."""
+    """A ledger ID in plain digits. ``int`` alone would also accept ``1_0``."""
 
     name = "ledger"
 
@@ -240,13 +264,17 @@ class LedgerId(click.ParamType):  # type: ignore[type-arg]  # generic from click
         if isinstance(value, int):
             return value
         if not re.fullmatch("[0-9]+", value):
-            self.fail(f"{value!r} is no ledger's id: digits alone, as in 4711", param, ctx)
+            self.fail(
+                f"{value!r} is not a ledger ID. Use digits only, for example 4711.", param, ctx
+            )
         if len(value) > len(str(LEDGER_ID_MAX)) or int(value) > LEDGER_ID_MAX:
             shown = value if len(value) <= ID_SHOWN_MAX else f"{value[:ID_SHOWN_MAX]}…"
-            self.fail(f"{shown} is no ledger's id: they go from 0 to {LEDGER_ID_MAX}", param, ctx)
+            self.fail(
+                f"{shown} is not a ledger ID. IDs range from 0 to {LEDGER_ID_MAX}.", param, ctx
+            )
         return int(value)
 
 
 LEDGER_ID_MAX = 2**63 - 1
 ID_SHOWN_MAX = 40
-"""Digits of a number that is far too large."""
+"""Digits shown of a number that is far too large."""

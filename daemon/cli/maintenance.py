@@ -32,7 +32,7 @@ from daemon.cli.hold import current_hold
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts, unreadable_windows
-from daemon.cli.progress import counted, duration_text, tell
+from daemon.cli.progress import counted, duration_text, echo_notes
 from daemon.status.leader import is_named_by_none
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
@@ -150,13 +150,13 @@ class _Look:
 @click.argument("bookie", metavar="[ID]", type=BookieArgument(), required=False)
 @config_option
 @output_option
-@click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
-@click.option("--reason", type=ReasonText(), default="", help="For people who see the window.")
+@click.option("--for", "duration_s", type=Duration(), help="Length from now on: 30m, 2h, 1d.")
+@click.option("--reason", type=ReasonText(), default="", help="Shown with the window.")
 @click.option("--end", is_flag=True, help="End the window now.")
 @click.option(
     "--yes",
     is_flag=True,
-    help="Begin it though other bookies are away, without looking at ledgers.",
+    help="Do not check for ledgers that become unreadable.",
 )
 def maintenance(
     bookie: BookieId | None,
@@ -167,18 +167,19 @@ def maintenance(
     end: bool,
     yes: bool,
 ) -> None:
-    """Let a bookie be away on purpose, for a while: nothing of it is marked or copied before the
-    end.
+    """Let a bookie be absent for a while without copying its ledgers.
 
-    Nor is it a target for copies, and open ledgers on it are not fenced. A second --for replaces
-    the first. The window stays when the bookie is back, as it may go again: --end ends it. If it is
-    still away at the end, the recovery delay begins then (where there is none it is lost at once),
-    and after that its ledgers are marked, and copied to others. Without --for or --end: the windows
-    that stand; exits 1 when the order of one cannot be read.
+    \b
+      bookmender bookie maintenance ID --for 30m    before the restart of a host
+      bookmender bookie maintenance ID --end        when the work is done
+      bookmender bookie maintenance                 show all windows
 
-    While others are away, or under maintenance, it looks first (for 15 s at most) whether ledgers
-    would have entries without any copy that is there: nobody could read these meanwhile. If so, or
-    if it cannot tell, nothing is changed without --yes: it exits 1, and says how many it saw.
+    Until the end of the window nothing is marked or copied for the bookie, it gets no copies, and
+    its open ledgers are not fenced. If it is still absent at the end, the recovery delay begins.
+    If other bookies are absent too, ledgers may become unreadable. The command then checks the
+    metadata for up to 15 s, and refuses without --yes if that could happen.
+
+    Exit codes: 0 done. 1 refused, or an order is unreadable. 2 unknown bookie.
     """
     if end and duration_s is not None:
         raise click.UsageError("--for begins a window, and --end ends it: one of them")
@@ -206,9 +207,9 @@ def maintenance(
                 )
         windows = await read_windows(cluster, clock)
         if windows if bookie is None else bookie in windows:
-            tell(await leader_concerns(cluster, "maintenance windows"))
+            echo_notes(await leader_concerns(cluster, "maintenance windows"))
         unreadable = await read_unreadable_windows(cluster, bookie)
-        tell(unreadable_texts(unreadable))
+        echo_notes(unreadable_texts(unreadable))
         return {b: window for b, window in windows.items() if bookie in (None, b)}, unreadable
 
     windows, unreadable = run_in_session(config, act)
@@ -218,7 +219,7 @@ def maintenance(
         why = {"error": refusal, "exit_code": EXIT_FAILED} if refusal else {}
         click.echo(json.dumps(told | why, indent=2))
     if refusal:
-        tell([f"{refusal}; nothing was changed: --yes begins the window all the same"])
+        echo_notes([f"{refusal}; nothing was changed: --yes begins the window all the same"])
     if output == "text":
         now_ms = SystemClock().wall_ms()
         for each, window in sorted(windows.items()):
@@ -246,12 +247,12 @@ async def _change(
     """Open its window, or end it, as is wanted, if either is."""
     if duration_s is not None:
         await open_window(cluster, bookie, duration_s=duration_s, reason=reason, clock=clock)
-        tell(await concerns(cluster, bookie, clock=clock))
+        echo_notes(await concerns(cluster, bookie, clock=clock))
     if end:
         has_ended = await end_window(cluster, bookie)
-        tell([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
+        echo_notes([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
         if has_ended:
-            tell(await end_concerns(cluster, bookie, clock=SystemClock()))
+            echo_notes(await end_concerns(cluster, bookie, clock=SystemClock()))
 
 
 async def open_window(
@@ -269,7 +270,7 @@ async def open_window(
 
 
 async def end_window(cluster: AdminSession, bookie: BookieId) -> bool:
-    """False when there was none. Raises ConflictError."""
+    """End the window, and return False if there was none. Raises ConflictError."""
     order_store, znode = (
         OrderStore(cluster.store, cluster.paths),
         maintenance_znode(cluster.paths, bookie),
@@ -290,7 +291,7 @@ async def read_unreadable_windows(
 
 
 async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, MaintenanceWindow]:
-    """Those that stand. Such as are over, which nobody needs any more, are deleted by the way."""
+    """Return the present windows. Deletes those that are over."""
     order_store = OrderStore(cluster.store, cluster.paths)
     orders = await order_store.read()
     current = dict(orders.at(clock.wall_ms()).maintenance)

@@ -1,10 +1,7 @@
-"""Orders that stand in ZooKeeper and cannot be read: a slip of somebody's hand, or a later
-release's.
+"""Sentences about orders that have no effect, or whose effect is not known.
 
-Nobody follows most of them, and nobody would know but for what is said here.
-
-Java's AutoRecovery as the leader: orders that are ours alone it does not know, and acts as if
-there were none.
+An order in ZooKeeper may be unreadable because of a typing error or a later release. And if Java's
+AutoRecovery leads, it does not know bookmender's orders and acts as if there were none.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +14,7 @@ from replication.nodes import live_nodes
 
 
 def unreadable_texts(paths: Sequence[str]) -> list[str]:
-    """For each a sentence: which, what follows from it, what to do, and its znode."""
+    """Return a sentence for each unreadable order: what follows, what to do, and its znode."""
     return [f"{_what(path)} ({path})" for path in paths]
 
 
@@ -36,7 +33,7 @@ def unreadable_windows(
 
 
 def bookies_of(paths: Sequence[str]) -> set[BookieId]:
-    """Whom they are about, as far as their names say."""
+    """Return the bookies that the paths of the orders name."""
     return {BookieId(name) for _, name in map(_split, paths) if name}
 
 

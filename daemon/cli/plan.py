@@ -35,15 +35,13 @@ UNPROVEN_SHOWN_MAX = 1_000
 
 @click.command()
 @click.argument("ledger_ids", metavar="[LEDGER]...", type=LedgerId(), nargs=-1)
-@click.option(
-    "--bookie", type=BookieArgument(), help="Ledgers on this bookie, as if it were being drained."
-)
+@click.option("--bookie", type=BookieArgument(), help="Plan a drain of this bookie.")
 @click.option(
     "--limit",
     type=click.IntRange(min=1, max=10_000),
     default=LIMIT_DEFAULT,
     show_default=True,
-    help="How many ledgers at most, where none are named.",
+    help="Most ledgers shown.",
 )
 @config_option
 @output_option
@@ -55,27 +53,19 @@ def plan(
     config: Path | None,
     output: str,
 ) -> None:
-    """What would be copied from where to where, and what stands in the way. Changes nothing.
-
-    Each ledger is looked at and planned for just as a daemon on this host would: metadata is read,
-    bookies are asked for the ends of their copies; no lock is taken, nothing is written or fenced.
-    Among targets that are equally good the choice is by chance, so that a daemon may take another.
-    Entries that no bookie that is there has are not to be copied, but in the way, with the bookies
-    that may have them.
+    """Show what would be copied from where to where, and what blocks it. Changes nothing.
 
     \b
-      bookmender plan                       the most endangered of the marked ledgers
-      bookmender plan 17 4711               these, marked or not
-      bookmender plan --bookie host:3181    what draining it, or losing it, would take
+      bookmender plan                       the most urgent marked ledgers
+      bookmender plan 17 4711               these ledgers, marked or not
+      bookmender plan --bookie host:3181    what a drain of this bookie would copy
 
-    If no ledger is marked, the conditions of bookmender status are shown too (none_marked): without
-    an auditor nobody marks any. Of ledgers whose end could not be proven it is said so (unproven_ends), where
-    none is named also of those that are not marked: they miss no copy, and an operator has to close
-    them.
+    The command reads metadata and asks bookies, but takes no lock and fences nothing. A node may
+    choose another target among equally good ones. Ledgers whose end cannot be proven are listed
+    too: they need an operator.
 
-    Exits 0 when nothing is to be done for them, 1 when something is, an end cannot be proven, or
-    one that was asked for is not there, 2 for a bookie that the cluster does not know, 3 when it
-    could not tell: also where ledgers that cannot be read may be on the bookie.
+    Exit codes: 0 nothing to do. 1 copies are missing, an end cannot be proven, or a named ledger
+    does not exist. 2 unknown bookie. 3 unknown, for example because metadata is unreadable.
     """
     if ledger_ids and bookie is not None:
         raise click.UsageError("either ledgers or --bookie")

@@ -1,5 +1,4 @@
-"""How far a long command is: a line on standard error, with the time that is left by what was
-seen."""
+"""Output of long commands: the progress line with the time left, notes, and text helpers."""
 
 import sys
 import time
@@ -145,28 +144,28 @@ NODES_GO_ON = "the nodes go on with it, as soon as any run and auto-recovery is 
 
 
 @contextmanager
-def saying_when_interrupted(what_stays: str) -> Iterator[None]:
-    """Whoever presses Ctrl-C is told what it did not end."""
+def explain_interrupt(what_stays: str) -> Iterator[None]:
+    """After Ctrl-C print what stays as it is."""
     try:
         yield
     except KeyboardInterrupt:
-        tell([f"interrupted; {what_stays}"])
+        echo_notes([f"interrupted; {what_stays}"])
         raise
 
 
-def tell(lines: Iterable[str]) -> None:
-    """For people, beside the output proper."""
+def echo_notes(lines: Iterable[str]) -> None:
+    """Print notes for the operator to standard error."""
     for line in lines:
         click.echo(line, err=True)
 
 
 def printable(text: str) -> str:
-    """Somebody else's words, without what a terminal would obey or could not encode."""
+    """Return foreign text without characters that a terminal obeys or cannot show."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def counted(count: int, unit: str) -> str:
-    """``1 ledger``, ``1,200 ledgers``, ``2 entries``."""
+    """Return a count with its unit: ``1 ledger``, ``1,200 ledgers``, ``2 entries``."""
     if count == 1:
         return f"1 {unit}"
     many = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}s"
@@ -174,7 +173,7 @@ def counted(count: int, unit: str) -> str:
 
 
 def duration_text(duration_s: float) -> str:
-    """For people, in the two largest units that matter."""
+    """Return a duration in its two largest units."""
     seconds = max(0, round(duration_s))
     for unit, below, unit_s, below_s in (
         ("d", "h", 86_400, 3_600),

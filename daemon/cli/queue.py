@@ -11,9 +11,9 @@ import click
 
 from auditor.mark_reasons import MarkExplainer
 from daemon.admin_session import AdminSession, run_in_session
+from daemon.cli.blocked import access_denied_text, current_notes
 from daemon.cli.main import config_option, output_option
 from daemon.cli.progress import counted, printable
-from daemon.cli.stuck import current_notes, shut_text
 from daemon.status.records import age_s, lock_record, note_record, seconds_until
 from replication.ledger_record import WaitingNotes
 from replication.marks import LockedLedger, MarkedLedger, marked_ledger_ids, read_locks, read_marks
@@ -23,20 +23,22 @@ from replication.znodes import MarkPaths
 
 @click.group()
 def queue() -> None:
-    """The ledgers that are marked as under-replicated."""
+    """Show the ledgers marked as under-replicated."""
 
 
 @queue.command("list")
 @config_option
 @output_option
-@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="Ledgers shown."
+)
 def list_queue(config: Path | None, output: str, limit: int) -> None:
-    """Marked ledgers by id: what each misses, why it is marked, and why it waits if it does.
+    """List the marked ledgers: missing bookies, reasons, and what blocks the repair.
 
-    Those of draining bookies, of repairs by hand, and with damage that Java would not find are in a
-    queue of our own, which Java does not see.
+    The list contains the queue shared with Java and bookmender's private queue. The private queue
+    holds drains, repairs by hand, and damage that Java does not detect.
 
-    Exits 0 when none is marked, 1 when some are, 3 when it could not tell.
+    Exit codes: 0 no ledger is marked. 1 some are. 3 unknown.
     """
 
     async def look(cluster: AdminSession) -> tuple[int, list[dict[str, Any]]]:
@@ -102,7 +104,7 @@ async def queue_rows(
 def _unreadable(ledger: MarkedLedger) -> str:
     """Return why the mark cannot be read; if access is denied, with who may change that."""
     if ledger.refusal:
-        return shut_text(ledger)
+        return access_denied_text(ledger)
     return "its mark is damaged; the ledger is checked all the same"
 
 

@@ -1,11 +1,8 @@
-"""``bookmender repair``.
+"""``bookmender repair``: repairs ledgers in this process, with the locks and code of a worker.
 
-Repairing ledgers from a command: in this process, with the locks and the engine that daemons
-have.
-
-The ledgers are marked in our private queue first. So nodes that run help, a crash or Ctrl-C leaves the
-rest to them, and the lock keeps bookies' garbage collectors and Java's workers off (G16: Java's own
-tool takes none).
+The ledgers are first marked in the private queue. So running nodes help, and they continue after a
+crash or Ctrl-C. The lock keeps garbage collectors of bookies and Java's workers away from the
+ledger (G16: Java's own tool takes no lock).
 """
 
 import asyncio
@@ -24,6 +21,7 @@ from auditor.marker import Marker
 from auditor.scan import scan_ledgers
 from auditor.underreplication import UnderreplicatedLedger, fewest_copies_first
 from daemon.admin_session import AdminSession, admin_session, log_errors_only
+from daemon.cli.blocked import order_retries
 from daemon.cli.bookies import BookieArgument, known_bookies, require_known
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.cli.progress import (
@@ -32,10 +30,9 @@ from daemon.cli.progress import (
     Show,
     counted,
     duration_text,
+    explain_interrupt,
     printable,
-    saying_when_interrupted,
 )
-from daemon.cli.stuck import order_tries
 from daemon.messages import blocked_record, message
 from daemon.roles import open_worker
 from daemon.session import Session, open_session
@@ -173,7 +170,7 @@ async def mark_for_repair(
     for ledger_id in waiting:
         await notes.let_go(ledger_id, guards=[session.membership.guard.check])
     if waiting:
-        await order_tries(waiting, session.store, session.paths, session.clock)
+        await order_retries(waiting, session.store, session.paths, session.clock)
 
 
 async def access_denied(
@@ -271,8 +268,10 @@ async def _notes(
 
 @click.command()
 @click.argument("ledger_ids", metavar="[LEDGER]...", type=LedgerId(), nargs=-1)
-@click.option("--bookie", type=BookieArgument(), help="Every ledger that names it, too.")
-@click.option("--mark-only", is_flag=True, help="Leave the work to the nodes.")
+@click.option(
+    "--bookie", type=BookieArgument(), help="Also repair all ledgers that name this bookie."
+)
+@click.option("--mark-only", is_flag=True, help="Only mark them; nodes do the work.")
 @config_option
 @output_option
 def repair(
@@ -282,31 +281,25 @@ def repair(
     config: Path | None,
     output: str,
 ) -> None:
-    """Check ledgers copy by copy and repair what they lack, here and now.
+    """Check ledgers and repair their missing copies in this process.
 
-    Of each copy its first and last entry are asked for (replication.checked_share: some of the
-    others, too), and every entry where a check or fsck found the copy bad; bookmender fsck run
-    --level full reads all.
+    \b
+      bookmender repair 17 4711
+      bookmender repair --bookie host:3181
 
-    They are marked in a queue that only bookmender's nodes see, and worked on by this very process,
-    under the locks that all use; nodes that run take their part. It needs no daemon, and goes on
-    while auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
+    No daemon is needed, and it works while auto-recovery is disabled. Of each copy the first and
+    last entries are read, and all entries where a check found damage. Use bookmender fsck run
+    --level full to read everything. The ledgers are marked in bookmender's private queue, so nodes
+    help, and continue after Ctrl-C. The open-ledger grace of writers is waited out.
 
-    An open ledger whose end misses a bookie is left to its writer for the open-ledger grace
-    (replication.open_ledger_grace_s), which is waited for, and then closed. One that merely lacks
-    copies at its end waits until it is closed, by its writer or bookmender ledger close: that is
-    told, and not waited for.
-
-    Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help,
-    for their writers, or for a safety hold or a maintenance window to end, have an end that cannot
-    be proven, are not there or cannot be read, which keeps none of the others from being repaired;
-    3 when it could not tell.
+    Exit codes: 0 repaired (--mark-only: marked). 1 some ledgers are blocked, unproven, missing or
+    unreadable. 3 unknown.
     """
     if not ledger_ids and bookie is None:
         raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
-    with saying_when_interrupted(f"what was marked stays marked: {NODES_GO_ON}"):
+    with explain_interrupt(f"what was marked stays marked: {NODES_GO_ON}"):
         done = asyncio.run(_run(settings, ledger_ids, bookie, mark_only))
     if output == "json":
         click.echo(json.dumps(_record(done), indent=2))

@@ -13,11 +13,11 @@ from typing import Any
 import click
 
 from daemon.admin_session import AdminSession, admin_session, log_errors_only, writing_session
+from daemon.cli.blocked import order_retries
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
-from daemon.cli.progress import counted, printable, tell
-from daemon.cli.stuck import order_tries
+from daemon.cli.progress import counted, echo_notes, printable
 from daemon.messages import copy_doubt_text
-from daemon.previews import open_looking
+from daemon.previews import open_inspection
 from daemon.settings import Settings, load_settings
 from daemon.state import state_dir
 from ledgers.clock import SystemClock
@@ -40,37 +40,32 @@ from replication.restore import Restorer, RestoreRefusedError, Restoring, readab
 @click.command()
 @click.argument("ledger_id", type=LedgerId())
 @click.option(
-    "--at", "time_ms", type=int, metavar="TIME", help="Which write to undo: its first column."
+    "--at",
+    "time_ms",
+    type=int,
+    metavar="TIME",
+    help="The write to undo (first column of the list).",
 )
-@click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
-@click.option("--force", is_flag=True, help="Whatever the doubts are.")
+@click.option("--yes", is_flag=True, help="Undo it. Without this nothing is changed.")
+@click.option("--force", is_flag=True, help="Undo it in spite of doubts.")
 @config_option
 @output_option
 def restore(
     ledger_id: int, time_ms: int | None, yes: bool, force: bool, config: Path | None, output: str
 ) -> None:
-    """Put a ledger's metadata back as it was before a write that a daemon of this host recorded.
+    """Undo a metadata write that a daemon on this host recorded.
 
     \b
-      bookmender ledger restore 17                             the recorded writes
-      bookmender ledger restore 17 --at 1700000000000          what undoing one would change
+      bookmender ledger restore 17                             list the recorded writes
+      bookmender ledger restore 17 --at 1700000000000          show what undoing one changes
       bookmender ledger restore 17 --at 1700000000000 --yes    undo it
 
-    Only the metadata is put back; copies that it named may have been deleted since. So the bookies
-    that it would name again are asked for every entry first, and there is doubt where one is not
-    registered, lacks entries or does not answer; likewise where the metadata was written again
-    since, or a closed ledger's end would move. With a doubt it is refused, unless forced. In any
-    case the ledger is marked with the same write: the nodes check it, copy what is missing, and
-    take the mark away.
+    Copies that the old metadata names may be deleted by now, so the command first asks those
+    bookies for every entry. It refuses if anything is in doubt (unless --force). The ledger is
+    marked with the same write, so that nodes check it. Run it as the daemon's user.
 
-    The ledger's lock is taken for it, and the undoing is recorded, too. Run it as the daemon's
-    user, with its settings: that is where the journal lies. Each host has its own, for all clusters
-    that it serves; what was written in another cluster is never put back in this one.
-
-    Exits 0 when it is done, or its records are listed; 1 when it is refused, or there is no such
-    record, or no such ledger; 3 when bookies or ZooKeeper failed, or somebody else works on the
-    ledger: then it can be tried again. Where it is only shown: 0 when --yes would do it, 1 when
-    that would be refused.
+    Exit codes: 0 done, listed, or --yes would do it. 1 refused, or no such record or ledger.
+    3 bookies or ZooKeeper failed, or another node holds the lock: try again.
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
@@ -105,7 +100,7 @@ def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
     try:
         return read_journal(directory, ledger_id)
     except FileNotFoundError:
-        tell([f"{directory} is not there: see node.state_dir, and who runs the daemon"])
+        echo_notes([f"{directory} is not there: see node.state_dir, and who runs the daemon"])
         return []
     except OSError as error:
         raise SettingsError(
@@ -139,7 +134,7 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
             UnavailableError, SessionLostError, LockLostError, RejectedError
         ):  # it is done, and tried again one day
             cluster = ours.cluster
-            await order_tries([record.ledger_id], cluster.store, cluster.paths, SystemClock())
+            await order_retries([record.ledger_id], cluster.store, cluster.paths, SystemClock())
         return done
 
 
@@ -147,16 +142,16 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
 async def _open_restorer(
     cluster: AdminSession, manager: LedgerManager, cluster_id: str | None
 ) -> AsyncIterator[Restorer]:
-    async with open_looking(cluster) as looking:
+    async with open_inspection(cluster) as inspection:
         yield Restorer(
             store=cluster.store,
             manager=manager,
-            inspector=looking.inspector,
-            view=looking.view,
+            inspector=inspection.inspector,
+            view=inspection.view,
             paths=cluster.paths,
             cluster=cluster_id,
-            clock=looking.clock,
-            tell=lambda text: tell([printable(text)]),
+            clock=inspection.clock,
+            tell=lambda text: echo_notes([printable(text)]),
         )
 
 

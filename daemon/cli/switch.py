@@ -15,10 +15,12 @@ from ledgers.errors import NodeExistsError, NoNodeError
 @config_option
 @output_option
 def disable(config: Path | None, output: str) -> None:
-    """Switch auto-recovery off for the whole cluster, Java's nodes included.
+    """Disable auto-recovery for the whole cluster, including Java's nodes.
 
-    Nothing more is marked, and no ledger is taken; what is being repaired is seen to its end. Until
-    bookmender enable. That it was off already is no error.
+    Use this before planned work that stops many bookies. No ledger is marked or leased until
+    bookmender enable. Repairs in progress are completed.
+
+    Exit code 0 also if auto-recovery was disabled already.
     """
     _report(output, is_enabled=False, has_changed=run_in_session(config, switch_off))
 
@@ -27,7 +29,12 @@ def disable(config: Path | None, output: str) -> None:
 @config_option
 @output_option
 def enable(config: Path | None, output: str) -> None:
-    """Switch auto-recovery on again: what was lost meanwhile is marked and repaired now."""
+    """Enable auto-recovery again.
+
+    Ledgers of bookies that were lost in the meantime are marked and repaired.
+
+    Exit code 0 also if auto-recovery was enabled already.
+    """
     _report(output, is_enabled=True, has_changed=run_in_session(config, switch_on))
 
 

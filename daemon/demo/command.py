@@ -18,17 +18,19 @@ from daemon.demo.scenario import Plan, Run, run
 @click.option("--ledgers", default=300, show_default=True, type=click.IntRange(min=10))
 @click.option("--bookies", default=6, show_default=True, type=click.IntRange(min=6))
 @click.option("--nodes", default=3, show_default=True, type=click.IntRange(min=2))
-@click.option("--bookkeeper", help="Version of the bookies.  [default: the local cluster's]")
+@click.option("--bookkeeper", help="Version of the bookies.")
 @click.option(
     "--data",
     type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Keep the clusters' data and logs here.  [default: a folder that is deleted when all went well]",
+    help="Keep data and logs in this folder.",
 )
 def demo(ledgers: int, bookies: int, nodes: int, bookkeeper: str | None, data: Path | None) -> None:
-    """Kill a real bookie, watch everything become whole, read every copy.
+    """Kill a bookie, watch the repair, and verify every copy.
 
-    Two runs, each on a fresh cluster on loopback: in the second the leading daemon is killed too.
-    Exits 0 only if no acknowledged entry was lost and all that can be repaired was. Needs Java 17+.
+    The demo runs twice, each time on a new cluster on loopback. In the second run the leading
+    daemon is killed too. It needs Java 17 or later.
+
+    Exit code 0: no acknowledged entry was lost, and everything that can be repaired was repaired.
     """
     base = data or Path(tempfile.mkdtemp(prefix="bookmender-demo-"))
     plan = Plan(
@@ -50,7 +52,7 @@ def demo(ledgers: int, bookies: int, nodes: int, bookkeeper: str | None, data: P
         if is_over and data is None:
             shutil.rmtree(base, ignore_errors=True)
         elif not is_over and any(base.rglob("*.log")):
-            click.echo(f"the clusters' data and logs are kept: {base}", err=True)
+            click.echo(f"data and logs of the clusters are kept in {base}", err=True)
     sys.exit(0 if all(verdicts) else 1)
 
 

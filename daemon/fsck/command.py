@@ -19,7 +19,7 @@ from auditor.fsck.verdicts import Grade
 from daemon.admin_session import log_errors_only
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, note_output
 from daemon.cli.option_types import Duration, Limit
-from daemon.cli.progress import ProgressLine, tell
+from daemon.cli.progress import ProgressLine, echo_notes
 from daemon.fsck.advice import report_texts
 from daemon.fsck.runner import (
     SPARK_LOG,
@@ -341,7 +341,7 @@ def run_command(
     )
     launch = check_spark(request)
     if launch is not None and launch.ignored:
-        tell([f"ignored variables of another Spark: {', '.join(launch.ignored)}"])
+        echo_notes([f"ignored variables of another Spark: {', '.join(launch.ignored)}"])
     with locked_output(output):
         with failures_exit_unknown(lambda: resume_hint(request)):
             summary = _run(settings, request)
@@ -364,7 +364,7 @@ def _run(settings: Settings, request: RunRequest) -> Summary:
     except (UnavailableError, SessionLostError, OSError):
         log = request.output / SPARK_LOG
         messages = f"; Spark's messages are in {log}" if log.exists() else ""
-        tell([f"the run failed; {resume_hint(request)}{messages}"])
+        echo_notes([f"the run failed; {resume_hint(request)}{messages}"])
         raise
 
 
@@ -384,7 +384,7 @@ def _finish(
         outcome = _mark(settings, results, damaged, is_marking=is_marking)
     except BookmenderError as error:  # the findings are printed all the same
         failed = "not marked" if is_marking else "cannot check for changes since the run"
-        tell([f"{failed}: {error}"])
+        echo_notes([f"{failed}: {error}"])
     record = {
         **summary.to_record(),
         "output": str(output),
@@ -481,7 +481,7 @@ def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
     elif history:
         click.echo("\n".join(history_lines(history)))
     else:
-        tell([f"{folder}: no run with rows has checked ledger {ledger_id}"])
+        echo_notes([f"{folder}: no run with rows has checked ledger {ledger_id}"])
     sys.exit(_exit_code(history))
 
 
@@ -519,7 +519,7 @@ def diff_command(before: str, after: str | None, output_format: str) -> None:
         runs = {"before": pair[0].summary.run, "after": pair[1].summary.run}
         click.echo(json.dumps({**runs, **changes_record(changes)}, indent=2))
     else:
-        tell([f"run {pair[0].summary.run}, then run {pair[1].summary.run}"])
+        echo_notes([f"run {pair[0].summary.run}, then run {pair[1].summary.run}"])
         click.echo("\n".join(changes_lines(changes)))
     sys.exit(EXIT_FAILED if changes.has_worsened else 0)
 

@@ -46,7 +46,7 @@ from auditor.fsck.results.summary import Summary, note_marked, write_last
 from auditor.mark_reasons import Findings
 from daemon.admin_session import AdminSession, admin_session, by_hand
 from daemon.cli.main import EXIT_UNKNOWN
-from daemon.cli.progress import printable, tell
+from daemon.cli.progress import echo_notes, printable
 from daemon.fsck.spark_environment import (
     EXECUTORS_PYTHON,
     LaunchEnvironment,
@@ -56,7 +56,7 @@ from daemon.fsck.spark_environment import (
     launch_environment,
 )
 from daemon.local.java import Java
-from daemon.placement import begin_placing, rule_of
+from daemon.placement import load_placement, rule_of
 from daemon.settings import Settings
 from ledgers.clock import SystemClock
 from ledgers.errors import (
@@ -279,7 +279,7 @@ async def read_cluster_facts(cluster: AdminSession) -> ClusterFacts:
     clock = SystemClock()
     views = ViewSource(cluster.registration, clock)
     await views.refresh()
-    placing = await begin_placing(
+    placing = await load_placement(
         cluster.settings.placement,
         store=cluster.store,
         paths=cluster.paths,
@@ -407,7 +407,7 @@ def failures_exit_unknown(advice: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tell([f"interrupted; {advice()}"])
+        echo_notes([f"interrupted; {advice()}"])
         raise
     except (
         SettingsError,
@@ -422,7 +422,7 @@ def failures_exit_unknown(advice: Callable[[], str]) -> Iterator[None]:
         raise UnavailableError(f"the result is unknown: {error}") from error
     except Exception as error:
         traceback.print_exc()
-        tell([f"the result is unknown because of an unexpected error; {advice()}"])
+        echo_notes([f"the result is unknown because of an unexpected error; {advice()}"])
         raise click.exceptions.Exit(EXIT_UNKNOWN) from error
 
 

@@ -1,6 +1,6 @@
-"""The command line of the local cluster: ``bookmender local …``.
+"""``bookmender local``: the commands of the local cluster.
 
-Exit codes: 0 all is well, 1 ``status`` found something down, 2 called wrongly, 3 it went wrong.
+Exit codes: 0 done; 1 ``status`` found a bookie that is not writable; 2 wrong usage; 3 failed.
 """
 
 import os
@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from daemon.cli.main import output_option
-from daemon.cli.progress import printable, tell
+from daemon.cli.progress import echo_notes, printable
 from daemon.local import control, folder, views
 from daemon.local.control import NotRunningError, Question, Verb
 from daemon.local.jars import BOOKKEEPER_DEFAULT
@@ -38,33 +38,32 @@ from ledgers.model import BookieId
 LEFT_SHOWN_MAX = 10
 
 Welcome = Callable[[ClusterStatus], None]
-"""Shows a cluster that is ready."""
+"""Prints the address and the bookies of a cluster that is ready."""
 
 
 @click.group()
 def local() -> None:
-    """A real BookKeeper cluster on this machine, to try things on.
+    """Run a BookKeeper cluster on this machine, to try bookmender.
 
-    Real ZooKeeper and real Java bookies on 127.0.0.1, small enough for a laptop: about 100 MB of
-    memory each. A first look at how a cluster loses a bookie and gets it back:
+    It consists of ZooKeeper and Java bookies on 127.0.0.1, with about 100 MB of memory each.
 
     \b
       bookmender local up              start ZooKeeper and five bookies
-      bookmender local write           a hundred ledgers of many shapes
-      bookmender local write --open 3  … of which a writer that died left three unclosed
-      bookmender local status          each process, each bookie's state
-      bookmender local kill 2          the second bookie crashes
-      bookmender local start 2         … and comes back with its data
-      bookmender local wipe 2          its disk is lost: it may start again, empty
-      bookmender local down            stop everything; the data stays for the next up
+      bookmender local write           write a hundred ledgers
+      bookmender local write --open 3  the same, but leave three of them open
+      bookmender local status          show the processes and bookies
+      bookmender local kill 2          crash the second bookie
+      bookmender local start 2         start it again with its data
+      bookmender local wipe 2          delete its data and its cookie
+      bookmender local down            stop everything, keep the data
 
-    BOOKIE is a number from `status`, a port, or a whole id such as 127.0.0.1:23181.
+    BOOKIE is a number from `status`, a port, or an ID such as 127.0.0.1:23181.
     """
 
 
 class _Folder(click.Path):
-    """A folder that is named: an empty text, as of a variable that is not set, would be where the
-    caller stands."""
+    """A folder that must not be an empty string. An unset shell variable would otherwise mean the
+    current folder."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, path_type=Path)
@@ -76,7 +75,7 @@ class _Folder(click.Path):
         ctx: click.Context | None,
     ) -> Any:
         if value == "":
-            self.fail("it is empty: name a folder", param, ctx)
+            self.fail("the name of the folder is empty", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -84,8 +83,7 @@ _data_option = click.option(
     "--data",
     type=_Folder(),
     callback=lambda context, option, given: (given or folder.default_data()).resolve(),
-    help="The cluster's folder: another folder, another cluster.  "
-    "[default: bookmender/local in the user's data folder]",
+    help="Folder of the cluster.",
 )
 _bookie_argument = click.argument("bookie")
 
@@ -94,32 +92,31 @@ _bookie_argument = click.argument("bookie")
 @click.option(
     "--bookies",
     type=click.IntRange(1, 50),
-    help=f"How many; more than before adds some.  [default: as before, else {BOOKIES_DEFAULT}]",
+    help=f"Number of bookies.  [default: {BOOKIES_DEFAULT}]",
 )
 @click.option(
     "--bookkeeper",
     metavar="VERSION",
-    help="Fetched once, about 100 MB: 4.16.6, 4.17.3, 4.18.0 …  "
-    f"[default: as before, else {BOOKKEEPER_DEFAULT}]",
+    help=f"Downloaded once (100 MB).  [default: {BOOKKEEPER_DEFAULT}]",
 )
 @click.option(
     "--storage",
     type=click.Choice([storage.value for storage in Storage]),
-    help="How bookies store entries.  [default: as before, else sorted]",
+    help="Entry storage.  [default: sorted]",
 )
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    help="ZooKeeper's port.  [default: as before, else any that is free]",
+    help="Port of ZooKeeper.",
 )
 @click.option(
     "--session-timeout",
     "session_timeout_s",
     type=click.FloatRange(1, 120),
     metavar="SECONDS",
-    help="How long a crashed bookie stays registered.  [default: as before, else 10]",
+    help="ZooKeeper session timeout.  [default: 10]",
 )
-@click.option("--foreground", is_flag=True, help="Stay here until Ctrl-C, which stops everything.")
+@click.option("--foreground", is_flag=True, help="Run until Ctrl-C.")
 @_data_option
 @output_option
 def up(
@@ -134,8 +131,9 @@ def up(
 ) -> None:
     """Start the cluster, and return when every bookie is ready.
 
-    The first time on a folder it makes a new cluster; after `down`, or a crash, it brings the same
-    one back, with its data and ports. It runs in the background until `down`.
+    The cluster runs in the background until `down`. The first start creates it in the folder
+    (--data, by default bookmender/local in the user's data folder). Later starts use the same data,
+    ports and options. A larger --bookies adds bookies.
     """
     wish = Wish(
         data=str(data),
@@ -146,7 +144,7 @@ def up(
         session_timeout_s=session_timeout_s,
     )
     with (
-        _saying_what_is_left(data),
+        _explain_what_is_left(data),
         folder.left_as_before(data),
         views.StartProgress().shown() as progress,
     ):
@@ -164,8 +162,7 @@ def up(
 
 
 def _run_here(wish: Wish, progress: views.StartProgress, welcome: Welcome) -> None:
-    """Until Ctrl-C, which stops everything; one that comes before all is ready has broken off the
-    start."""
+    """Run until Ctrl-C, which stops everything. A Ctrl-C before the cluster is ready raises."""
 
     def on_ready(found: ClusterStatus) -> None:
         progress.end()
@@ -182,7 +179,7 @@ def _run_here(wish: Wish, progress: views.StartProgress, welcome: Welcome) -> No
 
 
 def _start_in_background(wish: Wish, progress: views.StartProgress, welcome: Welcome) -> None:
-    """The welcome comes after the start: that nobody reads it is no reason to end the cluster."""
+    """Print the welcome after the start, so that a closed pipe does not end the cluster."""
     ready: list[ClusterStatus] = []
 
     def on_ready(found: ClusterStatus) -> None:
@@ -196,23 +193,23 @@ def _start_in_background(wish: Wish, progress: views.StartProgress, welcome: Wel
 
 
 @contextmanager
-def _saying_what_is_left(data: Path) -> Iterator[None]:
-    """Whoever interrupts a start is told what there is, and how to be rid of it."""
+def _explain_what_is_left(data: Path) -> Iterator[None]:
+    """After Ctrl-C print what is left of the cluster, and how to delete it."""
     had_cluster = _has_cluster(data)
     try:
         yield
     except KeyboardInterrupt:
         if had_cluster:
-            left = f"the cluster in {data} is stopped, and keeps what it stored"
+            left = f"the cluster in {data} is stopped; its data is kept"
         elif _has_cluster(data):
             further = folder.data_option(data)
             left = (
-                f"{data} stays, with a cluster that was not ready yet: `bookmender local up{further}` "
+                f"{data} contains a cluster that was not ready yet: `bookmender local up{further}` "
                 f"starts it again, `bookmender local down --delete{further}` deletes it"
             )
         else:
-            left = "no cluster was made" if data.exists() else "nothing is left of it"
-        tell([f"interrupted; {left}"])
+            left = "no cluster was created" if data.exists() else "nothing is left of it"
+        echo_notes([f"interrupted; {left}"])
         raise
 
 
@@ -224,13 +221,15 @@ def _has_cluster(data: Path) -> bool:
 @_data_option
 @output_option
 def status(data: Path, output: str) -> None:
-    """Show each process and each bookie's state. Exits 1 unless every bookie is writable.
+    """Show each process and the state of each bookie.
 
     \b
       writable      takes reads and writes
       read-only     takes reads only
-      unregistered  runs, but ZooKeeper does not know it (starting, or its session has expired)
+      unregistered  runs, but is not registered (starting, or session expired)
       down          does not run
+
+    Exit code 1 unless every bookie is writable.
     """
     found = _status(data)
     if output == "json":
@@ -249,21 +248,20 @@ def status(data: Path, output: str) -> None:
     metavar="N",
     default=0,
     type=click.IntRange(min=0),
-    help="Leave so many of them unclosed, as a writer that died does.",
+    help="Leave this many of them open.",
 )
 @_data_option
 def write(ledgers: int, left_open: int, data: Path) -> None:
-    """Write ledgers of many shapes, so that there is something to lose.
+    """Write ledgers of many shapes, so that there is something to repair.
 
-    Entries of 0 bytes to 1 MB, each on two bookies or more, every digest type; one bookie fewer
-    than there are holds each ledger, so that another can take over from a lost one.
+    The ledgers have entries of 0 bytes to 1 MB, two or more copies, and all digest types. Each
+    ledger leaves out at least one bookie, which can take over from a lost one.
 
-    Interrupted, or where too few bookies answer (exit code 3), it says what was written by then:
-    that stays, and so do the ledgers that were begun, as by a writer that died.
+    Exit code 3: too few bookies answer. What was written by then stays.
     """
     if left_open > ledgers:
-        raise click.UsageError(f"--open {left_open}: there are to be {ledgers} --ledgers in all")
-    # Here, because the demonstration is built upon this package.
+        raise click.UsageError(f"--open {left_open} is more than --ledgers {ledgers}")
+    # Imported here, because the demo imports this package.
     from daemon.demo.scenario import so_far, what_was_written, write_ledgers
     from daemon.demo.workload import Written
 
@@ -276,11 +274,11 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     try:
         write_ledgers(found.metadata_service_uri, ledgers, written=written, open_count=left_open)
     except KeyboardInterrupt:
-        tell(so_far(written, ledger_count=ledgers, ended="interrupted"))
+        echo_notes(so_far(written, ledger_count=ledgers, ended="interrupted"))
         raise
     except (UnavailableError, SessionLostError) as error:
         if written:
-            tell(so_far(written, ledger_count=ledgers, ended="stopped"))
+            echo_notes(so_far(written, ledger_count=ledgers, ended="stopped"))
         way_on = views.way_on(_status(data), data_option=folder.data_option(data))
         raise UnavailableError(f"{error}; {way_on}") from error
     for line in what_was_written(written, ledger_count=ledgers):
@@ -289,29 +287,29 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
 
 @local.command()
 @_bookie_argument
-@click.option("--stop", is_flag=True, help="Stop it in good order (SIGTERM) instead.")
+@click.option("--stop", is_flag=True, help="Stop it with SIGTERM instead.")
 @_data_option
 def kill(bookie: str, stop: bool, data: Path) -> None:
     """Crash a bookie (SIGKILL).
 
-    As with a real crash, ZooKeeper goes on listing it until its session has expired; with --stop it
-    takes its leave at once.
+    As after a real crash, the bookie stays registered until its ZooKeeper session expires. With
+    --stop it unregisters at once.
     """
     found = control.ask(data, Question(verb=Verb.TERMINATE if stop else Verb.KILL, bookie=bookie))
     if stop and not found.was_killed:
         click.echo(f"stopped {found.bookie}")
         return
-    why = ", as it did not end when asked" if found.was_killed else ""
-    click.echo(f"killed {found.bookie}{why}; ZooKeeper lists it until its session has expired")
+    why = " because it did not stop in time" if found.was_killed else ""
+    click.echo(f"killed {found.bookie}{why}; it stays registered until its session expires")
 
 
 @local.command()
 @_bookie_argument
 @_data_option
 def start(bookie: str, data: Path) -> None:
-    """Bring a bookie back, with the same id and whatever data it has.
+    """Start a bookie again, with the same ID and data.
 
-    Right after `kill` that takes until its former session has expired.
+    Soon after `kill`, the start waits until the old session has expired.
     """
     found = control.ask(data, Question(verb=Verb.START, bookie=bookie))
     click.echo(f"started {found.bookie}")
@@ -321,10 +319,10 @@ def start(bookie: str, data: Path) -> None:
 @_bookie_argument
 @_data_option
 def wipe(bookie: str, data: Path) -> None:
-    """Lose a bookie's disk: kill it, delete its data and its cookie.
+    """Kill a bookie, and delete its data and its cookie.
 
-    It stays down. `start` then brings it back as an empty bookie with the same id; so does `up`,
-    where the cluster is not running.
+    The bookie stays down. `start` starts it as an empty bookie with the same ID. If the cluster is
+    not running, `up` does.
     """
     try:
         wiped = control.ask(data, Question(verb=Verb.WIPE, bookie=bookie)).bookie
@@ -335,19 +333,19 @@ def wipe(bookie: str, data: Path) -> None:
 
 
 @local.command()
-@click.option("--delete", is_flag=True, help="Delete all that it stored, too.")
+@click.option("--delete", is_flag=True, help="Also delete its data.")
 @_data_option
 def down(delete: bool, data: Path) -> None:
-    """Stop everything. The data stays, and `up` brings the cluster back.
+    """Stop the cluster. Its data stays, and `up` starts it again.
 
-    With --delete only what the cluster made goes, and the folder if nothing else is in it. A folder
-    without a cluster is left alone: exit code 2.
+    --delete deletes only files of the cluster, and the folder if it is then empty. Exit code 2: the
+    folder contains no cluster.
     """
     spec = _spec(data) if delete else None
     try:
         control.ask(data, Question(verb=Verb.DOWN))
         click.echo("stopped")
-    except NotRunningError as error:  # which is what was wanted
+    except NotRunningError as error:  # as wanted
         click.echo(str(error))
     if spec is None:
         return
@@ -355,18 +353,17 @@ def down(delete: bool, data: Path) -> None:
     if left:
         shown = ", ".join(map(printable, left[:LEFT_SHOWN_MAX]))
         more = ", …" if len(left) > LEFT_SHOWN_MAX else ""
-        click.echo(f"deleted the cluster in {data}; what is not of it stays there: {shown}{more}")
+        click.echo(f"deleted the cluster in {data}; other files stay there: {shown}{more}")
     else:
         click.echo(f"deleted {data}")
 
 
 def _spec(data: Path) -> ClusterSpec:
-    """Of the cluster in this folder. Raises SettingsError where there is none, or nobody can
-    tell."""
+    """Return the spec of the cluster in this folder. Raises SettingsError if there is none."""
     spec = ClusterSpec.load(data)
     if spec is None:
         up = f"`bookmender local up{folder.data_option(data)}`"
-        raise SettingsError(f"there is no cluster in {data}; {up} makes one")
+        raise SettingsError(f"there is no cluster in {data}; {up} creates one")
     return spec
 
 

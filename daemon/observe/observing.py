@@ -22,10 +22,11 @@ from auditor.safety_hold import SafetyHoldPolicy, SimulatedHolds
 from daemon.admin_session import AdminSession
 from daemon.limits import keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
-from daemon.placement import begin_placing
+from daemon.placement import load_placement
 from daemon.previews import Previews, preview_all
-from daemon.session import end_with_session, open_store
+from daemon.session import end_with_session
 from daemon.settings import Settings
+from daemon.zookeeper import open_store
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.placement.topology import Racks
@@ -107,7 +108,7 @@ async def open_observing(
         cluster = await AdminSession.on(store, settings)
         views = ViewSource(cluster.registration, clock, OrderStore(store, cluster.paths))
         view = await views.refresh()
-        placing = await begin_placing(  # for safety holds, which depend on racks
+        placing = await load_placement(  # for safety holds, which depend on racks
             settings.placement,
             store=store,
             paths=cluster.paths,

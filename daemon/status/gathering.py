@@ -10,6 +10,7 @@ from auditor.finding_marker import read_private_queue
 from auditor.fsck.results.summary import read_closer, read_last
 from auditor.records import AuditRecord, read_audit
 from daemon.admin_session import AdminSession
+from daemon.cli.blocked import current_notes
 from daemon.cli.bookies import (
     BookieRow,
     BookieState,
@@ -19,7 +20,6 @@ from daemon.cli.bookies import (
     with_losses,
 )
 from daemon.cli.hold import current_hold
-from daemon.cli.stuck import current_notes
 from daemon.limits import limits_in_force
 from daemon.status.leader import LeaderState, gather_leader
 from daemon.status.pace import copying_pace

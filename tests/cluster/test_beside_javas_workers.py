@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from auditor.mark_reasons import read_findings
-from daemon.cli.stuck import listed
+from daemon.cli.blocked import all_marked
 from daemon.local.cluster import LocalCluster
 from ledgers.bookies import Answer, Transfer
 from ledgers.digest import EntryDigest
@@ -74,7 +74,7 @@ def test_an_entry_that_a_bookie_lost_between_the_ends_is_given_back_to_it(
                 return dict((await client.bookies.transfer(asked)).failures.get(victim, {}))
 
             async def is_mended() -> bool:
-                return not await refused() and not await listed(on.seen)
+                return not await refused() and not await all_marked(on.seen)
 
             assert await refused() == {LOST: Answer.ABSENT}
             start("auditor", settings=EVERY_ENTRY)
@@ -85,7 +85,7 @@ def test_an_entry_that_a_bookie_lost_between_the_ends_is_given_back_to_it(
             await asyncio.sleep(JAVA_HAD_TIME_S)
 
             assert found.exit_code == 1, found
-            assert await listed(on.seen) == {ledger_id}
+            assert await all_marked(on.seen) == {ledger_id}
             store, paths = on.seen.store, on.seen.paths
             assert (await read_findings(store, paths, [ledger_id]))[ledger_id].bookies == (victim,)
             status = (await bookmender(uri, "status", "-o", "json")).record

@@ -78,7 +78,7 @@ async def assert_repairing(
     )
 
     assert status.exit_code == status_json.exit_code == 1
-    assert status.out.startswith("WARN  BOOKIES_LOST, NO_WORKERS, LEDGERS_UNDER_REPLICATED\n")
+    assert status.out.startswith("WARN  BOOKIES_LOST, NO_WORKERS, LEDGERS_UNDER_REPLICATED")
     assert f"leader    {socket.gethostname()} (pid {leader_pid})" in status.out
     assert f"{victim} lost: " in status.out
     assert f"{counted(len(at_risk), 'ledger')} queued, 0 locked for repair" in status.out

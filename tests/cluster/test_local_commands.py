@@ -21,7 +21,7 @@ from tests.cluster.our_client import our_client
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("_prerequisites")]
 
-COMMAND = [sys.executable, "-c", "from daemon.cli import main; main()", "local"]
+COMMAND = [sys.executable, "-c", "from daemon.cli.main import main; main()", "local"]
 TIMEOUT_S = 60.0
 
 

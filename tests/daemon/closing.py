@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from auditor.checks.idle import LastChange, last_changes_to_json
-from daemon.cli.close_ledger import Closing, LedgerCloser
+from daemon.cli.close_ledger import CloseResult, LedgerCloser
 from ledgers.model import LedgerState
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
@@ -66,7 +66,7 @@ async def closer(cluster: Cluster) -> LedgerCloser:
 
 async def close(
     cluster: Cluster, *, is_forced: bool = False, accepts_loss: bool = False
-) -> Closing:
+) -> CloseResult:
     membership = await Membership.join(cluster.store, PATHS, node_info("me", Role.HAND))
     return await (await closer(cluster)).close(
         LEDGER,

@@ -22,7 +22,7 @@ async def decommissioned(
         visiting(cluster),
         bookie,
         ignores_unreadable=ignores_unreadable,
-        tell=heard.tell,
+        notify=heard.tell,
         show=heard.show,
         clock=cluster.clock,
     )

@@ -176,8 +176,8 @@ def test_a_commands_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch, 
         pytest.param(["status", "--frobnicate"], 2, "No such option", id="an unknown option"),
         pytest.param(["status", "-o", "xml"], 2, "'xml' is not one of", id="a wrong choice"),
         pytest.param(["status", "-c", "none.toml"], 2, "does not exist", id="a missing file"),
-        pytest.param(["ledger", "show", "x"], 2, "no ledger's id", id="no number"),
-        pytest.param(["ledger", "show", "--", "-1"], 2, "no ledger's id", id="no ledger id"),
+        pytest.param(["ledger", "show", "x"], 2, "not a ledger ID", id="no number"),
+        pytest.param(["ledger", "show", "--", "-1"], 2, "not a ledger ID", id="no ledger id"),
         pytest.param(["ledger", "show"], 2, "Missing argument", id="an argument is missing"),
         pytest.param(["queue", "list", "--limit", "0"], 2, "not in the range", id="no limit"),
         pytest.param(["status"], 2, "metadata_service_uri is not set", id="without a cluster"),
@@ -282,7 +282,7 @@ def test_an_argument_that_is_none_is_told_to_programs_too(
 ) -> None:
     assert exit_code(monkeypatch, "ledger", "show", "1_0", "-o", "json") == 2
 
-    assert "'1_0' is no ledger's id" in json.loads(capsys.readouterr().out)["error"]
+    assert "'1_0' is not a ledger ID" in json.loads(capsys.readouterr().out)["error"]
 
 
 @pytest.mark.parametrize("options", [(), ("-o", "text")])
@@ -319,12 +319,12 @@ def test_both_ways_to_ask_for_json_mean_the_same(arguments: list[str], output: s
     "text", ["1_0", "-1", "+1", " 1", "1.0", "0x1", "\u0663", "", str(2**63), "9" * 5_000]
 )
 def test_a_ledgers_id_is_plain_digits(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="no ledger's id"):
+    with pytest.raises(click.BadParameter, match="not a ledger ID"):
         LedgerId().convert(text, None, None)
 
 
 def test_of_an_id_that_is_too_large_the_range_is_told() -> None:
-    with pytest.raises(click.BadParameter, match="they go from 0 to 9223372036854775807"):
+    with pytest.raises(click.BadParameter, match="IDs range from 0 to 9223372036854775807"):
         LedgerId().convert("9" * 20, None, None)
 
 

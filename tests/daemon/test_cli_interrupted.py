@@ -22,7 +22,7 @@ from daemon.cli import (
     repair as repair_command,
 )
 from daemon.cli.main import LazyGroup
-from daemon.cli.progress import saying_when_interrupted
+from daemon.cli.progress import explain_interrupt
 from tests.daemon.cli_calls import exit_code
 
 # --- Ctrl-C -----------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_an_interruption_while_the_rest_is_imported_is_quiet() -> None:
 def test_who_is_interrupted_is_told_what_stays_in_force(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), saying_when_interrupted("the order stands"):
+    with pytest.raises(KeyboardInterrupt), explain_interrupt("the order stands"):
         raise KeyboardInterrupt
 
     assert capsys.readouterr().err == "interrupted; the order stands\n"
@@ -98,7 +98,7 @@ def ends_with(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
 
     @click.command()
     def end() -> None:
-        with saying_when_interrupted("the order stands"):
+        with explain_interrupt("the order stands"):
             signal.raise_signal(number)
 
     monkeypatch.setattr(LazyGroup, "get_command", lambda group, ctx, name: end)

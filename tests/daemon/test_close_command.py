@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from daemon.cli import idle as idle_command
-from daemon.cli.close_ledger import Closing
+from daemon.cli.close_ledger import CloseResult
 from daemon.cli.ledger import ledger
 from daemon.settings import Settings
 from tests.daemon.closing import closer, idle_ledger
@@ -16,7 +16,7 @@ from tests.replication.nodes import LEDGER
 from tests.virtual_time import run
 
 
-async def looked_at() -> Closing:
+async def looked_at() -> CloseResult:
     return await (await closer(await idle_ledger())).look(LEDGER)
 
 
@@ -35,9 +35,9 @@ OPEN = run(looked_at())
     ],
 )
 def test_a_look_ends_with_the_code_that_the_closing_would_end_with(
-    monkeypatch: pytest.MonkeyPatch, found: Closing, options: list[str], code: int
+    monkeypatch: pytest.MonkeyPatch, found: CloseResult, options: list[str], code: int
 ) -> None:
-    async def look(settings: Settings, ledger_id: int) -> Closing:
+    async def look(settings: Settings, ledger_id: int) -> CloseResult:
         return found
 
     monkeypatch.setattr(idle_command, "_look", look)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from daemon.cli import decommission, stuck
+from daemon.cli import blocked, decommission
 from daemon.cli.decommission import decommission_bookie, unknown_text
 from daemon.cli.maintenance import open_window
 from daemon.messages import blocked_text
@@ -114,7 +114,7 @@ async def test_a_ledger_that_acls_shut_away_meanwhile_keeps_its_cookie_and_is_to
             UnavailableError, match=r"cannot be read may name it.*: 0\..*shuts us out"
         ) as refused:
             await decommission_bookie(
-                admin_session, B1, tell=heard.tell, show=heard.show, clock=cluster.clock
+                admin_session, B1, notify=heard.tell, show=heard.show, clock=cluster.clock
             )
         shut.cancel()
 
@@ -132,7 +132,7 @@ async def test_damaged_metadata_and_such_that_acls_shut_away_are_told_apart() ->
 
     with pytest.raises(UnavailableError) as refused:
         await decommission_bookie(
-            admin_session, B1, tell=heard.tell, show=heard.show, clock=cluster.clock
+            admin_session, B1, notify=heard.tell, show=heard.show, clock=cluster.clock
         )
 
     message = str(refused.value)
@@ -213,7 +213,7 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
     with pytest.raises(ends):
         await asyncio.wait_for(
             decommission_bookie(
-                admin_session, B1, tell=heard.tell, show=heard.show, clock=cluster.clock
+                admin_session, B1, notify=heard.tell, show=heard.show, clock=cluster.clock
             ),
             2 * decommission.AUDIT_AGAIN_S,
         )
@@ -350,14 +350,14 @@ async def test_a_worker_of_ours_will_say_why() -> None:
 
 @in_virtual_time
 async def test_of_very_many_that_cannot_move_some_are_told_and_the_rest_counted() -> None:
-    cluster = await with_ledgers(*[(B1, B2)] * (stuck.SHOWN_MAX + 3))
+    cluster = await with_ledgers(*[(B1, B2)] * (blocked.SHOWN_MAX + 3))
     heard = Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1, B2)
         with pytest.raises(RejectedError):
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
-    assert len(heard.told) == stuck.SHOWN_MAX + 1
+    assert len(heard.told) == blocked.SHOWN_MAX + 1
     assert heard.told[-1] == "and 3 more; bookmender queue list shows them all"
 
 
@@ -369,7 +369,7 @@ async def test_what_waits_for_a_bookie_moves_when_one_comes_in_time() -> None:
         await asyncio.sleep(30)
         assert await cluster.marked() == [0]
         waiting = asyncio.create_task(decommissioned(cluster))
-        await asyncio.sleep(stuck.STUCK_S / 2)
+        await asyncio.sleep(blocked.BLOCKED_S / 2)
         await cluster.revive(B2)
 
         await asyncio.wait_for(waiting, 600)

@@ -62,7 +62,7 @@ async def test_waiting_for_a_drain_ends_when_no_ledger_names_the_bookie() -> Non
     async with draining(cluster):
         waiting = asyncio.create_task(
             wait_drained(
-                visiting(cluster), [B1], tell=heard.tell, show=heard.show, clock=cluster.clock
+                visiting(cluster), [B1], notify=heard.tell, show=heard.show, clock=cluster.clock
             )
         )
         await asyncio.sleep(30)
@@ -83,7 +83,7 @@ async def test_waiting_for_a_drain_ends_when_its_order_is_taken_back() -> None:
     await order_drain(cluster, B1)
     waiting = asyncio.create_task(
         wait_drained(
-            visiting(cluster), [B1], tell=Heard().tell, show=Heard().show, clock=cluster.clock
+            visiting(cluster), [B1], notify=Heard().tell, show=Heard().show, clock=cluster.clock
         )
     )
     await asyncio.sleep(10)
@@ -215,7 +215,7 @@ async def test_a_bookie_that_is_named_twice_is_waited_for_as_if_it_were_once() -
             await wait_drained(
                 visiting(cluster),
                 [B1, B1],
-                tell=Heard().tell,
+                notify=Heard().tell,
                 show=Heard().show,
                 clock=cluster.clock,
             )
@@ -229,7 +229,7 @@ async def test_waiting_for_a_drain_ends_when_nothing_is_left_but_doubt() -> None
     async with draining(cluster):
         waiting = asyncio.create_task(
             wait_drained(
-                visiting(cluster), [B1], tell=Heard().tell, show=Heard().show, clock=cluster.clock
+                visiting(cluster), [B1], notify=Heard().tell, show=Heard().show, clock=cluster.clock
             )
         )
         await asyncio.sleep(30)
@@ -288,7 +288,7 @@ async def test_whoever_waits_is_told_that_nobody_is_there_to_copy_and_when_that_
     async with draining(cluster):
         waiting = asyncio.create_task(
             wait_drained(
-                visiting(cluster), [B1], tell=heard.tell, show=heard.show, clock=cluster.clock
+                visiting(cluster), [B1], notify=heard.tell, show=heard.show, clock=cluster.clock
             )
         )
         await asyncio.sleep(100)

@@ -36,9 +36,9 @@ OURS = HoldOrder(since_ms=1, until_ms=None, bookies=(B1, B2), reason="2 of 7 wen
 def test_its_help_teaches_how_a_hold_ends_and_what_becomes_of_who_is_away_then() -> None:
     text = " ".join(CliRunner().invoke(hold_command.hold, ["--help"]).output.split())
 
-    assert "by hand at any time: bookmender hold end" in text
-    assert "enough of its bookies are back" in text
-    assert "Whoever is away at its end is lost" in text
+    assert "bookmender hold end end it, unless bookies are absent" in text
+    assert "ends that hold soon after the bookies return, or after hold.lasts_s" in text
+    assert "absent bookies count as lost" in text
 
 
 async def give(cluster: Cluster, order: HoldOrder) -> None:

@@ -106,7 +106,7 @@ def test_an_empty_text_is_no_folder(
     said = run(command, "--data", "")
 
     assert said.exit_code == 2
-    assert "it is empty: name a folder" in said.output
+    assert "the name of the folder is empty" in said.output
     assert not [*tmp_path.iterdir()]
 
 
@@ -146,7 +146,7 @@ def test_down_deletes_the_cluster_and_nothing_else(data: Path) -> None:
 
     assert result.exit_code == 0
     assert {str(path.relative_to(data)) for path in data.rglob("*") if path.is_file()} == {*others}
-    assert f"deleted the cluster in {data}; what is not of it stays" in result.output
+    assert f"deleted the cluster in {data}; other files stay" in result.output
     assert "notes.txt" in result.output
 
 
@@ -283,9 +283,9 @@ def begin_in_vain(data: Path, written: str) -> None:
     ("before", "said"),
     [
         pytest.param(None, "interrupted; nothing is left of it", id="a folder that it made"),
-        pytest.param((), "DATA stays, with a cluster that was not ready yet", id="an empty one"),
-        pytest.param((SPEC,), "the cluster in DATA is stopped, and keeps what it", id="a cluster"),
-        pytest.param(("notes",), "DATA stays, with a cluster that was not", id="somebody else's"),
+        pytest.param((), "DATA contains a cluster that was not ready yet", id="an empty one"),
+        pytest.param((SPEC,), "the cluster in DATA is stopped; its data is kept", id="a cluster"),
+        pytest.param(("notes",), "DATA contains a cluster that was not", id="somebody else's"),
     ],
 )
 @pytest.mark.parametrize("arguments", [["up"], ["up", "--foreground"]])
@@ -335,7 +335,7 @@ def test_up_that_is_interrupted_before_it_made_a_cluster_says_so(
     data.mkdir(parents=True)
     monkeypatch.setattr(commands, "supervise", interrupt)
 
-    assert "interrupted; no cluster was made" in run("up", "--foreground").stderr
+    assert "interrupted; no cluster was created" in run("up", "--foreground").stderr
     assert data.exists()
 
 

@@ -60,4 +60,4 @@ def test_of_a_cluster_elsewhere_the_next_step_says_where(tmp_path: Path) -> None
     error = CliRunner().invoke(local, ["status", "--data", str(elsewhere)]).exception
 
     assert isinstance(error, SettingsError)
-    assert f"`bookmender local up --data '{elsewhere}'` makes one" in str(error)
+    assert f"`bookmender local up --data '{elsewhere}'` creates one" in str(error)

@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from daemon.placement import (
     FileRacks,
-    Placing,
     ScriptRacks,
-    begin_placing,
+    SessionPlacement,
+    load_placement,
     rack_source,
     rule_of,
     weighting_of,
@@ -143,10 +143,10 @@ async def no_address(host: str) -> str | None:
     return None
 
 
-async def placing(cluster: Cluster, **given: object) -> Placing:
+async def placing(cluster: Cluster, **given: object) -> SessionPlacement:
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
     await views.refresh()
-    return await begin_placing(
+    return await load_placement(
         settings(**given),
         store=cluster.store,
         paths=PATHS,

@@ -13,7 +13,7 @@ from daemon import previews as planning
 from daemon.cli import plan as plan_command
 from daemon.cli.plan import to_json, to_text
 from daemon.messages import message
-from daemon.previews import Chosen, Previews, ledgers_of, plan_for
+from daemon.previews import Previews, SelectedLedgers, ledgers_of, plan_for
 from ledgers.model import BookieId
 from replication import znodes
 from replication.plan import Plan, Repair
@@ -180,7 +180,7 @@ async def test_rule_s8_ledgers_that_cannot_be_read_count_as_they_may_name_the_bo
     for ledger_id, data in ((2, b"?" + B1.encode()), (3, b"?" + B2.encode())):
         await cluster.store.set(cluster.manager.path(ledger_id), data, version=-1)
 
-    assert await ledgers_of(visiting(cluster), B1, limit=9) == Chosen(
+    assert await ledgers_of(visiting(cluster), B1, limit=9) == SelectedLedgers(
         ledger_ids=[0], more=0, unreadable=[2, 3]
     )
 
@@ -191,7 +191,7 @@ async def test_rule_s8_a_ledger_that_acls_shut_away_may_be_on_the_bookie_too() -
     admin_session = visiting(cluster)
     shut_out(admin_session.store, cluster.manager.path(1))
 
-    assert await ledgers_of(admin_session, B1, limit=9) == Chosen(
+    assert await ledgers_of(admin_session, B1, limit=9) == SelectedLedgers(
         ledger_ids=[0, 2], more=0, unreadable=[1]
     )
 

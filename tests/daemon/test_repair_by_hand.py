@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from daemon.cli import repair as repair_command
+from daemon.cli.blocked import order_retries
 from daemon.cli.repair import RepairedByHand, access_denied, find_ledgers, wait_done, waits_text
-from daemon.cli.stuck import order_tries
 from daemon.messages import message
 from daemon.status.records import help_text
 from replication import znodes
@@ -270,8 +270,8 @@ def test_a_ledger_without_a_provable_end_is_not_called_whole(
 async def test_tries_of_several_ledgers_are_ordered_at_once() -> None:
     cluster = await with_ledgers((B1, B2))
 
-    await order_tries([7, 8], cluster.store, PATHS, cluster.clock)
-    await order_tries([9], cluster.store, PATHS, cluster.clock)
+    await order_retries([7, 8], cluster.store, PATHS, cluster.clock)
+    await order_retries([9], cluster.store, PATHS, cluster.clock)
 
     standing = await OrderStore(cluster.store, PATHS).stored(tries_znode(PATHS))
     assert standing is not None

@@ -22,7 +22,7 @@ from typing import Any
 from auditor.fsck.options import Level
 from auditor.fsck.results.finished_runs import Results
 from auditor.fsck.verdicts import Finding, Grade
-from daemon.cli.stuck import listed
+from daemon.cli.blocked import all_marked
 from daemon.local.cluster import LocalCluster
 from ledgers.errors import BookmenderError
 from tests.cluster.steps import Bench, bench, nodes, wait_for
@@ -158,7 +158,7 @@ class Demo:
             start("daemon")
 
             async def is_mended() -> bool:
-                return await listed(on.seen) <= lost and not await self._named_gone(on)
+                return await all_marked(on.seen) <= lost and not await self._named_gone(on)
 
             await wait_for(is_mended, "end of mending", within_s=MENDING_TIMEOUT_S)
 

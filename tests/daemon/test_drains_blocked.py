@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from daemon.cli.blocked import SHOWN_MAX
 from daemon.cli.drain import Drains, wait_drained
-from daemon.cli.stuck import SHOWN_MAX
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
@@ -24,7 +24,7 @@ from tests.replication.repairs import open_ledger
 async def drained(cluster: Cluster, *bookies: BookieId, heard: Heard | None = None) -> Drains:
     heard = heard or Heard()
     waiting = wait_drained(
-        visiting(cluster), bookies, tell=heard.tell, show=heard.show, clock=cluster.clock
+        visiting(cluster), bookies, notify=heard.tell, show=heard.show, clock=cluster.clock
     )
     return await asyncio.wait_for(waiting, 600)
 
@@ -52,7 +52,7 @@ async def test_the_end_of_a_ledger_that_cannot_be_proven_ends_the_waiting() -> N
     async with draining(cluster), cluster.node() as node, working(node):
         drains = await drained(cluster, B1, heard=heard)
 
-    (told,) = drains.stuck
+    (told,) = drains.blocked
     assert told.startswith(f"ledger {LEDGER} waits for help: end-unproven: ")
     assert not drains.are_drained_or_in_doubt([B1])
     _, what_it_means, why = drains.to_text().splitlines()
@@ -101,7 +101,7 @@ async def test_what_has_left_the_bookie_and_waits_on_for_another_ones_maintenanc
         await note(cluster, 1, Reason.NO_TARGET)
         drains = await drained(cluster, B1, heard=heard)
 
-    (told,) = drains.stuck
+    (told,) = drains.blocked
     assert told.startswith("ledger 1 waits for help: no-target")
     assert heard.left[-1] == heard.waiting[-1] == 1
 
@@ -149,7 +149,7 @@ async def test_what_is_left_of_several_bookies_is_told_ledger_by_ledger() -> Non
             await note(cluster, ledger_id, Reason.NO_TARGET)
         drains = await drained(cluster, B1, B2)
 
-    assert [text.partition(" waits")[0] for text in drains.stuck] == ["ledger 0", "ledger 1"]
+    assert [text.partition(" waits")[0] for text in drains.blocked] == ["ledger 0", "ledger 1"]
 
 
 @in_virtual_time

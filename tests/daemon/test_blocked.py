@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from daemon.cli.stuck import (
-    NOBODY_WAITS,
+from daemon.cli.blocked import (
+    NO_WAITS,
     SOON_S,
-    Waits,
+    WaitingCounts,
     unexplained_text,
     waiting_text,
     waits_for_help,
@@ -107,35 +107,35 @@ def test_that_nobody_says_why_nothing_moves_is_said(count: int, said: str) -> No
 @pytest.mark.parametrize(
     ("waits", "left", "told"),
     [
-        pytest.param(NOBODY_WAITS, 12, "", id="none"),
+        pytest.param(NO_WAITS, 12, "", id="none"),
         pytest.param(
-            Waits(count=1, looked_at=1),
+            WaitingCounts(count=1, looked_at=1),
             12,
             "1 of them waits, bookmender queue list says why",
             id="one",
         ),
         pytest.param(
-            Waits(count=2, looked_at=2, for_windows=2, next_try_ms=NOW_MS + 720_000),
+            WaitingCounts(count=2, looked_at=2, for_windows=2, next_try_ms=NOW_MS + 720_000),
             2,
             "2 of them wait for a maintenance window to end (next try in 12 min, or when its bookie is back), "
             "bookmender queue list says which",
             id="all of them for windows: nobody need help",
         ),
         pytest.param(
-            Waits(count=90, looked_at=50, for_windows=1, next_try_ms=NOW_MS),
+            WaitingCounts(count=90, looked_at=50, for_windows=1, next_try_ms=NOW_MS),
             90,
             "90 of them wait, some of them for a maintenance window to end, bookmender queue list says which",
             id="some for one, that is over",
         ),
         pytest.param(
-            Waits(count=7, looked_at=7, for_writers=7),
+            WaitingCounts(count=7, looked_at=7, for_writers=7),
             7,
             "7 of them wait for their writers to close them, however long that takes (a drain with --fence-open does "
             "not); bookmender queue list says which",
             id="all of them for writers, who need not come to an end",
         ),
         pytest.param(
-            Waits(count=12, looked_at=12),
+            WaitingCounts(count=12, looked_at=12),
             12,
             "12 of them wait, bookmender queue list says why; where all need help, this ends a minute later",
             id="all of them: what that is waited for",
@@ -143,6 +143,6 @@ def test_that_nobody_says_why_nothing_moves_is_said(count: int, said: str) -> No
     ],
 )
 def test_of_ledgers_that_wait_it_is_told_how_the_waiting_for_them_ends(
-    waits: Waits, left: int, told: str
+    waits: WaitingCounts, left: int, told: str
 ) -> None:
     assert waiting_text(waits, left=left, now_ms=NOW_MS) == told

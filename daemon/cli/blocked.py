@@ -1,17 +1,11 @@
-"""Ledgers that a command waits for and that will not move before somebody helps: which, and why.
+"""Ledgers that a command waits for and that cannot move without an operator.
 
-A note says what was in the way at the last try, and may be older than the help that came. So it
-counts only once a try that is due soon has been made, too; and all of them have to be in that case,
-for a while. One of an earlier mark does not count. Java's workers leave no notes: where only they
-are at work, it is said that nobody says why.
+A worker's note says why its last attempt failed, and may be older than the help. So a command
+reports ledgers as blocked only if all remaining ledgers are, for a while, and each was tried again
+if a try was due soon. A note from an earlier mark does not count. Java's workers leave no notes.
 
-The marks of both queues, the one that Java shares and our own, as a command sees them.
-
-Having a marked ledger tried at once, when its world has changed in a way that no node sees by
-itself.
-
-What it waits for stands in its note, and in what each node remembers of it. So the note binds
-nobody any more, and an order that all nodes follow tells them to forget it.
+Also here: the marks of both queues (shared and private), and orders that make nodes retry a ledger
+at once.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -41,14 +35,14 @@ from replication.reasons import Reason
 from replication.znodes import ClusterPaths
 
 
-async def listed(cluster: AdminSession) -> set[int]:
-    """Ledgers in either queue."""
+async def all_marked(cluster: AdminSession) -> set[int]:
+    """Return the IDs of all ledgers marked in either queue."""
     store, paths = cluster.store, cluster.paths
     return {*await marked_ledger_ids(store, paths), *await marked_ledger_ids(store, paths.private)}
 
 
-async def marks_of(cluster: AdminSession, ledger_ids: Collection[int]) -> list[MarkedLedger]:
-    """Theirs, in either queue: two of a ledger that is in both."""
+async def read_all_marks(cluster: AdminSession, ledger_ids: Collection[int]) -> list[MarkedLedger]:
+    """Return the marks of these ledgers from both queues. A ledger in both has two."""
     ordered = sorted(ledger_ids)
     return [
         *await read_marks(cluster.store, cluster.paths, ordered),
@@ -57,10 +51,9 @@ async def marks_of(cluster: AdminSession, ledger_ids: Collection[int]) -> list[M
 
 
 async def marked_since(cluster: AdminSession, ledger_ids: Collection[int]) -> dict[int, int]:
-    """When the mark of each was made (czxid), of those that are marked: of both as in
-    ``QueuedLedger.czxid``."""
+    """Return the czxid of the mark of each marked ledger, as ``QueuedLedger.czxid`` does."""
     czxids: dict[int, int] = {}
-    for marked in await marks_of(cluster, ledger_ids):  # the shared ones first
+    for marked in await read_all_marks(cluster, ledger_ids):  # the shared ones first
         czxids.setdefault(marked.ledger_id, marked.czxid)
     return czxids
 
@@ -83,12 +76,12 @@ async def current_notes(cluster: AdminSession, notes: Sequence[WaitingNote]) -> 
     ]
 
 
-def shut_text(marked: MarkedLedger) -> str:
-    """Of one that ACLs shut away: what that means, and who may open it, as ZooKeeper says."""
+def access_denied_text(marked: MarkedLedger) -> str:
+    """Return what follows from a mark that an ACL denies access to, with ZooKeeper's hint."""
     return f"its mark cannot be read, so that no node takes it: {marked.refusal}"
 
 
-STUCK_S = 60.0
+BLOCKED_S = 60.0
 """All that is left has waited for help so long: nodes try again within that when a bookie comes."""
 SOON_S = 400.0
 """A next try that is not farther off is waited for: by their default settings nodes try most
@@ -105,8 +98,8 @@ MARKS_READ_AT_ONCE = 50
 be read."""
 
 
-class StuckLedgers:
-    """What is known of them from the command's beginning to its end. Times are the ``clock``'s."""
+class BlockedLedgers:
+    """Remembers, while a command runs, why the remaining ledgers do not move."""
 
     def __init__(self, cluster: AdminSession, clock: Clock) -> None:
         self._cluster = cluster
@@ -115,7 +108,7 @@ class StuckLedgers:
         self._seen_first: dict[int, WaitingNote] = {}
         self._seen_last: list[WaitingNote] = []
         self._since: tuple[float, frozenset[int]] | None = None
-        """Since when all that is left is stuck, and which ledgers these are."""
+        """Since when all that is left is blocked, and which ledgers these are."""
         self._still: tuple[float, frozenset[int]] | None = None
         """Since when the same ledgers are left, and which."""
         self._unexplained: frozenset[int] = frozenset()
@@ -130,7 +123,7 @@ class StuckLedgers:
             self._since = None
         elif self._since is None or self._since[1] != left:  # something moved: more may
             self._since = now_s, left
-        elif now_s - self._since[0] >= STUCK_S:
+        elif now_s - self._since[0] >= BLOCKED_S:
             if not await self._are_any_old():
                 return [told[ledger_id] for ledger_id in sorted(told)]
             self._since = None
@@ -154,7 +147,7 @@ class StuckLedgers:
         return any(node.info.role is not Role.AUDITOR for node in nodes)
 
     async def _told(self, ledger_ids: Sequence[int]) -> dict[int, str]:
-        """Of each, where all of them are stuck; else of some, or none."""
+        """Of each, where all of them are blocked; else of some, or none."""
         store, paths = self._cluster.store, self._cluster.paths
         noted = (await self._notes.ledger_ids()).intersection(ledger_ids)
         locked = await locked_ledger_ids(store, paths)
@@ -171,7 +164,7 @@ class StuckLedgers:
         # A note from before its mark was shut away tells nothing any more.
         told |= await self._shut(sorted(noted.difference(told)), locked)
         # A note without a mark means nothing, and the first audit may be still to come.
-        return told if (await listed(self._cluster)).issuperset(ledger_ids) else {}
+        return told if (await all_marked(self._cluster)).issuperset(ledger_ids) else {}
 
     async def _are_any_old(self) -> bool:
         """Whether a note is of a mark that is gone: of the one that stands now nobody has said
@@ -187,16 +180,18 @@ class StuckLedgers:
         told: dict[int, str] = {}
         for start in range(0, len(ledger_ids), MARKS_READ_AT_ONCE):
             part = ledger_ids[start : start + MARKS_READ_AT_ONCE]
-            marks = await marks_of(self._cluster, part)
+            marks = await read_all_marks(self._cluster, part)
             takable = {marked.ledger_id for marked in marks if not marked.refusal}.union(locked)
-            told |= {m.ledger_id: _shut_text(m) for m in marks if m.ledger_id not in takable}
+            told |= {
+                m.ledger_id: _access_denied_text(m) for m in marks if m.ledger_id not in takable
+            }
             if len(told) < start + len(part):
                 break
         return told
 
 
 def unexplained_text(count: int, *, still_s: float) -> str:
-    """For people."""
+    """Return a note that nothing moves and no node says why."""
     what = (
         "the ledger that is left has" if count == 1 else f"none of the {count:,} ledgers left has"
     )
@@ -207,15 +202,15 @@ def unexplained_text(count: int, *, still_s: float) -> str:
     )
 
 
-def shown(reasons: Sequence[str]) -> list[str]:
-    """Some of very many, and how many more there are."""
+def first_reasons(reasons: Sequence[str]) -> list[str]:
+    """Return the first of many reasons, and how many more there are."""
     more = len(reasons) - SHOWN_MAX
     rest = [f"and {more:,} more; bookmender queue list shows them all"] if more > 0 else []
     return [*reasons[:SHOWN_MAX], *rest]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class WaitingCounts:
     """``count``: of ledgers that wait, ``looked_at`` of them to see why; ``for_windows``: of those,
     the ones that wait for a maintenance window to end, of which the first is tried again at
     ``next_try_ms`` (wall clock); ``for_writers``: likewise, for their writers to close them."""
@@ -227,7 +222,7 @@ class Waits:
     for_writers: int = 0
 
 
-NOBODY_WAITS = Waits(count=0)
+NO_WAITS = WaitingCounts(count=0)
 
 
 async def still_naming(
@@ -252,13 +247,13 @@ async def still_naming(
     return [i for i, is_left in zip(ledger_ids, are_left, strict=True) if is_left]
 
 
-async def waits_among(cluster: AdminSession, ledger_ids: Collection[int]) -> Waits:
+async def count_waiting(cluster: AdminSession, ledger_ids: Collection[int]) -> WaitingCounts:
     """Of these ledgers; of very many, why some do."""
     notes = WaitingNotes(cluster.store, cluster.paths)
     noted = sorted((await notes.ledger_ids()).intersection(ledger_ids))
     looked_at = await notes.read_all(noted[:WAITS_READ_MAX])
     for_windows = [note for note in looked_at if note.reason is Reason.MAINTENANCE]
-    return Waits(
+    return WaitingCounts(
         count=len(noted),
         looked_at=len(looked_at),
         for_windows=len(for_windows),
@@ -267,7 +262,7 @@ async def waits_among(cluster: AdminSession, ledger_ids: Collection[int]) -> Wai
     )
 
 
-def waiting_text(waits: Waits, *, left: int, now_ms: int) -> str:
+def waiting_text(waits: WaitingCounts, *, left: int, now_ms: int) -> str:
     """That so many of those ``left`` wait, for whoever waits for them; empty if none does.
 
     A window may last for days, and ends by itself: nobody is told that waiting for it ends soon.
@@ -318,8 +313,8 @@ def _help_text(note: WaitingNote, *, is_old: bool) -> str:
     return text
 
 
-def _shut_text(marked: MarkedLedger) -> str:
-    return printable(f"ledger {marked.ledger_id} waits for help: {shut_text(marked)}")
+def _access_denied_text(marked: MarkedLedger) -> str:
+    return printable(f"ledger {marked.ledger_id} waits for help: {access_denied_text(marked)}")
 
 
 GIVES_MAX = 10
@@ -343,17 +338,17 @@ async def try_now(
     if not await _is_marked(ledger_id, store, paths):
         return
     await WaitingNotes(store, paths).let_go(ledger_id, guards=guards)
-    await order_tries([ledger_id], store, paths, clock)
+    await order_retries([ledger_id], store, paths, clock)
 
 
 async def _is_marked(ledger_id: int, store: MetadataStore, paths: ClusterPaths) -> bool:
     return any([await read_marks(store, queue, [ledger_id]) for queue in (paths, paths.private)])
 
 
-async def order_tries(
+async def order_retries(
     ledger_ids: Iterable[int], store: MetadataStore, paths: ClusterPaths, clock: Clock
 ) -> None:
-    """Whose notes bind nobody any more: the nodes are to forget them."""
+    """Order all nodes to forget the notes of these ledgers and to try them now."""
     ledger_ids = list(ledger_ids)
     order_store, znode = OrderStore(store, paths), tries_znode(paths)
     for _ in range(GIVES_MAX):

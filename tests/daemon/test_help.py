@@ -1,0 +1,89 @@
+"""What ``--help`` prints is short, and docs/json.md describes the JSON of every command."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from daemon.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+PROSE_LINES_MAX = 15
+WIDTH = 80
+OTHER_PAGES = ("status", "fsck")
+"""docs/status.md and docs/fsck.md describe these commands."""
+LONG = ("observe",)
+"""Commands whose help is not held to the limit yet."""
+
+
+def commands(
+    group: click.Command = cli, name: str = "bookmender", parent: click.Context | None = None
+) -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Yield every command and group with its full name."""
+    context = click.Context(group, info_name=name, parent=parent, terminal_width=WIDTH)
+    yield name, group, context
+    if isinstance(group, click.Group):
+        for child in group.list_commands(context):
+            command = group.get_command(context, child)
+            assert command is not None, child
+            yield from commands(command, f"{name} {child}", context)
+
+
+ALL = list(commands())
+
+
+def is_below(name: str, tops: tuple[str, ...]) -> bool:
+    return any(name.split()[1:2] == [top] for top in tops)
+
+
+@pytest.mark.parametrize(("name", "command", "context"), ALL, ids=[name for name, *_ in ALL])
+def test_the_text_of_a_command_is_short(
+    name: str, command: click.Command, context: click.Context
+) -> None:
+    if is_below(name, LONG):
+        pytest.skip("its help is rewritten elsewhere")
+    formatter = context.make_formatter()
+
+    command.format_help_text(context, formatter)
+
+    lines = [line for line in formatter.getvalue().splitlines() if line.strip()]
+    assert 1 <= len(lines) <= PROSE_LINES_MAX
+
+
+def test_each_command_with_json_output_is_described() -> None:
+    page = (ROOT / "docs" / "json.md").read_text()
+    described = set(re.findall(r"^### (bookmender .+)$", page, re.MULTILINE))
+
+    with_json = {
+        name
+        for name, command, _ in ALL
+        if any(param.name == "output" for param in command.params)
+        and not is_below(name, OTHER_PAGES)
+    }
+
+    assert described == with_json
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys; from daemon.cli.main import cli\n"
+        "cli(['--help'], standalone_mode=False)\n"
+        "print(*[m for m in sys.modules if m.split('.')[0] in ('structlog', 'kazoo', 'msgspec', "
+        "'rich', 'prometheus_client', 'asyncio', 'replication')], file=sys.stderr)"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert ran.stderr == "\n"
+    assert "status" in ran.stdout
