@@ -319,7 +319,6 @@ class LedgerMapUpdater(Changing):
                 "ledger_map.unreadable_ledgers",
                 count=len(unreadable),
                 ledger_ids=unreadable[:LOGGED_MAX],
-                next_step="bookmender ledger show ID shows the reason",
             )
         if strays:
             log.warning("ledger_map.stray_znodes", count=len(strays), paths=strays[:LOGGED_MAX])
