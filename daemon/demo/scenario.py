@@ -171,7 +171,7 @@ async def _run_on(plan: Plan, cluster: LocalCluster, say: Say) -> Run:
             "BOOKMENDER_METADATA_SERVICE_URI": cluster.metadata_service_uri,
             "BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S": f"{GRACE_S:g}",
             # A laptop's disk is often nearly full; the local bookies put up with it as well.
-            "BOOKMENDER_REPLICATION_FREE_ROOM_MIN": "0",
+            "BOOKMENDER_REPLICATION_FREE_DISK_SHARE_MIN": "0",
             "BOOKMENDER_ZOOKEEPER_SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}",
         },
     )

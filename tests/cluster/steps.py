@@ -183,7 +183,7 @@ def start_node(
         "NODE_NICE": "0",  # tests wait for it
         "ZOOKEEPER_SESSION_TIMEOUT_S": "2",
         "REPLICATION_IDLE_WAIT_S": "0.3",
-        "REPLICATION_FREE_ROOM_MIN": "0",  # whatever the disk of this machine is like
+        "REPLICATION_FREE_DISK_SHARE_MIN": "0",  # whatever the disk of this machine is like
         "LOG_LEVEL": "debug",
         "LOG_FORMAT": "json",
         **(settings or {}),

@@ -145,7 +145,7 @@ def test_no_copy_goes_to_a_bookie_that_is_short_of_room(
 
 def with_floor(share: float) -> dict[str, str]:
     return WORKER_ONLY | {
-        "REPLICATION_FREE_ROOM_MIN": f"{share:.3f}",
+        "REPLICATION_FREE_DISK_SHARE_MIN": f"{share:.3f}",
         "REPLICATION_RETRY_MIN_S": "0.3",
         "REPLICATION_RETRY_MAX_S": "0.6",
     }
