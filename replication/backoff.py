@@ -519,7 +519,7 @@ def _log_deferred(ledger_id: int, blocked: Blocked) -> None:
     write = log.debug if blocked.reason is Reason.JOURNAL else log.warning
     record = blocked.to_record()
     write(
-        "ledger.put_aside",
+        "ledger.deferred",
         ledger_id=ledger_id,
         reason=record["reason"],
         facts=record.get("facts", {}),
