@@ -1,4 +1,4 @@
-"""``bookmender bookie``."""
+"""``bookmender bookie``: the group of commands about bookies, and the list of all bookies."""
 
 import json
 import sys

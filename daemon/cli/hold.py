@@ -131,7 +131,8 @@ async def begin_hold(
 ) -> HoldOrder:
     """Begin a hold now, replacing an existing one, also the leader's. Raises ConflictError.
 
-    The order names no bookies. When it expires, it has no effect on bookies that are absent then.
+    The order names no bookies. So bookies that are still absent when it expires can cause another
+    hold.
     """
     order_store, znode = OrderStore(cluster.store, cluster.paths), hold_znode(cluster.paths)
     now_ms = clock.wall_ms()

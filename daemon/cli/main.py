@@ -64,8 +64,11 @@ class LazyGroup(click.Group):
 
 
 class RootGroup(LazyGroup):
-    """The group of all commands. It ends quietly if the reader of the output closes the pipe, and
-    prints errors as JSON where JSON was asked for."""
+    """The group of all commands.
+
+    It exits without an error message if the reader of the output closes the pipe. If JSON output
+    was requested, it prints errors as JSON.
+    """
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _exit_without_reader():  # --help prints here
@@ -225,7 +228,7 @@ config_option = click.option(
     help="TOML settings. The environment overrides them.",
 )
 _OUTPUT = "bookmender.output"
-"""In a context's ``meta``: text or json."""
+"""Key of the output format (text or json) in ``meta`` of a click context."""
 
 
 def note_output(ctx: click.Context, param: click.Parameter, value: str) -> str:

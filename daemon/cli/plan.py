@@ -1,4 +1,5 @@
-"""``bookmender plan``."""
+"""``bookmender plan``: shows what a repair would copy, and what blocks it, without changing
+anything."""
 
 import json
 import sys

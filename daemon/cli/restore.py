@@ -1,4 +1,4 @@
-"""``bookmender ledger restore``."""
+"""``bookmender ledger restore``: undoes a metadata write that a daemon on this host recorded."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""``bookmender disable`` and ``bookmender enable``."""
+"""``bookmender disable`` and ``bookmender enable``: switch auto-recovery of the whole cluster."""
 
 import json
 from contextlib import suppress

@@ -53,8 +53,10 @@ URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
 
 class Folder(click.Path):
-    """A folder, as an absolute path. An empty value is refused: it comes from a variable that was never
-    set."""
+    """An option type: a folder, as an absolute path.
+
+    An empty value is refused, because it usually comes from a variable that is not set.
+    """
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, resolve_path=True, path_type=Path)
@@ -66,7 +68,8 @@ class Folder(click.Path):
 
 
 class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``5%``, ``0.5%``: a share above 0, up to 1."""
+    """An option type: a share above 0 and up to 1, given as a percentage such as ``5%`` or
+    ``0.5%``."""
 
     name = "percent"
 
@@ -83,7 +86,7 @@ class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
 
 
 class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``spark.executor.memory=2g``."""
+    """An option type: a Spark setting such as ``spark.executor.memory=2g``."""
 
     name = "key=value"
 
@@ -99,8 +102,12 @@ class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from c
 
 
 class SparkMaster(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``local[4]``, ``spark://host:7077``, ``yarn``, or another cluster manager's ``scheme://…``. Anything
-    else is wrong usage here; Spark would fail later, with a message of its own."""
+    """An option type: ``local[4]``, ``spark://host:7077``, ``yarn``, or ``scheme://…`` of another
+    cluster manager.
+
+    Other values are refused as wrong usage. Spark would refuse them later, with a less helpful
+    message.
+    """
 
     name = "master"
     _masters = re.compile(
