@@ -131,8 +131,8 @@ class BookieRow:
     state: BookieState
     has_cookie: bool
     is_named: bool = False
-    """True if it is absent and ledgers name it, as the leader recorded lately. If it has no cookie,
-    it was wiped or its cookie was deleted."""
+    """True if it is absent and ledgers name it, by the leader's last record. If such a bookie has
+    no cookie, its cookie was deleted, or its disks were erased."""
     is_wiped: bool = False
     """True if it was reformatted and no bookmender leader has processed its ledgers since."""
     drain: DrainOrder | None = None

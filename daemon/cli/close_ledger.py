@@ -163,9 +163,9 @@ def _whereabouts(bookie: BookieId, view: ClusterView) -> str:
 
 
 def whom_to_start(metadata: LedgerMetadata, silent: AbstractSet[BookieId]) -> str:
-    """Return which of the silent bookies must answer before the ledger's end can be found.
+    """Return which of the bookies that do not answer are needed to find the ledger's end.
 
-    Call this only if too many bookies are silent.
+    ``silent``: these bookies. Call this only if they are too many.
     """
     everybody = frozenset(metadata.last_segment.ensemble)
     alone = [b for b in silent if not wanted_for_coverage(metadata, everybody - silent | {b})]

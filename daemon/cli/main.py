@@ -189,7 +189,7 @@ def _signals_as_ctrl_c(ended_by: list[int]) -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         ended_by.append(number)
-        interrupt = signal.getsignal(signal.SIGINT)  # of Spark, of a node, or of asyncio
+        interrupt = signal.getsignal(signal.SIGINT)  # may belong to Spark, a node or asyncio
         if not callable(interrupt):  # ignored: a shell does so for background commands
             interrupt = signal.default_int_handler
         interrupt(signal.SIGINT, frame)

@@ -116,7 +116,7 @@ class SparkMaster(click.ParamType):  # type: ignore[type-arg]  # generic from cl
     )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value == "":  # a script's variable that is not set
+        if value == "":  # from a script variable that is not set
             self.fail("the value is empty; without the option it is local[*]", param, ctx)
         if not self._masters.fullmatch(value):
             kinds = "local[4], local[*], spark://host:7077, yarn, k8s://https://host:443"
@@ -389,7 +389,7 @@ def _finish(
     outcome: MarkResult | MarkPreview | None = None
     try:
         outcome = _mark(settings, results, damaged, is_marking=is_marking)
-    except BookmenderError as error:  # the findings are printed all the same
+    except BookmenderError as error:  # the findings are printed nevertheless
         failed = "not marked" if is_marking else "cannot check for changes since the run"
         echo_notes([f"{failed}: {error}"])
     record = {

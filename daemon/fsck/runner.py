@@ -258,7 +258,7 @@ def locked_output(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise SettingsError(f"--output {folder}: cannot be locked: {error.strerror}") from error
         try:
-            lock.truncate(0)  # the last holder
+            lock.truncate(0)  # removes the name of the last holder
             os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
         except OSError as error:
@@ -360,7 +360,7 @@ async def mark_damaged(
         marked = await mark_in_session(cluster, damaged, show)
         try:
             await note_marked(cluster.store, cluster.paths, run, marked.count)
-        except BookmenderError as error:  # the marks are written
+        except BookmenderError as error:  # the marks are already written
             log.error("fsck_marks.record_failed", error=str(error))
         return marked
 
@@ -458,7 +458,7 @@ def quiet_when_interrupted(
         silencer = threading.Thread(target=set_log_level, args=("OFF",), daemon=True)
         silencer.start()
         silencer.join(LOG_LEVEL_WAIT_S)
-        logging.disable()  # py4j's
+        logging.disable()  # silences py4j
         assert callable(before)
         before(number, frame)
 
@@ -467,5 +467,5 @@ def quiet_when_interrupted(
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is interrupt:  # Spark puts one of its own in its place
+        if signal.getsignal(signal.SIGINT) is interrupt:  # unless Spark has replaced it
             signal.signal(signal.SIGINT, before)
