@@ -19,14 +19,17 @@ BOOKIES_SHOWN_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """``what``: what blocks the ledger, without a full stop. ``advice``: sentences; may be empty."""
+    """What blocks a ledger, and advice for the operator.
+
+    ``what``: a clause without a full stop. ``advice``: sentences; may be empty.
+    """
 
     what: str
     advice: str = ""
 
     @property
     def text(self) -> str:
-        """Both, without a full stop at the end."""
+        """Return ``what`` and ``advice`` as one text, without a full stop at the end."""
         return f"{self.what}. {self.advice}".removesuffix(".") if self.advice else self.what
 
 
@@ -313,7 +316,7 @@ _STATES = {
 
 
 def _states(facts: Facts, *states: str) -> str:
-    """Return ``not registered: b1, b2; draining: b3``."""
+    """Return bookies by state, for example ``not registered: b1, b2; draining: b3``."""
     return "; ".join(
         f"{_STATES[state]}: {_names(bookies)}"
         for state in states
@@ -322,7 +325,7 @@ def _states(facts: Facts, *states: str) -> str:
 
 
 def _where(facts: Facts, *states: str) -> str:
-    """Return the states in brackets; empty if there are none."""
+    """Return the states in brackets; empty if no bookie is in one of them."""
     text = _states(facts, *states)
     return f" ({text})" if text else ""
 

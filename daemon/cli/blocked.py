@@ -59,9 +59,12 @@ async def marked_since(cluster: AdminSession, ledger_ids: Collection[int]) -> di
 
 
 async def current_notes(cluster: AdminSession, notes: Sequence[WaitingNote]) -> list[WaitingNote]:
-    """Without those of marks that are gone, which tell nothing of the ones that stand there now;
-    and without the graces that nobody waits out any more: with the ledger's lock they go, and who
-    takes it next waits anew."""
+    """Return the notes that concern the present marks, without graces that are no longer waited
+    out.
+
+    A note from an earlier mark says nothing about the present mark. A grace ends with the ledger's
+    lock: the next worker that leases the ledger starts a new grace.
+    """
     czxids = await marked_since(cluster, [note.ledger_id for note in notes])
     current = [note for note in notes if not note.is_older_than(czxids.get(note.ledger_id, 0))]
     in_grace = [note.ledger_id for note in current if note.grace_until_ms]
@@ -82,20 +85,21 @@ def access_denied_text(marked: MarkedLedger) -> str:
 
 
 BLOCKED_S = 60.0
-"""All that is left has waited for help so long: nodes try again within that when a bookie comes."""
+"""Time for which all remaining ledgers must need help before they are reported as blocked. When a
+bookie comes, nodes retry sooner than that."""
 SOON_S = 400.0
-"""A next try that is not farther off is waited for: by their default settings nodes try most
-ledgers again within six minutes. What has failed so often, or so, that it is tried seldomer is
-taken for what its note says."""
+"""A next try within this time is waited for: with default settings nodes retry most ledgers within
+six minutes. A ledger that is retried less often has failed many times or for a lasting reason, so
+its note is believed."""
 UNEXPLAINED_S = 120.0
-"""Nothing of what is left has moved for so long: it is said where nobody of ours is at work who
-could say why."""
+"""Time without any progress after which the command says that no bookmender worker is running to
+explain it."""
 SHOWN_MAX = 20
 WAITS_READ_MAX = 50
-"""Of those that wait: as a rule for the same reason, and they are looked at again and again."""
+"""Number of notes that are read at each poll. Most ledgers wait for the same reason."""
 MARKS_READ_AT_ONCE = 50
-"""Of ledgers without a note: as a rule the first of them moves, and says that the others need not
-be read."""
+"""Number of marks of ledgers without a note that are read at once. Usually one of the first ledgers
+can move, and then the others need not be read."""
 
 
 class BlockedLedgers:
@@ -108,20 +112,22 @@ class BlockedLedgers:
         self._seen_first: dict[int, WaitingNote] = {}
         self._seen_last: list[WaitingNote] = []
         self._since: tuple[float, frozenset[int]] | None = None
-        """Since when all that is left is blocked, and which ledgers these are."""
+        """When all remaining ledgers became blocked, and their IDs."""
         self._still: tuple[float, frozenset[int]] | None = None
-        """Since when the same ledgers are left, and which."""
+        """When the set of remaining ledgers last changed, and their IDs."""
         self._unexplained: frozenset[int] = frozenset()
-        """Those of which it was said that nobody says why."""
+        """The remaining ledgers when ``unexplained`` last returned a text."""
 
     async def look(self, ledger_ids: Collection[int]) -> list[str]:
-        """Why each of these, which are all that is left, cannot move, once that is certain; else
-        empty."""
+        """Return why each remaining ledger cannot move, once that is certain of all; else empty.
+
+        ``ledger_ids``: all ledgers that the command still waits for.
+        """
         now_s, left = self._clock.now_s(), frozenset(ledger_ids)
         told = await self._told(sorted(left))
         if len(told) < len(left):
             self._since = None
-        elif self._since is None or self._since[1] != left:  # something moved: more may
+        elif self._since is None or self._since[1] != left:  # a ledger moved, so others may move
             self._since = now_s, left
         elif now_s - self._since[0] >= BLOCKED_S:
             if not await self._are_any_old():
@@ -130,8 +136,10 @@ class BlockedLedgers:
         return []
 
     async def unexplained(self, ledger_ids: Collection[int]) -> str:
-        """That these, which are all that is left, do not move, and nobody is there to say why;
-        empty where they may well, or that was said of them before."""
+        """Return a note if the remaining ledgers do not move and no worker is running to say why.
+
+        Empty if they may still move, or if the note was returned before for the same ledgers.
+        """
         now_s, left = self._clock.now_s(), frozenset(ledger_ids)
         if self._still is None or self._still[1] != left:
             self._still = now_s, left
@@ -142,12 +150,14 @@ class BlockedLedgers:
         return unexplained_text(len(left), still_s=still_s)
 
     async def _has_workers(self) -> bool:
-        """Whether any of ours runs: what it cannot repair gets a note."""
+        """Return True if a bookmender worker runs. It writes a note for each ledger that it cannot
+        repair."""
         nodes = await live_nodes(self._cluster.store, self._cluster.paths)
         return any(node.info.role is not Role.AUDITOR for node in nodes)
 
     async def _told(self, ledger_ids: Sequence[int]) -> dict[int, str]:
-        """Of each, where all of them are blocked; else of some, or none."""
+        """Return why each ledger is blocked; for only some ledgers, or none, if not all are
+        blocked."""
         store, paths = self._cluster.store, self._cluster.paths
         noted = (await self._notes.ledger_ids()).intersection(ledger_ids)
         locked = await locked_ledger_ids(store, paths)
@@ -161,21 +171,22 @@ class BlockedLedgers:
             is_at_hand = note.ledger_id in locked
             if waits_for_help(note, first=first, is_at_hand=is_at_hand, now_ms=now_ms):
                 told[note.ledger_id] = _help_text(note, is_old=note == first)
-        # A note from before its mark was shut away tells nothing any more.
+        # A note from before ACLs denied access to the mark is outdated.
         told |= await self._shut(sorted(noted.difference(told)), locked)
-        # A note without a mark means nothing, and the first audit may be still to come.
+        # A note without a mark means nothing, and the first audit may not have run yet.
         return told if (await all_marked(self._cluster)).issuperset(ledger_ids) else {}
 
     async def _are_any_old(self) -> bool:
-        """Whether a note is of a mark that is gone: of the one that stands now nobody has said
-        anything."""
+        """Return True if a note concerns an earlier mark. Then no node has tried the present mark
+        yet."""
         czxids = await marked_since(self._cluster, [note.ledger_id for note in self._seen_last])
         return any(note.is_older_than(czxids.get(note.ledger_id, 0)) for note in self._seen_last)
 
     async def _shut(self, ledger_ids: Sequence[int], locked: Collection[int]) -> dict[int, str]:
-        """Of those whose marks ACLs shut away, up to the first of which that is not so.
+        """Return the reason of each ledger whose mark cannot be read because ACLs deny access.
 
-        Where one is locked, a node can read its mark.
+        Stops after the first batch with a readable mark. The mark of a locked ledger counts as
+        readable, because some node could read it.
         """
         told: dict[int, str] = {}
         for start in range(0, len(ledger_ids), MARKS_READ_AT_ONCE):
@@ -211,9 +222,12 @@ def first_reasons(reasons: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingCounts:
-    """``count``: of ledgers that wait, ``looked_at`` of them to see why; ``for_windows``: of those,
-    the ones that wait for a maintenance window to end, of which the first is tried again at
-    ``next_try_ms`` (wall clock); ``for_writers``: likewise, for their writers to close them."""
+    """Number of ledgers that wait, and the reasons of some of them.
+
+    ``count``: ledgers with a note. ``looked_at``: how many of these notes were read. Of these,
+    ``for_windows`` wait for a maintenance window to end, and the first of them is tried again at
+    ``next_try_ms`` (wall clock); ``for_writers`` wait for their writers to close them.
+    """
 
     count: int
     looked_at: int = 0
@@ -228,10 +242,10 @@ NO_WAITS = WaitingCounts(count=0)
 async def still_naming(
     cluster: AdminSession, ledger_ids: Sequence[int], bookies: Collection[BookieId]
 ) -> list[int]:
-    """Those of the ledgers that name any of these still, or may. One that is gone does not.
+    """Return the ledgers that still name any of these bookies, or may. A deleted ledger does not.
 
-    A mark for a bookie may outlast that: where its ledger misses copies on another, which is under
-    maintenance.
+    A mark for a bookie may remain after the ledger has left the bookie: copies may be missing on
+    another bookie that is in maintenance.
     """
 
     async def names(ledger_id: int) -> bool:
@@ -248,7 +262,7 @@ async def still_naming(
 
 
 async def count_waiting(cluster: AdminSession, ledger_ids: Collection[int]) -> WaitingCounts:
-    """Of these ledgers; of very many, why some do."""
+    """Count the waiting ledgers among these, and read the notes of the first ones."""
     notes = WaitingNotes(cluster.store, cluster.paths)
     noted = sorted((await notes.ledger_ids()).intersection(ledger_ids))
     looked_at = await notes.read_all(noted[:WAITS_READ_MAX])
@@ -263,9 +277,9 @@ async def count_waiting(cluster: AdminSession, ledger_ids: Collection[int]) -> W
 
 
 def waiting_text(waits: WaitingCounts, *, left: int, now_ms: int) -> str:
-    """That so many of those ``left`` wait, for whoever waits for them; empty if none does.
+    """Return how many of the ``left`` ledgers wait and for what; empty if none does.
 
-    A window may last for days, and ends by itself: nobody is told that waiting for it ends soon.
+    A maintenance window may last for days. So the text does not promise that the wait ends soon.
     """
     if not waits.count:
         return ""
@@ -284,12 +298,11 @@ def waiting_text(waits: WaitingCounts, *, left: int, now_ms: int) -> str:
 
 
 def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, now_ms: int) -> bool:
-    """Whether to wait for its next try is in vain. ``first``: the note that we saw of the ledger
-    first.
+    """Return True if waiting for the ledger's next try is in vain.
 
-    What stands there since before we looked may be over: a disk has room again, an ACL was opened.
-    A try that was due is waited for only while it goes on (``is_at_hand``): else no node is there
-    to make it.
+    ``first``: the first note that this command saw of the ledger. What it reports may be over: the
+    disk has space again, or the ACL was opened. A try that is due is awaited only while it is in
+    progress (``is_at_hand``); otherwise no node is there to make it.
     """
     if not note.reason.needs_help:
         return False
@@ -300,13 +313,13 @@ def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, n
 
 
 def _without_times(note: WaitingNote) -> WaitingNote:
-    """What a try that failed changes of it; that the next one waits for its grace is nothing
-    new."""
+    """Return the note without its times, to see whether a failed try changed anything else."""
     return replace(note, next_try_ms=0, grace_until_ms=0)
 
 
 def _help_text(note: WaitingNote, *, is_old: bool) -> str:
-    """``is_old``: it was not tried since we look."""
+    """Return the text for a blocked ledger. ``is_old``: no node has tried it since the command
+    started."""
     text = help_text(note)
     if is_old and not note.reason.ends_with_a_bookie:
         text += f"; if that is over, bookmender repair {note.ledger_id} tries it now"
@@ -318,8 +331,8 @@ def _access_denied_text(marked: MarkedLedger) -> str:
 
 
 GIVES_MAX = 10
-"""Others may order tries at the same moment; who loses so often leaves the ledger to its next
-try."""
+"""Number of attempts to write the order. Others may write it at the same moment; after so many
+conflicts the ledger waits for its next regular try."""
 
 
 async def try_now(
@@ -330,10 +343,10 @@ async def try_now(
     guards: Sequence[Check],
     clock: Clock,
 ) -> None:
-    """Nothing happens to one that is not marked. ``guards``: prove that the caller holds it (rule
-    S3).
+    """Order an immediate retry of the ledger. Does nothing if the ledger is not marked.
 
-    Raises LockLostError when they do not.
+    ``guards``: prove that the caller holds the ledger's lock (rule S3). Raises LockLostError if it
+    does not.
     """
     if not await _is_marked(ledger_id, store, paths):
         return

@@ -1,4 +1,4 @@
-"""``bookmender bookie``."""
+"""``bookmender bookie``: the group of commands about bookies, and the list of all bookies."""
 
 import json
 import sys
@@ -79,7 +79,10 @@ def list_bookies(config: Path | None, output: str, room: bool) -> None:
 async def gather_bookies(
     cluster: AdminSession, *, clock: Clock, with_room: bool = False
 ) -> tuple[list[BookieRow], tuple[str, ...]]:
-    """And the paths of orders that cannot be read. Raises UnavailableError."""
+    """Return the rows of all known bookies, and the paths of unreadable orders.
+
+    Raises UnavailableError.
+    """
     orders = await OrderStore(cluster.store, cluster.paths).read()
     rows = await bookie_rows(cluster, orders, clock=clock, with_room=with_room)
     due_ms = await losses_due_ms(cluster, missed(rows), clock=clock)

@@ -32,11 +32,11 @@ from ledgers.registration import BookieView
 from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore
 
 COMPLETION_TIMEOUT_S = 2.0
-"""A shell that waits longer for its completions is a nuisance."""
+"""Time limit for completions. A shell that blocks for longer is a nuisance."""
 
 
 class BookieArgument(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """A bookie id, completed from the cluster that the settings name."""
+    """A bookie ID. Shells complete it from the cluster that the settings name."""
 
     name = "bookie id"
 
@@ -60,7 +60,7 @@ class BookieArgument(click.ParamType):  # type: ignore[type-arg]  # generic from
 
 def _completions(config: Path | None) -> Collection[BookieId]:
     settings = load_settings(config, os.environ)
-    log_errors_only(settings)  # elsewhere than among the completions
+    log_errors_only(settings)  # log lines must not appear among the completions
 
     async def look() -> Collection[BookieId]:
         async with asyncio.timeout(COMPLETION_TIMEOUT_S), admin_session(settings) as cluster:
@@ -118,30 +118,30 @@ class BookieState(enum.Enum):
     WRITABLE = "writable"
     READ_ONLY = "read-only"
     AWAY = "away"
-    """Not registered, though it was set up or is named by an order."""
+    """Not registered, although it has a cookie or is named by an order or a ledger."""
     LOST = "lost"
-    """Away for the recovery delay, and not on purpose (``with_losses``)."""
+    """Absent longer than the recovery delay, and not in maintenance (see ``with_losses``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieRow:
-    """``room``: None where it was not asked for, or the bookie did not say."""
+    """One known bookie. ``room``: None if it was not requested, or if the bookie did not answer."""
 
     bookie: BookieId
     state: BookieState
     has_cookie: bool
     is_named: bool = False
-    """Away, and named by ledgers all the same, as the leader told lately: it was wiped, or its
-    cookie deleted."""
+    """True if it is absent and ledgers name it, by the leader's last record. If such a bookie has
+    no cookie, its cookie was deleted, or its disks were erased."""
     is_wiped: bool = False
-    """It was set up anew, and no leader of ours has seen to its ledgers since."""
+    """True if it was reformatted and no bookmender leader has processed its ledgers since."""
     drain: DrainOrder | None = None
     progress: DrainProgress | None = None
-    """None too before the leader's first scan for this order."""
+    """None also before the leader's first scan for this order."""
     maintenance: MaintenanceWindow | None = None
     room: DiskSpace | None = None
     loss_due_ms: int | None = None
-    """Wall clock: when one that is away will be lost; None too where nobody counts."""
+    """Wall-clock time at which an absent bookie becomes lost. None also if no auditor tracks it."""
 
     @property
     def is_away_on_purpose(self) -> bool:
@@ -266,8 +266,10 @@ def bookie_state(view: BookieView, bookie: BookieId) -> BookieState:
 
 
 def missed(rows: Sequence[BookieRow]) -> tuple[BookieId, ...]:
-    """Set up or named, away, and not on purpose: lost by now, or in time. Where nobody is
-    registered, nobody (rule S8)."""
+    """Return the absent bookies, not in maintenance, that have a cookie or are named by ledgers.
+
+    They are lost or will become lost. Empty while no bookie is registered (rule S8).
+    """
     if all(row.state is BookieState.AWAY for row in rows):
         return ()
     return tuple(
@@ -282,8 +284,10 @@ def missed(rows: Sequence[BookieRow]) -> tuple[BookieId, ...]:
 def with_losses(
     rows: Sequence[BookieRow], due_ms: Mapping[BookieId, int | None]
 ) -> list[BookieRow]:
-    """Who is lost told from who is away only. ``due_ms``: of those that are not lost as far as
-    anybody knows."""
+    """Return the rows with the lost bookies marked as lost, and the time of loss of the others.
+
+    ``due_ms``: the absent bookies that are not known to be lost. None: the time of loss is unknown.
+    """
     lost = set(missed(rows)) - due_ms.keys()
     return [
         replace(row, state=BookieState.LOST)
@@ -306,7 +310,7 @@ async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId
 
 
 async def _disk_spaces(view: BookieView) -> Mapping[BookieId, DiskSpace]:
-    """Of those that answer."""
+    """Return the disk space of each bookie that answers."""
     async with open_bookies(view.locate, clock=SystemClock(), rng=random.Random()) as client:
         return await _ask_all(client, view.available)
 
@@ -319,7 +323,7 @@ async def _ask_all(bookies: Bookies, asked: Iterable[BookieId]) -> dict[BookieId
             async with slots, asyncio.timeout(ANSWER_TIMEOUT_S):
                 disk_spaces[bookie] = await bookies.room(bookie)
         except (BookmenderError, TimeoutError):
-            pass  # one that does not say is shown without
+            pass  # the row of a bookie that does not answer has no disk space
 
     await asyncio.gather(*map(ask, asked))
     return disk_spaces

@@ -47,21 +47,20 @@ from replication.orders import ChecksOrder, Orders, OrderStore, checks_znode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRow:
-    """One check. ``interval_s``: as this host's settings have it; 0: only when somebody asks for
-    it."""
+    """One periodic check. ``interval_s``: by this host's settings; 0: it runs only on request."""
 
     name: str
     about: str
     interval_s: float
     last_ms: int | None = None
-    """When it was last completed, by whomever; None: never, as far as anybody can tell."""
+    """When the check was last completed, by bookmender or Java. None: never, as far as is known."""
     is_forced: bool = False
-    """Somebody asks for it, and it has not ended since."""
+    """True if a run was requested and has not finished since."""
     due_ms: int | None = None
-    """Wall-clock; None: never."""
+    """Wall-clock time of the next run. None: never."""
     running: CheckRun | None = None
     last: CheckRun | None = None
-    """The last run of ours that was completed."""
+    """The last run that a bookmender leader completed."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -102,7 +101,7 @@ class CheckRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """All of them at one moment. ``concerns``: what keeps them from running, as sentences."""
+    """All checks at one moment. ``concerns``: what keeps them from running, as sentences."""
 
     rows: tuple[CheckRow, ...]
     leader: str | None
@@ -138,7 +137,7 @@ def run_record(run: CheckRun) -> dict[str, Any]:
 
 
 def run_text(run: CheckRun) -> str:
-    """Of one that is under way."""
+    """Return the progress of a running check as text."""
     text = f"{counted(run.ledger_count, 'ledger')} looked at, about {run.ledgers_left:,} left"
     if run.remaining_s is not None:
         text += f", {duration_text(run.remaining_s)} to go at {run.ledgers_per_s:,.0f} a second"
@@ -165,7 +164,7 @@ def _ago(time_ms: int, now_ms: int) -> str:
 
 POLL_S = 1.0
 BOOKIES = "bookies"
-"""The audit of the bookies against all ledgers: at each loss, and from time to time."""
+"""The audit that compares the bookies with all ledgers: after each loss, and periodically."""
 FORCIBLE = (BOOKIES, *(kind.name for kind in KINDS))
 ABOUT_BOOKIES = "compares the list of bookies with what all ledgers name, and marks what is lost"
 ABOUT_OVERDUE = "looks for ledgers that have been marked for too long"
@@ -277,9 +276,9 @@ async def _waits(cluster: AdminSession, orders: Orders) -> list[str]:
 
 
 async def force_check(cluster: AdminSession, name: str) -> None:
-    """Ask for it. That it was asked for already, or runs now, is no error.
+    """Request a run. It is no error if one was requested already or is in progress.
 
-    Raises ConflictError: somebody has just changed the same thing.
+    Raises ConflictError if another client has just changed the same znode.
     """
     if name == BOOKIES:
         await _trigger_audit(cluster)
@@ -299,11 +298,14 @@ async def force_check(cluster: AdminSession, name: str) -> None:
 
 
 async def _force_own(cluster: AdminSession, name: str) -> None:
-    """Of a check that Java does not know: the time stands in its record, which the leader writes
-    too."""
+    """Request a run of a check that Java does not know, by resetting the time in its record.
+
+    The leader writes the same record.
+    """
     path = cluster.paths.check(name)
-    # The version before the record, so that a record that the leader writes in between is never
-    # overwritten with its older self: the progress of its run would be lost with it.
+    # Read the version first and the record second. If the leader writes the record in between, the
+    # write below fails. In the other order it would replace the leader's record with an older one,
+    # and lose the progress of its run.
     stat = await cluster.store.exists(path)
     record = await read_check(cluster.store, cluster.paths, name)
     data = replace(record, last_ms=FORCED_MS).to_json()
@@ -349,7 +351,8 @@ async def resume_checks(cluster: AdminSession) -> bool:
 async def wait_checked(
     cluster: AdminSession, name: str, *, after_ms: int | None, show: Show, clock: Clock
 ) -> CheckRun:
-    """Until a run of ours has ended that is not the one which ended at ``after_ms``; that run."""
+    """Wait until a bookmender run ends that is not the one that ended at ``after_ms``, and return
+    it."""
     while True:
         row = (await read_checks(cluster, clock=clock)).row(name)
         if row.last is not None and row.last.finished_ms != after_ms:

@@ -1,8 +1,9 @@
-"""Closes an open ledger by hand: checks whether a writer may be alive, then recovers it.
+"""Closes an open ledger by hand: checks whether a writer may be alive, then recovers the ledger.
 
-Nobody can prove that a writer is gone; the best evidence is a long time without entries. CloseResult
-locks the writer out for good, so an operator must confirm it if the writer may be alive. If too few
-bookies answer to find the end (rule S5), or no bookie can take the last entries, nothing is fenced.
+Nobody can prove that a writer has stopped; the best evidence is a long time without entries.
+Closing locks the writer out for good, so an operator must confirm it if the writer may be alive. If
+too few bookies answer to find the end (rule S5), or no bookie can store the last entries, nothing
+is fenced.
 """
 
 import asyncio
@@ -53,26 +54,29 @@ from replication.targets import TargetSelector
 from replication.znodes import ClusterPaths, read_found_bad
 
 DAMAGE_ENTRIES_MAX = 10_000
-"""Entries after the LAC that are read before a ledger is closed: a writer has fewer under way."""
+"""Number of entries after the LAC that are read before a ledger is closed. A writer has fewer under
+way."""
 
 LastEntries = Mapping[BookieId, LastEntry | None]
-"""Of each member of a last ensemble how far it says it reaches, None where it does not answer."""
+"""The last entry that each member of a last ensemble reports. None: the bookie does not answer."""
 
 
 class CloseRefusedError(RejectedError):
-    """Somebody may still write the ledger, or it cannot be closed now. The message says why."""
+    """A writer may still write the ledger, or it cannot be closed now. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseResult:
-    """A ledger as it was found, and as it was left: ``closed`` is None while nothing was done.
+    """A ledger before and after an attempt to close it. ``closed`` is None if nothing was done.
 
-    ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why
-    somebody may still write it. ``held_back``: why nothing is to be fenced now, whoever writes;
-    empty: it may be. ``damage``: which entries --accept-loss would give up, as there are damaged
-    copies of the first one alone; empty: none. ``cannot_close``: why nobody can find its end now,
-    or write its last entries, and what helps; empty: it can be tried. ``end_doubt``: why that may
-    be in vain, as in ``end_doubts``.
+    ``last_entry_id``: the highest that its bookies report. -1: there is no entry; None: no bookie
+    answers. ``doubts``: why a writer may still write the ledger. ``held_back``: why no ledger may
+    be fenced now, whether a writer is alive or not.
+
+    ``cannot_close``: why its end cannot be found or its last entries cannot be written now, and
+    what helps. ``end_doubt``: why its end may not be provable, as ``end_doubts`` says. ``damage``:
+    the entries that --accept-loss would give up, because only damaged copies of the first one
+    exist. Each is empty if there is no such obstacle.
     """
 
     found: VersionedMetadata
@@ -85,7 +89,7 @@ class CloseResult:
     closed: VersionedMetadata | None = None
 
     def refusal(self, *, is_forced: bool) -> str:
-        """Why it is not closed as it was found; empty where it may be."""
+        """Return why the ledger must not be closed; empty if it may be closed."""
         if in_the_way := "; ".join(filter(None, [self.held_back, self.cannot_close])):
             return in_the_way
         if self.doubts and not is_forced:
@@ -103,7 +107,10 @@ def doubts_about(
     now_ms: int,
     after_s: float,
 ) -> list[str]:
-    """Why somebody may still write an open ledger. ``sighting``: how the last check saw it."""
+    """Return why a writer may still write an open ledger.
+
+    ``sighting``: what the last check recorded of the ledger.
+    """
     if last_entry_id is None:
         return ["none of its bookies says how far it reaches"]
     if sighting is None:
@@ -120,8 +127,8 @@ def doubts_about(
 
 
 def why_unclosable(metadata: LedgerMetadata, told: LastEntries, view: ClusterView) -> str:
-    """Why a recovery could not find the ledger's end now, and what helps, for people; empty where
-    it may."""
+    """Return why a recovery could not find the ledger's end now, and what helps; empty if it
+    could."""
     silent = silent_of(told, view)
     if not wanted_for_coverage(metadata, told.keys() - silent):
         return ""
@@ -132,8 +139,10 @@ def why_unclosable(metadata: LedgerMetadata, told: LastEntries, view: ClusterVie
 
 
 def silent_of(told: LastEntries, view: ClusterView) -> frozenset[BookieId]:
-    """Return the bookies that do not answer. What is said in the place of one that is not
-    registered is not its answer."""
+    """Return the bookies that do not answer.
+
+    An answer from the address of a bookie that is not registered is not that bookie's answer.
+    """
     return frozenset(b for b, last in told.items() if last is None or b not in view.answering)
 
 
@@ -154,8 +163,10 @@ def _whereabouts(bookie: BookieId, view: ClusterView) -> str:
 
 
 def whom_to_start(metadata: LedgerMetadata, silent: AbstractSet[BookieId]) -> str:
-    """Which of the silent bookies, as long as they are too many, have to answer before its end can
-    be found."""
+    """Return which of the bookies that do not answer are needed to find the ledger's end.
+
+    ``silent``: these bookies. Call this only if they are too many.
+    """
     everybody = frozenset(metadata.last_segment.ensemble)
     alone = [b for b in silent if not wanted_for_coverage(metadata, everybody - silent | {b})]
     needed = [b for b in silent if wanted_for_coverage(metadata, everybody - {b})]
@@ -169,7 +180,7 @@ def whom_to_start(metadata: LedgerMetadata, silent: AbstractSet[BookieId]) -> st
 
 
 class LedgerCloser:
-    """One for a command."""
+    """Inspects and closes open ledgers for one command."""
 
     def __init__(
         self,
@@ -184,8 +195,8 @@ class LedgerCloser:
         clock: Clock,
         tell: Tell,
     ) -> None:
-        """``after_s``: for so long a ledger must have got no entry. ``tell``: says what is waited
-        for."""
+        """``after_s``: a ledger without a new entry for this long counts as idle. ``tell``:
+        receives notes about a lock that the command waits for."""
         self._store = store
         self._manager = manager
         self._bookies = bookies
@@ -197,16 +208,18 @@ class LedgerCloser:
         self._tell = echo_notes
 
     async def look(self, ledger_id: int) -> CloseResult:
-        """Nothing is written, or fenced. Raises NoSuchLedgerError, CorruptionError."""
+        """Inspect the ledger without writing or fencing. Raises NoSuchLedgerError,
+        CorruptionError."""
         await self._manager.sync(ledger_id)
         found = await self._manager.read(ledger_id)
-        view = await self._views.refresh()  # a hold may have begun while somebody was waited for
+        # A hold may have begun while the command waited for the lock.
+        view = await self._views.refresh()
         if found.metadata.is_closed:
             return CloseResult(found=found)
         told = await self._last_entries(found)
         last_entry_id = max((r.last_entry_id for r in told.values() if r is not None), default=None)
         doubts: list[str] = []
-        if found.metadata.state is LedgerState.OPEN:  # else a recovery has locked its writer out
+        if found.metadata.state is LedgerState.OPEN:  # in recovery the writer is locked out already
             doubts = doubts_about(
                 (await read_last_changes(self._store, self._paths)).get(ledger_id),
                 last_entry_id=last_entry_id,
@@ -225,14 +238,16 @@ class LedgerCloser:
         )
 
     async def _damage(self, found: VersionedMetadata, told: LastEntries) -> str:
-        """Reads the entries after the LAC from every registered member of the last ensemble,
-        without fencing."""
+        """Return which entries after the LAC are damaged; empty if none are.
+
+        Reads the entries from every registered member of the last ensemble, without fencing.
+        """
         last_entries = [each for each in told.values() if each is not None]
         first = max(
             [found.metadata.last_segment.first_entry_id, *(e.lac + 1 for e in last_entries)]
         )
         last = max((each.last_entry_id for each in last_entries), default=NO_ENTRY)
-        # Where the LAC itself is damaged it may be anything.
+        # A damaged LAC may be any number, so the range is limited.
         last = min(last, first + DAMAGE_ENTRIES_MAX)
         findings = await self._open_ledgers.tail_findings(
             found, self._views.current, first_entry_id=first, last_entry_id=last
@@ -247,7 +262,8 @@ class LedgerCloser:
         )
 
     async def _why_unclosable(self, found: VersionedMetadata, told: LastEntries) -> str:
-        """As ``why_unclosable``, and likewise where its last entries could not be written again."""
+        """Return why the end cannot be found or the last entries cannot be written; empty if both
+        can."""
         if why := why_unclosable(found.metadata, told, self._views.current):
             return why
         silent = silent_of(told, self._views.current)
@@ -259,7 +275,10 @@ class LedgerCloser:
         return f"{_no_answer(silent, self._views.current)}, and {why}. Then give the same command again"
 
     async def _last_entries(self, found: VersionedMetadata) -> LastEntries:
-        """One that ZooKeeper does not show is asked, too: it may have lost its session alone."""
+        """Ask all members of the last ensemble for their last entry.
+
+        A bookie that is not registered is asked as well: it may run and have lost only its session.
+        """
         members = found.metadata.last_segment.ensemble
         told = await asyncio.gather(
             *(last_entry_of(self._bookies, bookie, found.ledger_id) for bookie in members)
@@ -275,18 +294,21 @@ class LedgerCloser:
         is_forced: bool = False,
         accepts_loss: bool = False,
     ) -> CloseResult:
-        """Recover and close it, and mark it in our private queue, so that nodes check its copies at
-        once; one that is closed already stays as it is.
+        """Recover the ledger, close it, and mark it in the private queue so that nodes check its
+        copies.
 
-        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but
-        not while a hold stands, or so few answer that no end can be found, or nobody takes its last
-        entries. ``accepts_loss``: see ``OpenLedgers.recover``. Raises CloseRefusedError;
-        LockedError when somebody else holds the ledger, and goes on to; else as ``recover_ledger``,
-        and says what was done by then.
+        A ledger that is already closed stays as it is. ``session``: proves that the ZooKeeper
+        session is still ours (rule S3). ``is_forced``: close despite doubts. A safety hold, an end
+        that cannot be found, or last entries that no bookie can store still prevent it.
+        ``accepts_loss``: see ``OpenLedgers.recover``.
+
+        Raises CloseRefusedError; LockedError if the ledger stays locked by another node or command;
+        and the errors of ``recover_ledger``, with what was done until then.
         """
         store, paths, clock = self._store, self._paths, self._clock
         before = await self._look_to_close(ledger_id, is_forced=is_forced)
-        if before.found.metadata.is_closed:  # so that it, and who is refused, waits for nobody
+        # Before the lock, so that a closed ledger or a refusal does not wait for it.
+        if before.found.metadata.is_closed:
             return before
         try:
             async with locked(
@@ -302,7 +324,8 @@ class LedgerCloser:
             found = await self._manager.read(ledger_id)
             if not found.metadata.is_closed:
                 raise
-            return CloseResult(found=found)  # by whoever has it, and sees to its copies now
+            # the holder of the lock closed it and checks its copies
+            return CloseResult(found=found)
 
     async def _close(
         self, ledger_id: int, *, is_forced: bool, accepts_loss: bool, guards: Sequence[Check]
@@ -313,7 +336,7 @@ class LedgerCloser:
         closed = await self._recover(before.found, accepts_loss=accepts_loss, guards=guards)
         with suppress(
             UnavailableError, SessionLostError, LockLostError, RejectedError
-        ):  # it is closed, and tried again one day
+        ):  # it is closed; a node tries it later
             await try_now(ledger_id, self._store, self._paths, guards=guards, clock=self._clock)
         return CloseResult(
             found=before.found,
@@ -323,7 +346,7 @@ class LedgerCloser:
         )
 
     async def _look_to_close(self, ledger_id: int, *, is_forced: bool) -> CloseResult:
-        """Raises CloseRefusedError."""
+        """Inspect the ledger again. Raises CloseRefusedError if it must not be closed."""
         before = await self.look(ledger_id)
         if refused := before.refusal(is_forced=is_forced):
             raise CloseRefusedError(refused, ledger_id=ledger_id)
@@ -399,8 +422,12 @@ class LedgerCloser:
         return CloseRefusedError(f"{what}. {told.advice}".removesuffix(". "))
 
     async def _found_bad(self, ledger_id: int) -> frozenset[BookieId]:
-        """Bookies that the ledger is marked for, and that a check or fsck found to have lost
-        entries of it: their "no" is not believed, as workers do not."""
+        """Return the marked bookies for which a check or fsck found that entries of the ledger are
+        lost.
+
+        Their answer that an entry does not exist is not trusted; workers treat them in the same
+        way.
+        """
         marks = [
             await read_marks(self._store, paths, [ledger_id])
             for paths in (self._paths, self._paths.private)
@@ -410,8 +437,10 @@ class LedgerCloser:
         return await read_found_bad(self._store, self._paths, ledger_id) & marked_for
 
     async def _so_far(self, found: VersionedMetadata) -> str:
-        """What a recovery that failed has done; the error's own text says who was fenced. Empty:
-        nothing new."""
+        """Return what a failed recovery has changed; empty if it changed nothing new.
+
+        The error's own text says which bookies were fenced.
+        """
         try:
             now = await self._manager.read(found.ledger_id)
         except (UnavailableError, SessionLostError, RejectedError):
@@ -428,7 +457,7 @@ def _hold_text(ledger_id: int, view: ClusterView) -> str:
 
 
 async def look_before_closing(cluster: AdminSession, ledger_id: int) -> CloseResult:
-    """Errors are those of ``LedgerCloser.look``."""
+    """Inspect the ledger without writing. Raises the errors of ``LedgerCloser.look``."""
     async with _open_closer(cluster, cluster.manager) as closer:
         return await closer.look(ledger_id)
 
@@ -436,7 +465,10 @@ async def look_before_closing(cluster: AdminSession, ledger_id: int) -> CloseRes
 async def close_by_hand(
     settings: Settings, ledger_id: int, *, is_forced: bool, accepts_loss: bool
 ) -> CloseResult:
-    """Errors are those of ``LedgerCloser.close``; SettingsError where nothing can be recorded."""
+    """Close the ledger in a session of its own.
+
+    Raises the errors of ``LedgerCloser.close``, and SettingsError if nothing can be recorded.
+    """
     async with (
         writing_session(settings) as ours,
         _open_closer(ours.cluster, ours.manager) as closer,
@@ -471,8 +503,10 @@ async def _open_closer(
 async def _open_ledgers(
     cluster: AdminSession, manager: LedgerManager, inspection: Inspection
 ) -> OpenLedgers:
-    """What a worker recovers with. Who takes over from bookies that fail is chosen by the
-    policy."""
+    """Return what recovers ledgers, built as in a worker.
+
+    The placement policy chooses replacements for bookies that fail.
+    """
     placement = await load_placement(
         cluster.settings.placement,
         store=cluster.store,

@@ -1,4 +1,4 @@
-"""``bookmender daemon``."""
+"""``bookmender daemon``: runs a node."""
 
 import os
 import sys

@@ -52,21 +52,21 @@ from replication.orders import OrderStore
 
 POLL_S = 1.0
 POLLED_LEDGERS_PER_S = 500
-"""Ledgers that are waited for are read again and again: many of them less often."""
+"""Number of remaining ledgers that add one second to the time between two polls."""
 AUDIT_AGAIN_S = 300.0
-"""An audit that was asked for may have died with its leader: so long after, another is asked
-for."""
+"""Time after which another audit is requested. The leader may have died during the first one."""
 DOUBTFUL_SHOWN_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decommissioned:
-    """``moved_count``: ledgers that named the bookie when we began. ``had_cookie``: before we
-    deleted it.
+    """The result of a decommission.
 
-    ``was_known``: anything at all spoke of it then. Otherwise it is decommissioned already, or no
-    bookie of this cluster: which of the two nobody can tell any more. ``ignored``: ledgers that
-    cannot be read and may name it still, for which nothing was waited.
+    ``moved_count``: ledgers that named the bookie at the start. ``had_cookie``: the bookie had a
+    cookie, which was deleted. ``was_known``: something in the cluster named the bookie at the
+    start. If nothing did, the bookie is decommissioned already or never belonged to this cluster;
+    the two cases cannot be told apart. ``ignored``: unreadable ledgers that may still name the
+    bookie, and were not waited for.
     """
 
     moved_count: int
@@ -89,13 +89,13 @@ async def decommission_bookie(
 ) -> Decommissioned:
     """Wait until no ledger names the bookie, then delete its cookie and its orders.
 
-    ``ignores_unreadable``: ledgers that cannot be read count as naming others, at the caller's
-    risk. Its marks are not waited for: one may stay for another reason when its ledger has left the
-    bookie.
+    ``ignores_unreadable``: treat unreadable ledgers as if they did not name the bookie, at the
+    operator's risk. The command does not wait for the bookie's marks: a mark may remain for another
+    reason after its ledger has left the bookie.
 
-    Raises RejectedError where something must be done first (for ledgers that cannot move, say,
-    which ``notify`` receives), UnavailableError where it cannot be told whether the bookie is still
-    needed, ConflictError where its cookie was renewed meanwhile.
+    Raises RejectedError if the operator must act first (``notify`` receives the reasons of ledgers
+    that cannot move), UnavailableError if it is unknown whether the bookie is still needed, and
+    ConflictError if its cookie was replaced meanwhile.
     """
     cookie = await _cookie(cluster, bookie)
     is_running = await _check_state(cluster, bookie, clock)
@@ -114,7 +114,7 @@ async def decommission_bookie(
         await _wait_moved(cluster, bookie, named, blocked, notify=notify, show=show, clock=clock)
         found = await _naming(cluster, bookie, ignores_unreadable=ignores_unreadable)
         named = found.ledger_ids
-    # It may have been started while we waited: then all that was proven is worth nothing.
+    # If the bookie was started while the command waited, the proof is no longer valid.
     if await _check_state(cluster, bookie, clock) and not is_running:
         raise RejectedError("it was started meanwhile; stop it for good", bookie=bookie)
     if cookie is not None:
@@ -130,18 +130,19 @@ async def decommission_bookie(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Naming:
-    """Ledgers whose metadata names the bookie; and those that cannot be read, and may. By id."""
+    """IDs of ledgers whose metadata names the bookie, and of unreadable ledgers that may name
+    it."""
 
     ledger_ids: tuple[int, ...]
     doubtful: tuple[int, ...]
 
 
 async def _naming(cluster: AdminSession, bookie: BookieId, *, ignores_unreadable: bool) -> _Naming:
-    """By a walk over all. Raises UnavailableError when it cannot be told, and that is not to be
-    ignored.
+    """Return the ledgers that name the bookie, by reading all metadata.
 
-    A ledger that cannot be read is doubtful unless its bytes prove that it names others only, and
-    no mark of it names the bookie, or cannot be read either.
+    An unreadable ledger is doubtful unless two things hold: its bytes prove that it names only
+    other bookies, and its marks are readable and do not name the bookie. Raises UnavailableError if
+    there are doubtful ledgers that must not be ignored.
     """
     await cluster.store.sync(cluster.settings.uri.root)
     scan = await scan_ledgers(cluster.manager, lost=[bookie])
@@ -161,8 +162,9 @@ async def _naming(cluster: AdminSession, bookie: BookieId, *, ignores_unreadable
 
 
 async def _doubts(cluster: AdminSession, doubtful: Sequence[int]) -> str:
-    """Which ledgers these are, some of very many, and what can be done. What ACLs shut away is to
-    be opened: to put back what stood there before would help nobody.
+    """Return which ledgers are doubtful, shortened if they are many, and what the operator can do.
+
+    If ACLs deny access, they must be opened: restoring earlier metadata would not help.
     """
     shown = doubtful[:DOUBTFUL_SHOWN_MAX]
     refusals = await asyncio.gather(*(_refusal(cluster, ledger_id) for ledger_id in shown))
@@ -181,7 +183,7 @@ async def _doubts(cluster: AdminSession, doubtful: Sequence[int]) -> str:
 
 
 async def _refusal(cluster: AdminSession, ledger_id: int) -> str:
-    """What ZooKeeper says of metadata that ACLs shut away; else empty."""
+    """Return ZooKeeper's message if ACLs deny access to the metadata; else empty."""
     try:
         await cluster.store.get(cluster.manager.path(ledger_id))
     except UnauthorizedError as error:
@@ -192,8 +194,10 @@ async def _refusal(cluster: AdminSession, ledger_id: int) -> str:
 
 
 async def ask_for_audit(cluster: AdminSession) -> None:
-    """As Java's triggeraudit: the recovery delay, written once more, overrules itself for all who
-    are away."""
+    """Request an audit that treats all absent bookies as lost now, as Java's triggeraudit does.
+
+    It writes the recovery delay again without changing it. The auditor then skips the delay once.
+    """
     path = cluster.paths.recovery_delay
     try:
         data, stat = await cluster.store.get(path)
@@ -203,12 +207,14 @@ async def ask_for_audit(cluster: AdminSession) -> None:
             "no auditor has ever run here: start one with bookmender daemon"
         ) from error
     except ConflictError:
-        pass  # somebody has just written it, which asks as well
+        pass  # another client has just written the delay, which also requests an audit
 
 
 async def _check_state(cluster: AdminSession, bookie: BookieId, clock: Clock) -> bool:
-    """Whether it is running, read-only and being drained. Raises RejectedError for what must be
-    done first."""
+    """Return True if the bookie runs, which is allowed only if it is read-only and draining.
+
+    Raises RejectedError if the operator must do something first.
+    """
     orders = (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms())
     if bookie in orders.maintenance:
         raise RejectedError(
@@ -247,9 +253,9 @@ async def _wait_moved(
     show: Show,
     clock: Clock,
 ) -> None:
-    """Until none of the ledgers names it, or so long that an audit must be asked for again.
+    """Wait until no ledger of ``named`` names the bookie, or another audit must be requested.
 
-    Raises RejectedError when none of those that are left can move.
+    Raises RejectedError if none of the remaining ledgers can move.
     """
     until_s = clock.now_s() + AUDIT_AGAIN_S
     left = list(named)
@@ -273,7 +279,7 @@ async def _wait_moved(
 
 
 async def _marked_for(cluster: AdminSession, bookie: BookieId) -> set[int]:
-    """Ledgers whose mark, in either queue, names it."""
+    """Return the ledgers whose mark, in either queue, names the bookie."""
     marks = await read_all_marks(cluster, await all_marked(cluster))
     return {m.ledger_id for m in marks if m.mark is not None and bookie in m.mark.replicas}
 
@@ -281,7 +287,8 @@ async def _marked_for(cluster: AdminSession, bookie: BookieId) -> set[int]:
 async def _may_be_marked_for(
     cluster: AdminSession, bookie: BookieId, ledger_ids: Collection[int]
 ) -> set[int]:
-    """Those of the ledgers whose mark, in either queue, names it, or cannot be read (rule S8)."""
+    """Return the ledgers whose mark in either queue names the bookie or cannot be read (rule
+    S8)."""
     marks = await read_all_marks(cluster, (await all_marked(cluster)).intersection(ledger_ids))
     return {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
 
@@ -291,8 +298,10 @@ async def _cookie(cluster: AdminSession, bookie: BookieId) -> Stat | None:
 
 
 async def _delete_cookie(cluster: AdminSession, bookie: BookieId, cookie: Stat) -> None:
-    """The one that stood before the proof: a bookie that was set up anew meanwhile keeps its
-    own."""
+    """Delete the cookie that existed before the proof. Raises ConflictError if it was replaced.
+
+    A bookie that was reformatted meanwhile keeps its new cookie.
+    """
     now = await _cookie(cluster, bookie)
     if now is None:
         return
@@ -336,7 +345,7 @@ def decommission(
     """
 
     async def act(cluster: AdminSession) -> Decommissioned:
-        if bookie not in await known_bookies(cluster):  # a ledger may name it still
+        if bookie not in await known_bookies(cluster):  # a ledger may still name an unknown bookie
             echo_notes([unknown_text(bookie)])
         line = ProgressLine("ledger")
 
@@ -385,5 +394,8 @@ def decommission(
 
 
 def unknown_text(bookie: BookieId) -> str:
-    """Return a note that the bookie is unknown. Similar IDs are not suggested: a mistake here is final."""
+    """Return a note that the bookie is unknown.
+
+    Similar IDs are not suggested: a mistake here is final.
+    """
     return f"the cluster knows no bookie {bookie} (any more); bookmender bookie list shows those that it knows"

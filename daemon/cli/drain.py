@@ -59,9 +59,9 @@ from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore
 
 POLL_S = 1.0
 ROLL_CALL_S = 10.0
-"""Between two looks at whether nodes are at work."""
+"""Time between two checks of whether nodes work on the drains."""
 POLLED_MARKS_PER_S = 500
-"""The marks of what is left are read again and again: many of them less often."""
+"""Number of remaining marks that add one second to the time between two reads of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +71,25 @@ class Drains:
     orders: Orders
     progress: dict[BookieId, DrainProgress]
     blocked: tuple[str, ...] = ()
-    """Why each ledger that is left cannot move before somebody helps, where that holds for all of
+    """Why the remaining ledgers cannot move without an operator. Empty unless that is so for all of
     them."""
 
     @property
     def ledgers_left(self) -> int | None:
-        """Over all of them; None while one was not looked for yet."""
+        """Return the number of remaining ledgers of all drains.
+
+        Returns None until the leader has scanned the ledgers for every drain.
+        """
         if self.progress.keys() != self.orders.draining.keys():
             return None
         return sum(progress.ledgers_left for progress in self.progress.values())
 
     def are_drained(self, bookies: Sequence[BookieId]) -> bool:
-        """Whether no ledger names any of these, or may, as the leader last saw it."""
+        """Return True if no ledger names or may name these bookies, by the leader's last scan."""
         return all(b in self.progress and self.progress[b].is_drained for b in bookies)
 
     def are_drained_or_in_doubt(self, bookies: Sequence[BookieId]) -> bool:
-        """Whether nothing is left to move that anybody knows of: ledgers that cannot be read, at
-        most."""
+        """Return True if no ledger is known to name these bookies. Unreadable ledgers may."""
         return all(
             b in self.progress and (self.progress[b].is_drained or self.progress[b].is_in_doubt)
             for b in bookies
@@ -131,10 +133,10 @@ async def read_drains(cluster: AdminSession) -> Drains:
 async def order_drains(
     cluster: AdminSession, bookies: Sequence[BookieId], *, may_fence: bool | None, clock: Clock
 ) -> None:
-    """One that is being drained already goes on, under the new terms. ``may_fence``: None: as it
-    stands.
+    """Order the drains. A drain that is already in progress continues with the new ``may_fence``.
 
-    Raises ConflictError, and CorruptionError where a later release's order stands.
+    ``may_fence``: None keeps the present value. Raises ConflictError, and CorruptionError if a
+    later release wrote the present order.
     """
     order_store = OrderStore(cluster.store, cluster.paths)
     for bookie in bookies:
@@ -176,11 +178,11 @@ async def wait_drained(
     show: Show,
     clock: Clock,
 ) -> Drains:
-    """Until no ledger that can be read names any of them, an order is taken back, or none that is
-    left can move.
+    """Wait until the drains are complete, an order is withdrawn, or no remaining ledger can move.
 
-    ``notify``: receives what keeps nodes from the work, now and whenever it changes. Returns the drains as
-    they are then: one may still be in doubt, or ``blocked``.
+    ``notify``: receives what keeps nodes from the work, at the start and after each change. Returns
+    the drains at that moment. Unreadable ledgers may still name the bookies, and ``blocked`` may
+    have reasons.
     """
     left, roll_call = _LeftLedgers(cluster, clock), _RollCall(cluster, notify, clock)
     while True:
@@ -214,7 +216,7 @@ class _RollCall:
         self._nodes: dict[str, LiveNode | None] = {}
 
     async def call(self) -> None:
-        """Tell what is new, every now and then."""
+        """Report changes to ``notify``, at most once per ``ROLL_CALL_S``."""
         if self._clock.now_s() < self._due_s:
             return
         self._due_s = self._clock.now_s() + ROLL_CALL_S
@@ -234,10 +236,10 @@ class _LeftLedgers:
         self._blocked = BlockedLedgers(cluster, clock)
         self._due_s = 0.0
         self.waits = NO_WAITS
-        """As it was when they were last looked at."""
+        """The counts of the last call of ``look``."""
 
     async def look(self, drains: Drains) -> list[str]:
-        """Why each cannot move, once that is certain of all; else empty."""
+        """Return why each remaining ledger cannot move, once that is certain of all; else empty."""
         if self._clock.now_s() < self._due_s:
             return []
         ledger_ids = await self._marked(drains)
@@ -247,8 +249,11 @@ class _LeftLedgers:
         return reasons
 
     async def _marked(self, drains: Drains) -> set[int]:
-        """Those marked for the bookies that name them still, or whose marks cannot be read; none
-        while others are not marked yet."""
+        """Return the remaining ledgers that are marked for a drained bookie, or whose mark is
+        unreadable.
+
+        Returns an empty set while some remaining ledgers are not marked yet.
+        """
         marks = await read_all_marks(self._cluster, await all_marked(self._cluster))
         named = {
             bookie: {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
@@ -259,8 +264,8 @@ class _LeftLedgers:
         marked = set().union(*named.values())
         if all(len(named[b]) == progress.ledgers_left for b, progress in drains.progress.items()):
             return marked
-        # What has left them may wait on, for copies on others that are under maintenance: that is
-        # nothing to wait for.
+        # A ledger that has left the bookie may keep its mark, because copies are missing on another
+        # bookie that is in maintenance. The drain does not wait for that ledger.
         noted = marked & await WaitingNotes(self._cluster.store, self._cluster.paths).ledger_ids()
         still = await still_naming(self._cluster, sorted(noted), drains.progress)
         return marked - (noted - set(still))
@@ -277,7 +282,10 @@ async def concerns(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[s
 async def nobody_at_work(
     cluster: AdminSession, known: dict[str, LiveNode | None] | None = None
 ) -> list[str]:
-    """What keeps our daemons from doing what is ordered. ``known``: as for ``live_nodes``."""
+    """Return what keeps bookmender's nodes from following orders, as sentences.
+
+    ``known``: a cache, as in ``live_nodes``.
+    """
     store, paths = cluster.store, cluster.paths
     if await store.exists(paths.disable) is not None:
         return ["auto-recovery is disabled, so nothing moves: bookmender enable"]
@@ -299,7 +307,10 @@ async def nobody_at_work(
 
 
 async def concerns_of_bookies(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[str]:
-    """Likewise, but for those about nodes, of which who waits is told anyway."""
+    """Return what keeps these bookies from being drained, without problems of nodes.
+
+    A command that waits reports the problems of nodes anyway.
+    """
     view = await registered_bookies(cluster)
     writable = sorted(set(bookies) & view.writable.keys())
     concerns = []
@@ -321,8 +332,10 @@ async def concerns_of_bookies(cluster: AdminSession, bookies: Sequence[BookieId]
 async def away_concerns(
     cluster: AdminSession, bookies: Sequence[BookieId], *, clock: Clock
 ) -> dict[BookieId, str]:
-    """A sentence for each of these that is away; none where no bookie is registered at all (rule
-    S8)."""
+    """Return a sentence for each of these bookies that is absent.
+
+    The result is empty while no bookie is registered (rule S8).
+    """
     available = (await registered_bookies(cluster)).available
     away = [bookie for bookie in dict.fromkeys(bookies) if bookie not in available]
     if not away or not available:
@@ -345,7 +358,7 @@ async def away_concerns(
 
 
 def resting_text(bookie: BookieId, window: MaintenanceWindow, *, now_ms: int) -> str:
-    """Of one that is away on purpose."""
+    """Return a sentence about a bookie that is absent in its maintenance window."""
     return (
         f"{bookie} is away, {maintenance_text(window, now_ms=now_ms)}: nothing of it is moved before the window is "
         "over, or it is back"
@@ -353,7 +366,8 @@ def resting_text(bookie: BookieId, window: MaintenanceWindow, *, now_ms: int) ->
 
 
 def gone_text(bookie: BookieId, loss: str) -> str:
-    """``loss``: when it will be lost; empty where it is."""
+    """Return a sentence about an absent bookie. ``loss``: when it becomes lost; empty if it is
+    lost."""
     without = (
         "its ledgers are marked, and copied to others from their other copies, without any drain"
     )
@@ -367,7 +381,7 @@ def gone_text(bookie: BookieId, loss: str) -> str:
 
 
 def _loss_text(due_ms: int | None, *, delay_s: int, now_ms: int) -> str:
-    """``due_ms``: None where nobody counts."""
+    """Return when an absent bookie becomes lost. ``due_ms``: None if no auditor tracks it."""
     if due_ms is None:
         return f"lost after the recovery delay of {duration_text(delay_s)}"
     return loss_due_text(due_ms, now_ms=now_ms)
@@ -451,8 +465,11 @@ def drain(
 
 
 async def _away(cluster: AdminSession, bookies: Sequence[BookieId], *, is_sure: bool) -> list[str]:
-    """What comes of draining those that are away. Raises RejectedError unless each drain stands
-    already, or the operator ``is_sure``."""
+    """Return what follows from draining the absent bookies among these.
+
+    Raises RejectedError if one of them has no drain order yet and the operator has not confirmed
+    (``is_sure``).
+    """
     told = await away_concerns(cluster, bookies, clock=SystemClock())
     if not told or is_sure:
         return [*told.values()]

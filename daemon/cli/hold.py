@@ -28,17 +28,21 @@ BOOKIES_SHOWN_MAX = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldState:
-    """``hold``: the one that stands now; None when nothing is held. ``away``: set up, not
-    registered, and neither under maintenance nor draining; ``excused``: one of both."""
+    """The safety hold, and the bookies that are not registered.
+
+    ``hold``: the hold in force, if any. ``away``: bookies that are not registered, not in
+    maintenance and not draining. ``excused``: bookies that are not registered, but in maintenance
+    or draining.
+    """
 
     hold: HoldOrder | None
     away: tuple[BookieId, ...]
     bookie_count: int
-    """Of those that are there and those that are away, for whatever reason."""
+    """Number of registered and unregistered bookies together."""
     excused: tuple[BookieId, ...] = ()
     unreadable: str = ""
-    """The path of an order that stands there and cannot be read: ``hold`` is what it is taken
-    for."""
+    """The path of an order that cannot be read; ``hold`` is then the default that replaces it.
+    Empty if there is no such order."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -90,7 +94,7 @@ def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
         if hold.until_ms is None
         else f"for another {duration_text((hold.until_ms - now_ms) / 1000)}"
     )
-    if hold.bookies and not hold.is_by_operator:  # the leader ends its own hold
+    if hold.bookies and not hold.is_by_operator:  # the leader ends only its own hold
         end += ", or until soon after its bookies are back"
     return (
         f"held for {since} by {by}{why}, {end}: no further ledger is marked for lost bookies, "
@@ -125,9 +129,10 @@ async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
 async def begin_hold(
     cluster: AdminSession, *, duration_s: int | None, reason: str, clock: Clock
 ) -> HoldOrder:
-    """From now on, in place of one that stands, the leader's too. Raises ConflictError.
+    """Begin a hold now, replacing an existing one, also the leader's. Raises ConflictError.
 
-    It names no bookie: at its own end it says nothing of those that are still away then.
+    The order names no bookies. So bookies that are still absent when it expires can cause another
+    hold.
     """
     order_store, znode = OrderStore(cluster.store, cluster.paths), hold_znode(cluster.paths)
     now_ms = clock.wall_ms()
@@ -142,8 +147,11 @@ async def begin_hold(
 
 
 async def end_hold(cluster: AdminSession, away: Collection[BookieId], *, clock: Clock) -> bool:
-    """These bookies are lost: it binds for them. False when nothing was held. Raises
-    ConflictError."""
+    """End the hold, and return False if none was in force. Raises ConflictError.
+
+    ``away``: absent bookies that the operator gives up as lost. The released order keeps their
+    names, so that they do not cause another hold.
+    """
     order_store, znode = OrderStore(cluster.store, cluster.paths), hold_znode(cluster.paths)
     standing = await order_store.stored(znode)
     if standing is None or standing.order is None:
@@ -161,7 +169,7 @@ async def end_hold(cluster: AdminSession, away: Collection[BookieId], *, clock: 
 
 
 class _ShowingGroup(click.Group):
-    """Without the name of one of its commands it means ``show``."""
+    """A group that runs ``show`` if no command is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)):
@@ -255,7 +263,7 @@ def end(config: Path | None, output: str, yes: bool) -> None:
 
 
 async def _read(cluster: AdminSession, clock: Clock) -> HoldState:
-    """And tell who does not keep to one that stands."""
+    """Read the hold, and print a warning if the leader does not follow it."""
     state = await read_hold(cluster, clock=clock)
     if state.hold is not None:
         echo_notes(await leader_concerns(cluster, "holds"))

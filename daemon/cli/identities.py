@@ -1,4 +1,4 @@
-"""``bookmender bookie trust-identities``."""
+"""``bookmender bookie trust-identities``: shows, gives and withdraws trust in newer cookies."""
 
 import json
 import sys
@@ -20,8 +20,11 @@ from replication.orders import IdentitiesOrder, OrderStore, identities_znode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identities:
-    """``cookies``: the czxid of each bookie's cookie; ``trusted``: of those that the order names,
-    as they were then."""
+    """The bookies' cookies, and which of them are trusted.
+
+    ``cookies``: the czxid of each bookie's present cookie. ``trusted``: the czxid that the order
+    recorded for each bookie that it names.
+    """
 
     cookies: Mapping[BookieId, int]
     trusted: Mapping[BookieId, int]
@@ -96,7 +99,7 @@ def trust_identities(
 
 
 async def read_identities(cluster: AdminSession, *, has_changed: bool = False) -> Identities:
-    """Every cookie, and what the order says. Raises UnavailableError."""
+    """Read all cookies and the order. Raises UnavailableError."""
     orders = await OrderStore(cluster.store, cluster.paths).read()
     return Identities(
         cookies=await _cookies(cluster), trusted=orders.trusted_cookies, has_changed=has_changed
@@ -104,10 +107,9 @@ async def read_identities(cluster: AdminSession, *, has_changed: bool = False) -
 
 
 async def give_trust(cluster: AdminSession, bookies: Sequence[BookieId] | None) -> None:
-    """Trust the present cookies of these bookies, None: of all, beside those of an order that
-    stands.
+    """Trust the present cookies of these bookies, or of all if ``bookies`` is None.
 
-    Raises ConflictError.
+    Bookies of an existing order stay trusted. Raises ConflictError.
     """
     order_store, znode = OrderStore(cluster.store, cluster.paths), identities_znode(cluster.paths)
     standing = await order_store.stored(znode)
@@ -120,7 +122,7 @@ async def give_trust(cluster: AdminSession, bookies: Sequence[BookieId] | None) 
 
 
 async def withdraw_trust(cluster: AdminSession) -> None:
-    """Raises ConflictError."""
+    """Withdraw the order, if there is one. Raises ConflictError."""
     order_store, znode = OrderStore(cluster.store, cluster.paths), identities_znode(cluster.paths)
     standing = await order_store.stored(znode)
     if standing is not None:
@@ -128,6 +130,7 @@ async def withdraw_trust(cluster: AdminSession) -> None:
 
 
 async def _cookies(cluster: AdminSession) -> dict[BookieId, int]:
-    """Without those that ACLs hide: nothing is known of their age."""
+    """Return the czxid of each cookie. Cookies that ACLs hide are left out: their age is
+    unknown."""
     cookies = await cluster.registration.cookies()
     return {b: stat.czxid for b, stat in cookies.items() if stat.czxid != HIDDEN_CZXID}

@@ -41,8 +41,11 @@ READS_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleLedger:
-    """``idle_s``: at least so long. ``last_entry_id``: -1: it has none. ``bookies``: of its last
-    segment."""
+    """An open ledger without new entries.
+
+    ``idle_s``: it had no new entry for at least this long. ``last_entry_id``: -1 if it has no
+    entries. ``bookies``: the ensemble of its last segment.
+    """
 
     ledger_id: int
     state: LedgerState
@@ -53,15 +56,18 @@ class IdleLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleLedgers:
-    """The longest idle first. ``checked_ms``: when the check that tells of them was last over;
-    None: never."""
+    """The idle ledgers, longest idle first.
+
+    ``checked_ms``: when the last check for idle ledgers finished; None if none has.
+    """
 
     ledgers: tuple[IdleLedger, ...]
     checked_ms: int | None
 
 
 async def find_idle(cluster: AdminSession, *, after_s: float, clock: Clock) -> IdleLedgers:
-    """Those that have got no entry for so long, and whose metadata still is as it was."""
+    """Return the ledgers without a new entry for ``after_s`` whose metadata is unchanged since
+    then."""
     now_ms = clock.wall_ms()
     changes = await read_last_changes(cluster.store, cluster.paths)
     idle = [(i, each) for i, each in changes.items() if each.idle_s(now_ms) >= after_s]
@@ -77,7 +83,10 @@ async def find_idle(cluster: AdminSession, *, after_s: float, clock: Clock) -> I
 async def _still_idle(
     cluster: AdminSession, change: tuple[int, LastChange], *, now_ms: int
 ) -> IdleLedger | None:
-    """None where it was closed, written or deleted since it was seen, or cannot be read."""
+    """Return the ledger if it is still idle.
+
+    Returns None if it was closed, written or deleted since the check saw it, or cannot be read.
+    """
     ledger_id, sighting = change
     try:
         found = await cluster.manager.read(ledger_id)
@@ -235,7 +244,8 @@ def _closing_record(done: CloseResult) -> dict[str, Any]:
 
 
 def closing_text(done: CloseResult, *, is_forced: bool) -> str:
-    """For people. ``is_forced``: as it was asked for."""
+    """Return the outcome of ``ledger close`` as text. ``is_forced``: the --force option was
+    given."""
     ledger = f"ledger {done.found.ledger_id}"
     if done.closed is not None:
         metadata = done.closed.metadata
@@ -259,7 +269,7 @@ def closing_text(done: CloseResult, *, is_forced: bool) -> str:
 
 
 def _end_doubt(done: CloseResult) -> str:
-    """Not beside what rules out that it is tried at all."""
+    """Return the doubt about the end, unless the ledger cannot be closed at all."""
     return "" if done.cannot_close else done.end_doubt
 
 

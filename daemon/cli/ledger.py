@@ -1,4 +1,4 @@
-"""``bookmender ledger``."""
+"""``bookmender ledger``: the group of commands about single ledgers, and ``ledger show``."""
 
 import json
 from dataclasses import asdict
@@ -85,7 +85,7 @@ async def _read(cluster: AdminSession, ledger_id: int) -> VersionedMetadata:
 
 
 def end_doubt(found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | None) -> str:
-    """Return why the end of an open ledger may not be provable; empty if nothing is known against
+    """Return why the end of an open ledger may not be provable; empty if nothing speaks against
     it."""
     if found.metadata.is_closed:
         return ""
@@ -98,8 +98,8 @@ def end_doubt(found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | 
 def set_up_later(found: VersionedMetadata, view: ClusterView) -> frozenset[BookieId]:
     """Return the bookies that were reformatted after the ledger was created.
 
-    For a closed ledger the last metadata write counts: a bookie that was set up before it may have
-    joined by a repair, and then has all its entries.
+    For a closed ledger the last metadata write counts instead: a bookie that was reformatted before
+    that write may have joined by a repair, and then has all its entries.
     """
     return view.initialised_after(
         found.stat.mzxid if found.metadata.is_closed else found.stat.czxid

@@ -1,4 +1,4 @@
-"""``bookmender limits``."""
+"""``bookmender limits``: shows, changes and withdraws the limits on repair traffic."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ EXPLAINED: Mapping[str, str] = {
     "yields_to_writers": "less of bookies whose clients are active, full speed at others",
 }
 LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
-"""Less is a slip, most likely: of the unit, say."""
+"""Values below these are probably a mistake, such as a wrong unit."""
 
 
 @click.command()
@@ -97,7 +97,8 @@ def limits(
 async def _change_or_read(
     cluster: AdminSession, wanted: LimitsOrder, *, reset: bool
 ) -> tuple[list["EffectiveLimit"], bool]:
-    """What is in force then, and whether an order stands that cannot be read."""
+    """Change the limits if asked to. Return the limits in force, and True if an order is
+    unreadable."""
     if reset or wanted != LimitsOrder():
         order = await change_limits(cluster, wanted, reset=reset)
         return effective_limits(order, cluster.settings), False
@@ -111,7 +112,8 @@ async def _change_or_read(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveLimit:
-    """``is_ordered``: for all nodes; else it is what the settings here say."""
+    """One limit in force. ``is_ordered``: True if an order sets it for all nodes; else it comes
+    from this host's settings."""
 
     key: str
     value: int | bool
@@ -127,7 +129,11 @@ class EffectiveLimit:
 
 
 async def change_limits(cluster: AdminSession, wanted: LimitsOrder, *, reset: bool) -> LimitsOrder:
-    """Give the order, over what stands or in its place. Raises ConflictError, CorruptionError."""
+    """Write an order with the wanted limits, and return it.
+
+    ``reset``: discard the limits of the present order; otherwise they stay unless changed. Raises
+    ConflictError, CorruptionError.
+    """
     order_store, znode = OrderStore(cluster.store, cluster.paths), limits_znode(cluster.paths)
     standing = await order_store.stored(znode)
     if standing is not None and standing.order is None and not reset:

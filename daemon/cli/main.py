@@ -64,8 +64,11 @@ class LazyGroup(click.Group):
 
 
 class RootGroup(LazyGroup):
-    """The group of all commands. It ends quietly if the reader of the output closes the pipe, and
-    prints errors as JSON where JSON was asked for."""
+    """The group of all commands.
+
+    It exits without an error message if the reader of the output closes the pipe. If JSON output
+    was requested, it prints errors as JSON.
+    """
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _exit_without_reader():  # --help prints here
@@ -186,7 +189,7 @@ def _signals_as_ctrl_c(ended_by: list[int]) -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         ended_by.append(number)
-        interrupt = signal.getsignal(signal.SIGINT)  # of Spark, of a node, or of asyncio
+        interrupt = signal.getsignal(signal.SIGINT)  # may belong to Spark, a node or asyncio
         if not callable(interrupt):  # ignored: a shell does so for background commands
             interrupt = signal.default_int_handler
         interrupt(signal.SIGINT, frame)
@@ -225,7 +228,7 @@ config_option = click.option(
     help="TOML settings. The environment overrides them.",
 )
 _OUTPUT = "bookmender.output"
-"""In a context's ``meta``: text or json."""
+"""Key of the output format (text or json) in ``meta`` of a click context."""
 
 
 def note_output(ctx: click.Context, param: click.Parameter, value: str) -> str:

@@ -1,9 +1,9 @@
-"""``bookmender bookie maintenance``.
+"""``bookmender bookie maintenance``: shows, begins and ends maintenance windows.
 
-What a bookie that goes away, too, leaves without any copy: before its maintenance window begins.
-
-A look at all metadata, for some seconds at most: of very many ledgers it sees the first only, and
-says so. Once it is away the leader counts them all (``auditor.underreplication``), and ``status`` tells.
+Before a window begins, the command checks which ledgers would have unavailable entries while the
+bookie is absent as well. It reads metadata for a few seconds at most. In a large cluster it reads
+only the first ledgers, and says so. Once the bookie is absent, the leader counts all such ledgers,
+and ``status`` shows the number.
 """
 
 import json
@@ -41,16 +41,21 @@ from replication.marks import marked_ledger_ids, read_marks
 from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 
 LOOK_S = 15.0
-"""An operator waits for it: some hundred thousand ledgers."""
+"""Time limit for reading metadata, enough for some hundred thousand ledgers. An operator is
+waiting."""
 READS_AT_ONCE = 500
 BOOKIES_SHOWN_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftWithout:
-    """``count``: ledgers that ``bookie`` holds copies of, with entries whose every copy is on it
-    and ``others``, which are away or may be. ``looked_at``: how many were read; ``is_whole``: all
-    that could be."""
+    """Ledgers that would have unavailable entries if ``bookie`` became absent.
+
+    ``others``: other bookies that are absent, or may be because they are in maintenance. ``count``:
+    ledgers of ``bookie`` with an entry whose every copy is on ``bookie`` and ``others``.
+    ``looked_at``: number of ledgers that were read. ``is_whole``: True if the scan reached the last
+    ledger.
+    """
 
     bookie: BookieId
     others: tuple[BookieId, ...]
@@ -61,11 +66,11 @@ class LeftWithout:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether it is certain that each entry keeps a copy."""
+        """Return True if every entry certainly keeps a copy on a registered bookie."""
         return not self.count and not self.unreadable_count and self.is_whole
 
     def to_text(self) -> str:
-        """Of one that is not."""
+        """Return a sentence about the ledgers. Call this only if ``is_harmless`` is False."""
         more = ", …" if len(self.others) > BOOKIES_SHOWN_MAX else ""
         others = ", ".join(self.others[:BOOKIES_SHOWN_MAX]) + more
         if self.count:
@@ -90,8 +95,10 @@ class LeftWithout:
 async def left_without(
     cluster: AdminSession, bookie: BookieId, *, clock: Clock
 ) -> LeftWithout | None:
-    """None where no other bookie is away, or under maintenance and so may be. Raises
-    UnavailableError."""
+    """Count the ledgers that would have unavailable entries.
+
+    Returns None if no other bookie is absent or in maintenance. Raises UnavailableError.
+    """
     others = await _others(cluster, bookie, clock=clock)
     if not others:
         return None
@@ -115,14 +122,16 @@ async def left_without(
 
 
 async def _others(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> tuple[BookieId, ...]:
-    """Without those that are known to be named by no ledger: nobody may have come to decommission
-    them."""
+    """Return the other bookies that are absent or in maintenance and that ledgers may name.
+
+    An absent bookie that no ledger names does not matter; it may only wait to be decommissioned.
+    """
     windows = (
         (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms()).maintenance
     )
     available = (await registered_bookies(cluster)).available
-    # The leader tells of bookies without a cookie, too: of one that died, and is about to be set up
-    # anew.
+    # The leader's record also names bookies without a cookie, such as one that died and is about to
+    # be reformatted.
     named = (await read_absences(cluster.store, cluster.paths)).named(now_ms=clock.wall_ms())
     gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
     others = sorted((gone | windows.keys()) - {bookie})
@@ -130,7 +139,7 @@ async def _others(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> t
 
 
 class _Look:
-    """What was seen so far."""
+    """Counts ledgers that would have unavailable entries, batch by batch."""
 
     def __init__(self, bookie: BookieId, away: Collection[BookieId]) -> None:
         self._bookie, self._away = bookie, away
@@ -230,7 +239,7 @@ def maintenance(
 
 
 async def _refusal(cluster: AdminSession, bookie: BookieId) -> str:
-    """Why it had better not be away now; empty where nothing speaks against it."""
+    """Return why the bookie should not be absent now; empty if there is no objection."""
     left = await left_without(cluster, bookie, clock=SystemClock())
     return "" if left is None or left.is_harmless else left.to_text()
 
@@ -244,7 +253,7 @@ async def _change(
     end: bool,
     clock: Clock,
 ) -> None:
-    """Open its window, or end it, as is wanted, if either is."""
+    """Open or end the bookie's window, if the operator asked for either."""
     if duration_s is not None:
         await open_window(cluster, bookie, duration_s=duration_s, reason=reason, clock=clock)
         echo_notes(await concerns(cluster, bookie, clock=clock))
@@ -258,7 +267,7 @@ async def _change(
 async def open_window(
     cluster: AdminSession, bookie: BookieId, *, duration_s: int, reason: str, clock: Clock
 ) -> MaintenanceWindow:
-    """From now on, in place of one that stands. Raises ConflictError."""
+    """Begin a window now, replacing an existing one. Raises ConflictError."""
     order_store, znode = (
         OrderStore(cluster.store, cluster.paths),
         maintenance_znode(cluster.paths, bookie),
@@ -285,13 +294,13 @@ async def end_window(cluster: AdminSession, bookie: BookieId) -> bool:
 async def read_unreadable_windows(
     cluster: AdminSession, bookie: BookieId | None
 ) -> tuple[str, ...]:
-    """The paths of those that cannot be read; of this bookie alone, if given."""
+    """Return the paths of unreadable windows; if a bookie is given, only of that bookie."""
     orders = await OrderStore(cluster.store, cluster.paths).read()
     return unreadable_windows(orders.unreadable, None if bookie is None else [bookie])
 
 
 async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, MaintenanceWindow]:
-    """Return the present windows. Deletes those that are over."""
+    """Return the current windows, and delete those that are over."""
     order_store = OrderStore(cluster.store, cluster.paths)
     orders = await order_store.read()
     current = dict(orders.at(clock.wall_ms()).maintenance)
@@ -299,14 +308,15 @@ async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, Ma
         znode = maintenance_znode(cluster.paths, bookie)
         standing = await order_store.stored(znode)
         if standing is not None and standing.order == orders.maintenance[bookie]:
-            # Somebody gives a new one just now; or it stays, which does no harm.
+            # On a conflict another command is writing a new window. A window that stays does no
+            # harm.
             with suppress(ConflictError, UnauthorizedError, UnavailableError):
                 await order_store.withdraw(znode, over=standing)
     return current
 
 
 async def concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> list[str]:
-    """What the window comes too late for, or that nobody needs it."""
+    """Return why the window is too late or not needed, as sentences."""
     if bookie in (await registered_bookies(cluster)).available:
         return []
     marked = await marked_ledger_ids(cluster.store, cluster.paths)
@@ -332,9 +342,10 @@ async def concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> 
 
 
 async def end_concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> list[str]:
-    """What comes of it that the window of a bookie which is away is ended now.
+    """Return what follows if the window of an absent bookie ends now, as sentences.
 
-    Nothing is said where no bookie is registered at all, as then nobody is lost (rule S8).
+    The result is empty while no bookie is registered, because then no bookie becomes lost (rule
+    S8).
     """
     store, paths = cluster.store, cluster.paths
     available = (await registered_bookies(cluster)).available
@@ -366,8 +377,11 @@ async def end_concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock)
 def lost_at_end_text(
     bookie: BookieId, *, delay_s: int, named_count: int | None, unmarked_until: str
 ) -> str:
-    """``named_count``: ledgers that name it; None where nobody counts. ``unmarked_until``: what has
-    to come before any is marked; empty where nothing has."""
+    """Return a sentence on when an absent bookie becomes lost and what happens to its ledgers.
+
+    ``named_count``: ledgers that name the bookie; None if no auditor counts them.
+    ``unmarked_until``: what must happen before a ledger is marked; empty if nothing prevents it.
+    """
     when = f"in {duration_text(delay_s)}, unless it is back by then" if delay_s else "from now on"
     if named_count is None:
         whose = "its ledgers are"

@@ -21,14 +21,17 @@ def unreadable_texts(paths: Sequence[str]) -> list[str]:
 def unreadable_drains(
     paths: Sequence[str], bookies: Collection[BookieId] | None = None
 ) -> tuple[str, ...]:
-    """Those about drains: of ``bookies``, or of whomever where none can be listed. None: all."""
+    """Return the unreadable drain orders of ``bookies``, or all of them if ``bookies`` is None.
+
+    The path of the whole folder is included if the orders cannot be listed.
+    """
     return _about_bookies(paths, "draining", bookies)
 
 
 def unreadable_windows(
     paths: Sequence[str], bookies: Collection[BookieId] | None = None
 ) -> tuple[str, ...]:
-    """Likewise, about maintenance."""
+    """Return the unreadable maintenance windows, chosen as in ``unreadable_drains``."""
     return _about_bookies(paths, "maintenance", bookies)
 
 
@@ -49,7 +52,8 @@ def _about_bookies(
 
 
 def _split(path: str) -> tuple[str, str]:
-    """What kind of order it is, and of which bookie, if of one."""
+    """Return the kind of an order and its bookie, which is empty if it concerns no single
+    bookie."""
     kind, _, name = path.rpartition("/orders/")[2].partition("/")
     return kind, name
 
@@ -103,8 +107,10 @@ UNREADABLE_VOTE = "its vote cannot be read"
 
 
 async def java_leader(cluster: AdminSession) -> str | None:
-    """What the leader calls itself where it is none of our nodes; None where nobody leads, or one
-    of ours does."""
+    """Return the name of a leader that is not a bookmender node.
+
+    Returns None if there is no leader, or if a bookmender node leads.
+    """
     leader = await current_leader(cluster.store, cluster.paths)
     if leader is None:
         return None
@@ -113,8 +119,10 @@ async def java_leader(cluster: AdminSession) -> str | None:
 
 
 def disregards(leader: str, orders: str) -> str:
-    """That it marks all the same, for people. ``orders``: which ones it does not know, as in
-    ``holds``."""
+    """Return a sentence: Java's leader marks ledgers despite the orders that it does not know.
+
+    ``orders``: the kind of orders, such as ``holds``.
+    """
     return (
         f"the leader is Java's AutoRecovery ({printable(leader)}), which knows no {orders} and marks whatever is "
         "lost: bookmender disable stops that, too"
@@ -122,7 +130,8 @@ def disregards(leader: str, orders: str) -> str:
 
 
 async def leader_concerns(cluster: AdminSession, orders: str) -> list[str]:
-    """Likewise; empty where no such leader is there, or auto-recovery is disabled."""
+    """Return that sentence in a list if Java leads and auto-recovery is enabled; else an empty
+    list."""
     if await cluster.store.exists(cluster.paths.disable) is not None:
         return []
     leader = await java_leader(cluster)

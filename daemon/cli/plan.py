@@ -1,4 +1,5 @@
-"""``bookmender plan``."""
+"""``bookmender plan``: shows what a repair would copy, and what blocks it, without changing
+anything."""
 
 import json
 import sys
@@ -79,8 +80,10 @@ def plan(
 
 
 def _exit_code(found: Previews, *, are_named: bool) -> int:
-    """A ledger that is gone is a failure where it was asked for by id; else it was deleted just
-    now."""
+    """Return the exit code.
+
+    A deleted ledger is a failure if it was requested by ID; otherwise it was deleted just now.
+    """
     if found.unreadable:
         return EXIT_UNKNOWN
     is_missing = are_named and any(each.is_gone for each in found.ledgers)
@@ -183,7 +186,10 @@ def _more(more: int | None) -> str:
 
 
 def _lines(found: Preview, end: UnprovenEnd | None) -> list[str]:
-    """``end``: where that could not be proven at the last try."""
+    """Return the plan of a ledger as lines.
+
+    ``end``: why the ledger's end could not be proven at the last try, if so.
+    """
     head = f"ledger {found.ledger_id}: "
     if found.is_gone:
         return [head + "there is none"]

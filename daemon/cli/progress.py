@@ -10,31 +10,33 @@ from typing import Protocol, TextIO
 import click
 
 REMEMBERED_S = 120.0
-"""The speed is that of the last two minutes: what went before says little of what comes."""
+"""Time over which the speed is measured. Earlier progress says little about the time left."""
 REMEMBERED_COUNT = 20
-"""And of so many at least: where a few are done in two minutes, each would make it another."""
+"""Minimum number of items over which the speed is measured, even if they took longer. With fewer
+items the speed would vary too much."""
 SEEN_MAX = 10_000
-"""Looks that are remembered, however few were done in that time."""
+"""Maximum number of samples that are kept."""
 LINE_INTERVAL_S = 10.0
-"""Between two lines where no terminal shows one in place of the other."""
+"""Time between two progress lines if the output is no terminal."""
 
 
 class Eta:
-    """When nothing will be left, by how it became less. Times are monotonic seconds."""
+    """Estimates the remaining time from how fast the remaining count falls. Times are monotonic."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=SEEN_MAX)
 
     def remaining_s(self, left: int, *, now_s: float, waiting: int = 0) -> float | None:
-        """Take note of what is left now; None while nobody can tell. ``waiting``: what of it waits.
+        """Record how much is left now, and return the remaining time; None if it is unknown.
 
-        While all of it does, no speed says when that is over; and that time says nothing of the
-        speed afterwards.
+        ``waiting``: how many of the remaining items wait for something else than work. If all of
+        them do, the remaining time is unknown, and the time until work resumes does not count for
+        the speed.
         """
         if left and waiting >= left:
             self._seen.clear()
             return None
-        while self._seen and self._seen[0][1] < left:  # more has come since
+        while self._seen and self._seen[0][1] < left:  # more items have come since
             self._seen.popleft()
         self._seen.append((now_s, left))
         while len(self._seen) > 2 and self._is_long(*self._seen[1], now_s=now_s, left=left):
@@ -47,65 +49,66 @@ class Eta:
 
     @staticmethod
     def _is_long(seen_s: float, seen_left: int, *, now_s: float, left: int) -> bool:
-        """Whether what was seen then is enough to tell the speed by, without what was before."""
+        """Return True if the samples from this one on suffice to measure the speed."""
         return seen_s <= now_s - REMEMBERED_S and seen_left - left >= REMEMBERED_COUNT
 
 
 class Show(Protocol):
-    """Told how much is left, now and then. ``waiting``: what of it waits for something. ``beside``:
-    what else a reader should know, if anything."""
+    """A callback that receives how much is left. ``waiting``: how many of these wait for something.
+    ``beside``: another fact for the reader; may be empty."""
 
     def __call__(self, left: int, *, waiting: int = 0, beside: str = "") -> None: ...
 
 
 class _Line:
-    """Rewritten on a terminal; anywhere else a new one now and then."""
+    """Writes a progress line: rewritten on a terminal, elsewhere a new line every few seconds."""
 
     def __init__(self, *, stream: TextIO | None, due_s: float) -> None:
-        """``due_s``: monotonic; the first one comes no sooner where it is not rewritten."""
+        """``due_s``: monotonic time before which no line is written unless the output is a
+        terminal."""
         self._stream = stream or sys.stderr
         self._is_rewritten = self._stream.isatty()
         self._due_s = due_s
         self._is_open = False
 
     def write(self, text: str, *, now_s: float, is_news: bool = False) -> None:
-        """``is_news``: it waits for no other line."""
+        """Write the text. ``is_news``: write it even if the last line is recent."""
         if not self._is_rewritten and now_s < self._due_s and not is_news:
             return
         self._due_s = now_s + LINE_INTERVAL_S
         if self._is_rewritten:
-            self._stream.write(f"\r\x1b[K{text}")  # to the line's beginning, and clear it
+            self._stream.write(f"\r\x1b[K{text}")  # return to the start of the line and clear it
             self._is_open = True
         else:
             self._stream.write(f"{text}\n")
         self._stream.flush()
 
     def erase(self) -> None:
-        """Where it is rewritten; what was written elsewhere stands."""
+        """Erase the line on a terminal. Lines written to other outputs stay."""
         if self._is_open:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
             self._is_open = False
 
     def close(self) -> None:
-        """Leave the cursor on a line of its own. Any number of times."""
+        """Move the cursor to a new line. May be called any number of times."""
         if self._is_open:
             self._stream.write("\n")
             self._is_open = False
 
 
 class ProgressLine:
-    """How much is left, and for how long."""
+    """Shows how much is left, and the remaining time."""
 
     def __init__(self, unit: str, *, stream: TextIO | None = None) -> None:
-        """``unit``: what is counted, as in ``ledger``."""
+        """``unit``: the unit that is counted, such as ``ledger``."""
         self._unit = unit
         self._eta = Eta()
         self._line = _Line(stream=stream, due_s=0.0)
         self._had_beside = False
 
     def show(self, left: int, *, waiting: int = 0, beside: str = "") -> None:
-        if not left and not beside:  # what came of it is told by others
+        if not left and not beside:  # the caller reports the result
             self._line.erase()
             return
         now_s = time.monotonic()
@@ -119,15 +122,15 @@ class ProgressLine:
         self._had_beside = bool(beside)
 
     def close(self) -> None:
-        """Leave the cursor on a line of its own. Any number of times."""
+        """Move the cursor to a new line. May be called any number of times."""
         self._line.close()
 
 
 class CountLine:
-    """How much was done, where nobody knows of how much. Not worth a line of its own at first."""
+    """Shows how much is done if the total is unknown. It shows nothing during the first seconds."""
 
     def __init__(self, unit: str, *, stream: TextIO | None = None) -> None:
-        """``unit``: as in ``ledgers read``."""
+        """``unit``: the counted things, such as ``ledgers read``."""
         self._unit = unit
         self._line = _Line(stream=stream, due_s=time.monotonic() + LINE_INTERVAL_S)
 
@@ -135,17 +138,18 @@ class CountLine:
         self._line.write(f"{count:,} {self._unit}", now_s=time.monotonic())
 
     def close(self) -> None:
-        """Likewise."""
+        """Move the cursor to a new line. May be called any number of times."""
         self._line.close()
 
 
 NODES_GO_ON = "the nodes go on with it, as soon as any run and auto-recovery is enabled"
-"""Of what is marked, or ordered."""
+"""What follows for ledgers that are marked, or orders that are given, when a command is
+interrupted."""
 
 
 @contextmanager
 def explain_interrupt(what_stays: str) -> Iterator[None]:
-    """After Ctrl-C print what stays as it is."""
+    """Print on Ctrl-C which changes stay."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,5 @@
-"""``bookmender queue``."""
+"""``bookmender queue``: shows the marked ledgers, why they are marked, and what blocks their
+repair."""
 
 import json
 import sys
@@ -102,7 +103,8 @@ async def queue_rows(
 
 
 def _unreadable(ledger: MarkedLedger) -> str:
-    """Return why the mark cannot be read; if access is denied, with who may change that."""
+    """Return why the mark cannot be read. If access is denied, the text includes ZooKeeper's
+    hint."""
     if ledger.refusal:
         return access_denied_text(ledger)
     return "its mark is damaged; the ledger is checked all the same"

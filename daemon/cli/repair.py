@@ -60,13 +60,13 @@ POLLED_LEDGERS_PER_S = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedByHand:
-    """``waiting``: those that are left, each of which waits for help, for its writer to close it,
-    or for a safety hold or a maintenance window to end; empty when all is done.
+    """The result of a repair by hand.
 
-    ``ledger_count``: of those that there was something to do for. ``failed``: why there was nothing
-    for others, by id: no such ledger, or metadata or a mark that cannot be read. ``unproven``:
-    those that have all their copies, but an end that could not be proven, so that an operator has
-    to close them.
+    ``ledger_count``: number of ledgers that could be worked on. ``waiting``: ledgers that are left.
+    Each needs an operator, or waits for its writer, for a safety hold or for a maintenance window
+    to end. ``unproven``: ledgers with all their copies, but without a provable end, so that an
+    operator must close them. ``failed``: why nothing could be done for other ledgers, by ID: the
+    ledger does not exist, or its metadata or mark cannot be read.
     """
 
     ledger_count: int
@@ -77,7 +77,7 @@ class RepairedByHand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """``ledgers``: as they are to be marked. ``failed``: as in ``RepairedByHand``."""
+    """The ledgers to mark. ``failed``: as in ``RepairedByHand``."""
 
     ledgers: tuple[UnderreplicatedLedger, ...]
     failed: Mapping[int, str] = field(default_factory=dict)
@@ -86,8 +86,10 @@ class Found:
 async def find_ledgers(
     cluster: AdminSession, ledger_ids: Collection[int], bookie: BookieId | None
 ) -> Found:
-    """These, and then all that name the bookie, the most endangered first. Raises
-    UnavailableError."""
+    """Return the named ledgers, then those of the bookie, with the fewest copies left first.
+
+    Raises UnavailableError.
+    """
     named: dict[int, UnderreplicatedLedger] = {}
     failed: dict[int, str] = {}
     for ledger_id in ledger_ids:
@@ -111,8 +113,10 @@ async def repair_by_hand(
     *,
     show: Show,
 ) -> RepairedByHand:
-    """Mark them, and work on them until no mark is left or each that is left waits, as
-    ``RepairedByHand`` says."""
+    """Mark the ledgers, and repair them until no mark is left or each remaining ledger waits.
+
+    ``RepairedByHand`` says what a ledger may wait for.
+    """
     ledger_ids = [ledger.ledger_id for ledger in ledgers]
 
     def queue(session: Session, batcher: Batcher) -> GivenLedgers:
@@ -146,7 +150,7 @@ async def repair_by_hand(
 async def mark_by_hand(
     settings: Settings, journal: MetadataJournal, ledgers: Sequence[UnderreplicatedLedger]
 ) -> RepairedByHand:
-    """Mark them, and leave the work to the nodes."""
+    """Mark the ledgers, and leave the repair to the nodes."""
     async with open_session(settings, Role.HAND, journal) as session:
         batcher = Batcher(session.store, [session.membership.guard])
         async with asyncio.TaskGroup() as tasks:
@@ -161,7 +165,7 @@ async def mark_by_hand(
 async def mark_for_repair(
     session: Session, batcher: Batcher, ledgers: Sequence[UnderreplicatedLedger]
 ) -> None:
-    """In our private queue. What some node noted of a ledger's next try is not waited for any more."""
+    """Mark the ledgers in the private queue, and cancel the backoff of earlier tries."""
     marker = Marker(session.store, batcher, session.paths.private, session.clock)
     await marker.mark_all(ledgers)
     notes = WaitingNotes(session.store, session.paths)
@@ -176,8 +180,10 @@ async def mark_for_repair(
 async def access_denied(
     store: MetadataStore, paths: ClusterPaths, ledger_ids: Sequence[int]
 ) -> dict[int, str]:
-    """Why, of those whose marks in our queue ACLs keep from us: they stand, and no worker takes
-    them."""
+    """Return why the mark of a ledger in the private queue cannot be read, if ACLs deny access.
+
+    Such a mark exists, but no worker can lease the ledger.
+    """
     return {
         marked.ledger_id: f"its mark cannot be read: {marked.refusal}"
         for marked in await read_marks(store, paths.private, ledger_ids)
@@ -204,10 +210,11 @@ async def wait_done(
     show: Show,
     clock: Clock,
 ) -> tuple[WaitingNote, ...]:
-    """Until none is marked (empty), or all that are wait for more than time to pass (their notes).
+    """Wait until no ledger is marked, or until every marked one waits for more than time to pass.
 
-    A hold or a maintenance window may last for hours, a writer write for days, and an operator ends
-    it: it is told and not waited out. The grace of a writer is.
+    Returns the notes of the latter. A safety hold or a maintenance window may last for hours, and a
+    writer may write for days. The command reports such waits and ends. It does wait for the
+    open-ledger grace.
     """
     left = sorted(ledger_ids)
     while left := await _still_marked(store, paths, left):
@@ -225,7 +232,10 @@ async def wait_done(
 
 
 def waits_text(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
-    """How many wait, and which of them for their writers, until when; empty where none waits."""
+    """Return how many ledgers wait, and which of them for their writers and until when.
+
+    Empty if none waits.
+    """
     if not notes:
         return ""
     told = f"{len(notes):,} of them {'waits' if len(notes) == 1 else 'wait'}"
@@ -240,8 +250,11 @@ def waits_text(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
 
 
 def _is_in_vain(note: WaitingNote) -> bool:
-    """Whether to wait for its next try is. A first one that could not prove an end gave what is
-    left its copies again, and they may be all that the ledger missed."""
+    """Return True if waiting for the ledger's next try is in vain.
+
+    If the end could not be proven at the first try, the worker has copied what was missing. That
+    may have been the only problem, so the second try may succeed.
+    """
     if note.reason is Reason.END_UNPROVEN:
         return note.tries > 1
     return note.reason.needs_help or note.reason in _ENDED_BY_OTHERS
@@ -357,7 +370,7 @@ def _record(done: RepairedByHand) -> dict[str, Any]:
 
 
 def result_text(done: RepairedByHand, *, mark_only: bool, now_ms: int) -> str:
-    """For people."""
+    """Return the result as text."""
     lines = [help_text(note) + _next_try(note, now_ms=now_ms) for note in done.waiting]
     lines += [
         f"ledger {end.ledger_id} has its copies, and no end: "
@@ -371,7 +384,7 @@ def result_text(done: RepairedByHand, *, mark_only: bool, now_ms: int) -> str:
 
 
 def _next_try(note: WaitingNote, *, now_ms: int) -> str:
-    """Of what is away on purpose, when the nodes go on with it; empty where nobody knows."""
+    """Return when nodes retry a ledger that waits for maintenance; empty if that is unknown."""
     if note.reason is not Reason.MAINTENANCE or note.next_try_ms <= now_ms:
         return ""
     left = duration_text((note.next_try_ms - now_ms) / 1000)

@@ -1,4 +1,4 @@
-"""``bookmender ledger restore``."""
+"""``bookmender ledger restore``: undoes a metadata write that a daemon on this host recorded."""
 
 import asyncio
 import json
@@ -132,7 +132,7 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
             raise RestoreRefusedError("; ".join(texts), ledger_id=record.ledger_id) from error
         with suppress(
             UnavailableError, SessionLostError, LockLostError, RejectedError
-        ):  # it is done, and tried again one day
+        ):  # it is done; a node tries it later
             cluster = ours.cluster
             await order_retries([record.ledger_id], cluster.store, cluster.paths, SystemClock())
         return done
@@ -208,7 +208,7 @@ def _doubt_text(ledger_id: int, doubt: str | CopyDoubt | Blocked) -> str:
 
 
 def _difference(before: bytes, after: bytes) -> str:
-    """What a write changed, in one line."""
+    """Return what a write changed, in one line."""
     was, became = _said(readable(before)), _said(readable(after))
     gone = [line for line in was if line not in became]
     new = [line for line in became if line not in was]

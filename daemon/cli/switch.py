@@ -1,4 +1,4 @@
-"""``bookmender disable`` and ``bookmender enable``."""
+"""``bookmender disable`` and ``bookmender enable``: switch auto-recovery of the whole cluster."""
 
 import json
 from contextlib import suppress
@@ -39,7 +39,10 @@ def enable(config: Path | None, output: str) -> None:
 
 
 async def switch_off(cluster: AdminSession) -> bool:
-    """Whether it was on. The znode is shared with Java, which keeps nothing in it."""
+    """Disable auto-recovery, and return False if it was disabled already.
+
+    The znode is shared with Java's AutoRecovery, and has no data.
+    """
     with suppress(NodeExistsError):
         await cluster.store.create(cluster.paths.disable, with_parents=True)
         return True

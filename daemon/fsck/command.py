@@ -53,8 +53,10 @@ URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
 
 class Folder(click.Path):
-    """A folder, as an absolute path. An empty value is refused: it comes from a variable that was never
-    set."""
+    """An option type: a folder, as an absolute path.
+
+    An empty value is refused, because it usually comes from a variable that is not set.
+    """
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, resolve_path=True, path_type=Path)
@@ -66,7 +68,8 @@ class Folder(click.Path):
 
 
 class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``5%``, ``0.5%``: a share above 0, up to 1."""
+    """An option type: a share above 0 and up to 1, given as a percentage such as ``5%`` or
+    ``0.5%``."""
 
     name = "percent"
 
@@ -83,7 +86,7 @@ class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
 
 
 class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``spark.executor.memory=2g``."""
+    """An option type: a Spark setting such as ``spark.executor.memory=2g``."""
 
     name = "key=value"
 
@@ -99,8 +102,12 @@ class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from c
 
 
 class SparkMaster(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``local[4]``, ``spark://host:7077``, ``yarn``, or another cluster manager's ``scheme://…``. Anything
-    else is wrong usage here; Spark would fail later, with a message of its own."""
+    """An option type: ``local[4]``, ``spark://host:7077``, ``yarn``, or ``scheme://…`` of another
+    cluster manager.
+
+    Other values are refused as wrong usage. Spark would refuse them later, with a less helpful
+    message.
+    """
 
     name = "master"
     _masters = re.compile(
@@ -109,7 +116,7 @@ class SparkMaster(click.ParamType):  # type: ignore[type-arg]  # generic from cl
     )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value == "":  # a script's variable that is not set
+        if value == "":  # from a script variable that is not set
             self.fail("the value is empty; without the option it is local[*]", param, ctx)
         if not self._masters.fullmatch(value):
             kinds = "local[4], local[*], spark://host:7077, yarn, k8s://https://host:443"
@@ -382,7 +389,7 @@ def _finish(
     outcome: MarkResult | MarkPreview | None = None
     try:
         outcome = _mark(settings, results, damaged, is_marking=is_marking)
-    except BookmenderError as error:  # the findings are printed all the same
+    except BookmenderError as error:  # the findings are printed nevertheless
         failed = "not marked" if is_marking else "cannot check for changes since the run"
         echo_notes([f"{failed}: {error}"])
     record = {

@@ -79,22 +79,23 @@ log = structlog.get_logger()
 
 LOCK_FILE = ".lock"
 SPARK_LOG = "spark.log"
-"""Spark's own messages of the last run; only errors once it has started."""
+"""Log file with Spark's messages of the last run. After the start Spark logs only errors."""
 NO_PYSPARK = "PySpark is not installed: pip install 'bookmender[fsck]'"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 START_TIMEOUT_S = 300.0
-"""From the launch of Spark until it is ready. Takes 4 s on an idle machine, longer on a busy cluster."""
+"""Time limit for Spark's start. It takes 4 s on an idle machine, and longer on a busy cluster."""
 ALL_CORES = "local[*]"
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit, which has started Spark already."""
+"""Variable that spark-submit sets, which has then started Spark already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """The arguments of ``bookmender fsck run``. ``options`` still lack the rule, the racks and the seed.
+    """The arguments of ``bookmender fsck run``.
 
-    ``master``: None for spark-submit's, or else all cores of this machine. ``start_timeout_s``: time
-    for Spark to start; unused with spark-submit. ``is_restart``: discard an unfinished run.
+    ``options``: still without the rule, the racks and the seed. ``master``: None for the master of
+    spark-submit, or without spark-submit for all cores of this machine. ``start_timeout_s``: time
+    limit for Spark's start; unused with spark-submit. ``is_restart``: discard an unfinished run.
     """
 
     options: FsckOptions
@@ -111,8 +112,10 @@ class RunRequest:
 
 
 async def fetch_cluster_facts(settings: Settings) -> ClusterFacts:
-    """Read the facts through a session of its own, which also shows before Spark starts that the cluster
-    answers. Raises UnavailableError, SettingsError."""
+    """Read the facts through a session of its own. Raises UnavailableError, SettingsError.
+
+    That also shows whether the cluster answers, before Spark starts.
+    """
     async with admin_session(settings) as cluster:
         return await read_cluster_facts(cluster)
 
@@ -255,7 +258,7 @@ def locked_output(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise SettingsError(f"--output {folder}: cannot be locked: {error.strerror}") from error
         try:
-            lock.truncate(0)  # the last holder
+            lock.truncate(0)  # removes the name of the last holder
             os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
         except OSError as error:
@@ -357,7 +360,7 @@ async def mark_damaged(
         marked = await mark_in_session(cluster, damaged, show)
         try:
             await note_marked(cluster.store, cluster.paths, run, marked.count)
-        except BookmenderError as error:  # the marks are written
+        except BookmenderError as error:  # the marks are already written
             log.error("fsck_marks.record_failed", error=str(error))
         return marked
 
@@ -455,7 +458,7 @@ def quiet_when_interrupted(
         silencer = threading.Thread(target=set_log_level, args=("OFF",), daemon=True)
         silencer.start()
         silencer.join(LOG_LEVEL_WAIT_S)
-        logging.disable()  # py4j's
+        logging.disable()  # silences py4j
         assert callable(before)
         before(number, frame)
 
@@ -464,5 +467,5 @@ def quiet_when_interrupted(
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is interrupt:  # Spark puts one of its own in its place
+        if signal.getsignal(signal.SIGINT) is interrupt:  # unless Spark has replaced it
             signal.signal(signal.SIGINT, before)

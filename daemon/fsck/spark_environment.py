@@ -23,7 +23,8 @@ LOOPBACK = "127.0.0.1"
 EXECUTORS_PYTHON = "spark.pyspark.python"
 _OF_ANOTHER_SPARK = re.compile(r"SPARK_.*|PYSPARK_.*|(HADOOP|YARN)_CONF_DIR|MASTER")
 _KEPT = {"SPARK_LOCAL_DIRS"}
-"""The folder for temporary files depends on this host, not on the Spark that uses it."""
+"""Variables that stay. The folder for temporary files depends on this host, not on the Spark that
+uses it."""
 _CHANGES_SPARK = (
     "SPARK_HOME",
     "SPARK_CONF_DIR",
@@ -194,7 +195,8 @@ def _installed_folder() -> Path | None:
 
 @contextmanager
 def applied(launch: LaunchEnvironment) -> Iterator[None]:
-    """Give this process the variables that Spark is to start with: PySpark passes its own on to Spark."""
+    """Set the variables for Spark in this process, which PySpark passes on, and restore them
+    afterwards."""
     before = dict(os.environ)
     _set_environment(launch.variables)
     try:

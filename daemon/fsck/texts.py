@@ -315,8 +315,10 @@ def _change_text(change: Change) -> str:
 
 
 def _graded(verdict: Outcome | LedgerVerdict) -> str:
-    """Return the grade. A ledger can be whole and wrong: enough copies are good by their digests,
-    but they differ."""
+    """Return the grade as text.
+
+    A ledger can be whole and wrong: enough copies match their digests, but the copies differ.
+    """
     has_differing = verdict.is_wrong and verdict.grade is Grade.WHOLE
     return f"{verdict.grade.value}, copies differ" if has_differing else verdict.grade.value
 

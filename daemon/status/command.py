@@ -1,4 +1,4 @@
-"""``bookmender status``."""
+"""``bookmender status``: prints the state of the cluster's recovery."""
 
 import json
 import sys

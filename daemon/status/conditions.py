@@ -323,7 +323,11 @@ def _service_conditions(status: Status) -> Iterator[Condition]:
 
 
 def _no_workers(status: Status) -> Iterator[Condition]:
-    """Java's workers are visible only through their locks, and do not read the private queue."""
+    """Yield a condition for queued ledgers without a bookmender worker, unless Java may repair
+    them.
+
+    Java's workers are visible only through their locks, and do not read the private queue.
+    """
     services, queue = status.services, status.queue
     is_nobody_visible = not (services.nodes or services.leader or queue.locked_count)
     if queue.private_damaged_count or (queue.marked_count and is_nobody_visible):
@@ -407,8 +411,11 @@ def _hold(status: Status, hold: HoldOrder) -> Condition:
 
 
 def _end_of_hold(status: Status, hold: HoldOrder) -> str:
-    """A bookmender leader ends its own hold some time after the bookies returned. An operator's
-    hold lasts."""
+    """Return when the hold ends, as a sentence without a full stop.
+
+    A bookmender leader ends its own hold some time after the bookies returned. An operator's hold
+    lasts.
+    """
     bookies = status.bookies
     is_own = bool(hold.bookies) and not hold.is_by_operator
     are_back = not {*hold.bookies} & {*bookies.lost, *bookies.absent}
@@ -508,7 +515,11 @@ def _ledger_conditions(status: Status) -> Iterator[Condition]:
 
 
 def _fsck_conditions(status: Status) -> Iterator[Condition]:
-    """INFO: the ledgers may have been repaired since, and only another run can tell."""
+    """Yield what the last fsck runs found wrong.
+
+    The severity is INFO: the ledgers may have been repaired since, and only another run can show
+    that.
+    """
     runs = [r for r in (status.reports.fsck, status.reports.fsck_closer) if r is not None]
     if wrong := [run for run in runs if run.wrong]:
         are_marked = all((run.marked or 0) >= run.wrong for run in wrong)

@@ -136,8 +136,11 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
 def _bookie_states(
     rows: Sequence[BookieRow], leader_state: LeaderState, *, is_bookmender_leader: bool
 ) -> BookieStates:
-    """``is_bookmender_leader``: only then reformatted bookies are told, as Java's does not record
-    which of them it has processed."""
+    """Return the bookies by state.
+
+    ``is_bookmender_leader``: if False, no reformatted bookies are reported, because Java's leader
+    does not record which of them it has processed.
+    """
     loss_due_ms = leader_state.loss_due_ms
     absent = missed(rows)
     return BookieStates(

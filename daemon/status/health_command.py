@@ -1,4 +1,4 @@
-"""``bookmender health explain``."""
+"""``bookmender health explain``: prints what a condition means."""
 
 import difflib
 

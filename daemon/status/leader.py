@@ -50,8 +50,11 @@ class PendingLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderState:
-    """The leader's records. Mostly empty while Java leads. ``by_cause``: marked ledgers by cause; a
-    ledger with several causes counts for each. ``checks``: those that are running."""
+    """The records of a bookmender leader. Mostly empty while Java leads.
+
+    ``by_cause``: number of marked ledgers by cause; a ledger with several causes counts for each.
+    ``checks``: the checks that are running.
+    """
 
     ledger_map: LedgerMapRecord | None = None
     """None also if the leader has not recorded it yet."""
@@ -77,14 +80,15 @@ class LeaderState:
 
     @property
     def loss_due_ms(self) -> Mapping[BookieId, int | None]:
-        """When each absent bookie that is not known to be lost becomes lost. None: unknown."""
+        """Return when each absent bookie that is not known to be lost becomes lost. None:
+        unknown."""
         return {
             **dict.fromkeys(self.untracked),
             **{each.bookie: each.due_ms for each in self.pending_losses},
         }
 
     def is_named_by_none(self, bookie: BookieId) -> bool:
-        """True if certainly no ledger names this absent bookie."""
+        """Return True if certainly no ledger names this absent bookie."""
         has_unreadable = self.ledger_map is not None and self.ledger_map.unreadable_count > 0
         return self.named_by.get(bookie) == 0 and self.is_count_complete and not has_unreadable
 
@@ -133,8 +137,11 @@ async def gather_leader(
     marked: Sequence[MarkedLedger],
     clock: Clock,
 ) -> LeaderState:
-    """Read the records. ``leader_session_id``: of a bookmender leader, else None. ``absent``: the
-    absent bookies that may become lost; ``in_maintenance``: those that may not."""
+    """Read the leader's records.
+
+    ``leader_session_id``: None unless a bookmender node leads. ``absent``: the absent bookies that
+    may become lost. ``in_maintenance``: the absent bookies that may not.
+    """
     store, paths = cluster.store, cluster.paths
     delay = await read_delay(
         store, paths, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
@@ -213,7 +220,7 @@ async def is_named_by_none(cluster: AdminSession, bookie: BookieId, *, clock: Cl
 
 
 async def _bookmender_leader(cluster: AdminSession) -> int | None:
-    """Return the leader's session id. None: Java leads, or nobody."""
+    """Return the session ID of a bookmender leader. None: Java leads, or no auditor is elected."""
     leader = await current_leader(cluster.store, cluster.paths)
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
     return leader.session_id if leader is not None and leader.session_id in ours else None

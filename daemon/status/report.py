@@ -25,7 +25,7 @@ from replication.reasons import Reason, gravity
 
 BOOKIES_SHOWN_MAX = 20
 LEDGERS_LISTED_MAX = 1_000
-"""In JSON, of ledgers that wait and of unproven ends."""
+"""Maximum number of waiting ledgers, and of ledgers with unproven ends, in the JSON."""
 
 
 # --- Text -----------------------------------------------------------------------------------------
@@ -79,8 +79,10 @@ def _leader(services: Services) -> str:
 
 
 def _nodes(services: Services) -> str:
-    """Each service of a process is shown once, though an expiring session may still be registered
-    too."""
+    """Return the nodes with their services.
+
+    A service of a process appears once, even if an expiring session of it is still registered.
+    """
     processes: dict[tuple[str, int], dict[str, None]] = {}
     for node in services.nodes:
         processes.setdefault((node.host, node.pid), {})[node.role.value] = None

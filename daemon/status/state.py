@@ -61,7 +61,8 @@ class BookieStates:
 
     @property
     def is_any_registered(self) -> bool:
-        """An empty list of bookies means unknown, not lost (rule S8)."""
+        """Return True if a bookie is registered. If none is, their state is unknown, not lost (rule
+        S8)."""
         return bool(self.writable or self.read_only)
 
     @property
