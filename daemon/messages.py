@@ -19,14 +19,14 @@ BOOKIES_SHOWN_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """``what``: what blocks the ledger, without a full stop. ``advice``: sentences; may be empty."""
+    """What blocks a ledger and what to do. ``what``: without a full stop. ``advice``: may be empty."""
 
     what: str
     advice: str = ""
 
     @property
     def text(self) -> str:
-        """Both, without a full stop at the end."""
+        """Return ``what`` and ``advice``, without a full stop at the end."""
         return f"{self.what}. {self.advice}".removesuffix(".") if self.advice else self.what
 
 

@@ -54,8 +54,8 @@ class Session:
 
     @property
     def node(self) -> str:
-        """The name of this node for other nodes and for people: the local bookie's id, else the
-        host name."""
+        """The name of this node for other nodes and for people: the id of the local bookie, else
+        the host name."""
         return self.local or socket.gethostname()
 
     def bookie_client(self, budgets: Budgets, bulk: BulkTransfers) -> BookieClient:
