@@ -19,7 +19,7 @@ BOOKIES_SHOWN_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What blocks a ledger and what to do. ``what``: without a full stop. ``advice``: may be empty."""
+    """What blocks a ledger and what to do. ``what``: no full stop. ``advice``: may be empty."""
 
     what: str
     advice: str = ""

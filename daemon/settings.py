@@ -288,8 +288,8 @@ def _make(
 
 
 def _ruling_out(kind: type[Any], values: dict[str, Any], error: SettingsError) -> str:
-    """Return the given value that conflicts with the default named by the error; empty if there is
-    none."""
+    """Return the name of the given value that conflicts with the default named by the error; empty
+    if there is none."""
     for name in values:
         others = {key: value for key, value in values.items() if key != name}
         try:

@@ -81,7 +81,7 @@ def bookie_settings(spec: ClusterSpec, *, port: int, folder: Path) -> dict[str, 
         **BOOKIE_SETTINGS,
         **STORAGE_SETTINGS[spec.storage],
         **_place_in_cluster(spec, port),
-        "listeningInterface": loopback_interface(),  # without this setting, the bookie listens on every interface
+        "listeningInterface": loopback_interface(),  # default: every interface
         "ledgerStorageClass": spec.storage.java_class,
         "journalDirectories": str(folder / "journal"),
         "ledgerDirectories": str(folder / "ledgers"),

@@ -25,7 +25,7 @@ HOW_TO_INSTALL = (
 
 SMALL_AND_QUICK = (
     "-XX:+UseSerialGC",  # one thread, least memory beside the heap
-    "-XX:TieredStopAtLevel=1",  # only the quick compiler: half the start time, a third of the code cache
+    "-XX:TieredStopAtLevel=1",  # the quick compiler only: half the start time, less code cache
     "-XX:ReservedCodeCacheSize=48m",
     "-XX:MaxMetaspaceSize=96m",
     "-Xss512k",

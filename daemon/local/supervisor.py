@@ -137,7 +137,7 @@ def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:
             if question.verb is Verb.DOWN:
                 return connection
             control.send(connection, _answer(cluster, question))
-        except (OSError, msgspec.MsgspecError) as error:  # the command gave up, or is not one of ours
+        except (OSError, msgspec.MsgspecError) as error:  # it gave up, or is not ours
             print(f"a question was lost: {error}", file=sys.stderr)
         connection.close()
 
