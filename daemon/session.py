@@ -143,7 +143,7 @@ async def end_with_session(store: MetadataStore) -> None:
 
 
 async def tell_of_returns(views: ViewSource, bookies: BookieClient, bulk: BulkTransfers) -> None:
-    """When a bookie registers again, drop what the clients know of its failures. Runs until
+    """Drop what the clients know of a bookie's failures when it registers again. Runs until
     cancelled."""
     while True:
         seen, before = views.change_count, views.current

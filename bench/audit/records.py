@@ -7,8 +7,7 @@ import msgspec
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, tag="loss"):
-    """The loss of a bookie. Times in s from the deletion of its znode until marks, by ZooKeeper's
-    clock.
+    """The loss of a bookie. Times in s from the deletion of its znode, by ZooKeeper's clock.
 
     Both times are None after a timeout of the bench. ``repeat`` counts from 1.
     """

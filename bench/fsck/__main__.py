@@ -23,7 +23,7 @@ from ledgers.errors import BookmenderError
 
 SIZES, QUICK_SIZES = (100_000, 1_000_000), (2_000, 20_000)
 LONG_FROM = 500_000
-"""Number of ledgers. A pass takes minutes, so the start of a session hardly affects it."""
+"""From this number of ledgers on, a pass takes minutes, and the start of a session hardly matters."""
 RUNS_IN_SESSION = 4
 
 
