@@ -1,1 +1,2 @@
-"""Measurements on real bookies: repairing against Java's AutoRecovery, and the copy path alone."""
+"""Measurements on real bookies: repairs, compared with Java's AutoRecovery, and the copy path
+alone."""

@@ -1,7 +1,7 @@
-"""Where contenders meet: ZooKeeper and five bookies, the ledgers on them, and the judge of their
-copies.
+"""The cluster on which contenders are measured: ZooKeeper, five bookies, the ledgers on them, and
+the verification of their copies.
 
-Bookies run with the memory and the compiler that an operator would give them; ZooKeeper does not
+Bookies run with the memory and the compiler that an operator would give them. ZooKeeper does not
 wait for the disk.
 """
 
@@ -38,19 +38,19 @@ BOOKIE_JVM_FLAGS = (
     "-XX:ReservedCodeCacheSize=240m",
 )
 BOOKIE_SETTINGS = {
-    "journalMaxBackups": "20",  # they are counted: see journals
+    "journalMaxBackups": "20",  # ``journals`` counts the entries in them
     "openFileLimit": "2000",  # by default 20,000, which is all that a process may have on many hosts
 }
 FIRST_LEDGER_ID = 1_000_000
-"""Far from those that the id generator hands out to a writer beside the load."""
+"""Far above the ids that the id generator gives to a writer beside the load."""
 REQUESTS_AT_ONCE = 200
 CLOCK_ERROR_S = 1.0
-"""Of a file's time of change; a journal read for nothing costs little."""
+"""Error of a file's modification time. Reading one journal too many costs little."""
 
 
 @dataclass(slots=True)
 class Arena:
-    """One cluster, and all that the bench does to it but killing."""
+    """One cluster, and the operations of the bench on it, except the kill."""
 
     cluster: LocalCluster
     seen: AdminSession
@@ -67,14 +67,14 @@ class Arena:
         return [bookie for bookie in self.cluster.bookies if bookie != self.victim]
 
     async def write(self, load: Load) -> list[BenchLedger]:
-        """Its ledgers, each copy of each entry in its place."""
+        """Write the ledgers of the load, with each copy of each entry in its place."""
         self._written_since_s = time.time() - CLOCK_ERROR_S
         count = sum(part.ledger_count for part in load.parts)
         first = next(self._ledger_ids)
         self._ledger_ids = itertools.count(first + count)
         ledgers = load.ledgers(self.cluster.bookies, first_ledger_id=first)
-        # Metadata comes first. A bookie's garbage collector, which runs every 15 minutes, deletes
-        # entries of ledgers without metadata.
+        # Metadata is written first. A bookie's garbage collector, which runs every 15 minutes,
+        # deletes entries of ledgers without metadata.
         manager = self.seen.manager
         await _each(ledgers, lambda ledger: manager.create(ledger.ledger_id, ledger.metadata()))
         await asyncio.gather(
@@ -83,8 +83,8 @@ class Arena:
         return ledgers
 
     async def judge(self, ledgers: Sequence[BenchLedger]) -> int:
-        """How many copies BookKeeper's own client read; raises UnavailableError unless all are
-        good."""
+        """Return the number of copies that BookKeeper's own client read. Raises UnavailableError
+        unless all of them are good."""
         ledger_ids = [ledger.ledger_id for ledger in ledgers]
         ask = partial(self.java.judge, self.cluster.metadata_service_uri, ledger_ids)
         report = await asyncio.to_thread(ask)
@@ -104,12 +104,12 @@ class Arena:
         await _each(ledgers, lambda ledger: manager.delete(ledger.ledger_id, version=ANY_VERSION))
 
     async def restore(self, ledgers: Sequence[BenchLedger]) -> None:
-        """Without these ledgers, and with the victim back, as before the loss."""
+        """Delete these ledgers and start the victim again, as before the loss."""
         await self._revive()
         await self.delete(ledgers)
 
     async def judge_and_restore(self, ledgers: Sequence[BenchLedger]) -> int:
-        """Both in the time of one: the victim holds nothing that the judge reads."""
+        """Do both at the same time: the victim stores nothing that the judge reads."""
         reviving = asyncio.create_task(self._revive())
         try:
             copies = await self.judge(ledgers)
@@ -122,8 +122,8 @@ class Arena:
         await asyncio.to_thread(self.cluster.start_bookie, self.victim)
 
     async def copied_bytes(self, ledgers: Sequence[BenchLedger]) -> int:
-        """What the survivors stored of these ledgers, written last, beyond what ``write`` gave
-        them."""
+        """Return the bytes that the survivors stored of the ledgers written last, without those
+        that ``write`` stored."""
         ledger_ids = frozenset(ledger.ledger_id for ledger in ledgers)
         written = sum(
             len(ledger.stripe(bookie)) * ledger.part.entry_bytes
@@ -142,14 +142,15 @@ class Arena:
         return self.cluster.data / "bookies" / str(port_of(bookie)) / "journal"
 
     def packets(self) -> int:
-        """Received by ZooKeeper so far, without this process's own requests."""
+        """Return the packets that ZooKeeper has received so far, without this process's own
+        requests."""
         monitor = self.cluster.zookeeper_monitor()
         return int(monitor["zk_packets_received"]) - self.seen.store.request_count
 
 
 @asynccontextmanager
 async def open_arena(java: JavaTool) -> AsyncIterator[Arena]:
-    """A fresh one."""
+    """Open a new arena."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-repair-") as folder,
         LocalCluster.start(
@@ -167,7 +168,7 @@ async def open_arena(java: JavaTool) -> AsyncIterator[Arena]:
 
 
 def _problems(report: Report) -> str:
-    """What is wrong with how many ledgers, and an example of each."""
+    """Return the problems with the number of ledgers that have them, and an example of each."""
     found: dict[str, list[str]] = {}
     for ledger in report.ledgers.values():
         if ledger.verdict is Verdict.WHOLE:

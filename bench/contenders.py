@@ -1,7 +1,7 @@
-"""Who is measured: one daemon process of ours, or of Java's, with the settings it runs under.
+"""The contenders: one daemon process, ours or Java's, and its settings.
 
-Open ledgers are left to their writers equally long on both sides, for less than the 30 s that both
-have by default: the wait is the same for everybody, and measuring it costs minutes.
+The open-ledger grace is the same for both, and shorter than the default of 30 s of both: a longer
+wait would only make the measurement longer.
 """
 
 import os
@@ -19,7 +19,7 @@ PLAIN = ("-m", "daemon")
 
 
 class Ground(Protocol):
-    """Where a daemon is started: a local cluster, or what stands for one."""
+    """Where a daemon is started: a local cluster, or a replacement for one."""
 
     @property
     def metadata_service_uri(self) -> str: ...
@@ -35,7 +35,8 @@ class Ground(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """``settings``: on top of the defaults, by the names of the daemon's own settings file."""
+    """One daemon to measure. ``settings``: override the defaults, by the names in the daemon's own
+    settings file."""
 
     name: str
     title: str
@@ -43,8 +44,8 @@ class Contender:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, ground: Ground, *, before: Sequence[str] = PLAIN) -> Child:
-        """Bring up the daemon; it is ready when its vote stands. ``before``: what our Python
-        runs."""
+        """Start the daemon. It is ready when its vote is in ZooKeeper. ``before``: arguments of our
+        Python that precede the daemon's."""
         if self.is_ours:
             return self._start_ours(ground, before)
         grace = {"openLedgerRereplicationGracePeriod": str(OPEN_LEDGER_GRACE_S * 1_000)}
@@ -93,7 +94,7 @@ BY_NAME = {contender.name: contender for contender in CONTENDERS}
 
 
 def _environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Our own without the user's settings of bookmender."""
+    """Return our environment without the user's settings of bookmender."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
     given = {f"BOOKMENDER_{k.replace('.', '_').upper()}": v for k, v in settings.items()}
     return inherited | given

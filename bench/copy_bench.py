@@ -1,11 +1,11 @@
-"""How fast entries are copied between real bookies, and what each costs us: ``python -m
+"""Measures how fast entries are copied between real bookies, and the CPU of each: ``python -m
 bench.copy_bench``.
 
-Starts a local cluster, stores the same entries on two bookies, and copies them to a third, half
-from each: read, digest checked, written as recovery adds; with batch reads, and without. CPU is
-this process's alone, user and system. The bookies share the machine, so rates are theirs as much as
-ours; the cost per entry is ours. Each figure is given as the best and the median pass over the
-load: the best is nearest to what undisturbed passes cost.
+The bench starts a local cluster, stores the same entries on two bookies, and copies them to a
+third, one half from each. An entry is read, its digest checked, and it is written as recovery adds
+are, with batch reads and without. CPU is of this process alone, user and system. The bookies share
+the machine, so the rates depend on them as well; the CPU per entry is ours alone. Each figure is
+given for the best and the median pass over the load. The best pass was disturbed least.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ DIGEST = EntryDigest(DigestType.CRC32C, b"")
 SMALL_LEDGER_ENTRIES = 10
 SMALL_LEDGERS_AT_ONCE = 200
 STRETCH_ENTRIES = 64
-"""A ledger of fewer entries is read from one source."""
+"""A ledger with fewer entries is read from one source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ LOADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """All entries of a load read (and written) once."""
+    """One pass: all entries of a load are read (and written) once."""
 
     entry_count: int
     entry_bytes: int
@@ -189,7 +189,7 @@ async def _pass(
 async def _run_all(
     bulk: BulkTransfers, load: Load, sources: tuple[BookieId, ...], target: BookieId | None
 ) -> None:
-    """All entries of the load once."""
+    """Copy all entries of the load once."""
     assert load.entry_count <= TRANSFER_ENTRIES_MAX
     at_once = asyncio.Semaphore(SMALL_LEDGERS_AT_ONCE)
 
@@ -218,7 +218,7 @@ async def _run_all(
 def _halves(
     entry_count: int, sources: tuple[BookieId, ...], ledger_id: int
 ) -> dict[BookieId, range]:
-    """Each source gives one run of entries, as a plan of copying would have it."""
+    """Give each source one run of entries, as a copy plan would."""
     middle = entry_count // 2 if entry_count > STRETCH_ENTRIES else entry_count
     runs = (range(middle), range(middle, entry_count))
     turn = ledger_id % len(sources)

@@ -1,4 +1,4 @@
-"""What is read off the runs: figures of one run, best and median of several, ratios between
+"""The figures of one run, the best and median of several runs, and the ratios between
 contenders."""
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,8 @@ NO_ENTRIES = float("nan")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """``value`` of a run; NaN where it says nothing of this load. ``digits``: behind the point."""
+    """A figure of a run. ``value``: NaN if it does not apply to this load. ``digits``: after the
+    decimal point."""
 
     title: str
     value: Callable[[Run], float]
@@ -98,11 +99,11 @@ TABLE = (
     PACKETS_PER_LEDGER,
     RSS_MB,
 )
-"""In the order in which they are shown."""
+"""All figures, in the order of the report."""
 
 
 class Figures:
-    """All runs, asked by pass, load and contender."""
+    """All runs, by pass, load and contender."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
         self._runs: dict[tuple[Pass, str, str], list[Run]] = {}
@@ -110,7 +111,7 @@ class Figures:
             self._runs.setdefault((run.of_pass, run.load, run.contender), []).append(run)
 
     def of(self, of_pass: Pass, load: str, contender: str) -> list[Run]:
-        """Empty where nothing was measured."""
+        """Return the runs; empty if nothing was measured."""
         return self._runs.get((of_pass, load, contender), [])
 
     def contenders(self, of_pass: Pass, load: str) -> Mapping[str, list[Run]]:

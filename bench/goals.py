@@ -1,7 +1,7 @@
-"""What the measurements are held against: what must be reached, and what is aimed at.
+"""The goals of the measurements: what must be reached, and what is aimed at.
 
-All of it counts for our defaults, against Java's on the same bookies in the same bench: alone, and
-beside a writer that must not suffer more from us than from Java.
+All goals are about our defaults, compared with Java's on the same bookies in the same bench: alone,
+and beside a writer that must not suffer more from us than from Java.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,12 +32,12 @@ from bench.runs import Pass
 ALL = tuple(LOADS)
 
 Value = Callable[[Figures, str], Summary | None]
-"""Of a load; None where too little was measured to tell."""
+"""The value for a load; None if too little was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """``aim`` is None where it is the same as ``must``."""
+    """One goal. ``aim``: None if it equals ``must``."""
 
     title: str
     loads: Sequence[str]
@@ -48,7 +48,7 @@ class Goal:
     digits: int = 2
 
     def is_met(self, value: float, limit: float) -> bool:
-        """As exactly as it is shown."""
+        """Compare with the precision of the report."""
         shown = round(value, self.digits)
         return shown >= limit if self.at_least else shown <= limit
 
@@ -62,7 +62,8 @@ def own(figure: Figure, contender: Contender = OURS) -> Value:
 
 
 def times_sooner(contender: Contender, reference: Contender, of_pass: Pass = Pass.ALONE) -> Value:
-    """How many times sooner whole than ``reference``: best by best, median by median."""
+    """Return how many times sooner the load is repaired than by ``reference``: best compared with
+    best, median with median."""
 
     def value(figures: Figures, load: str) -> Summary | None:
         mine = figures.of(of_pass, load, contender.name)
@@ -76,7 +77,7 @@ def times_sooner(contender: Contender, reference: Contender, of_pass: Pass = Pas
 
 
 def writers_p99(figures: Figures, load: str) -> Summary | None:
-    """During repair by our defaults, over what it is during Java's."""
+    """Return the writer's p99 during our repair, divided by its p99 during Java's."""
     ours = figures.of(Pass.BESIDE_WRITER, load, OURS.name)
     javas = figures.of(Pass.BESIDE_WRITER, load, JAVA.name)
     if not ours or not javas:

@@ -1,10 +1,11 @@
-"""How many copies a second one process of fsck looks at: ``python -m bench.inspect_bench``.
+"""Measures how many copies per second one process of fsck inspects: ``python -m
+bench.inspect_bench``.
 
-Starts a local cluster of three bookies, stores closed ledgers of which each has all entries, and
-looks at all of them at a level, through ``auditor.fsck.executor`` alone: no Spark. A copy is an
-entry read from one bookie, its digest checked, at level ``full`` its fingerprint compared with the
-others'. CPU is this process's alone. The bookies share the machine, so rates are theirs as much as
-ours; the cost for each copy is ours.
+The bench starts a local cluster of three bookies, stores closed ledgers with all entries on each
+bookie, and inspects all of them at one level with ``auditor.fsck.executor`` alone, without Spark. A
+copy is an entry read from one bookie with its digest checked. At level ``full`` its fingerprint is
+compared with those of the other copies. CPU is of this process alone. The bookies share the
+machine, so the rates depend on them as well; the CPU per copy is ours alone.
 """
 
 import asyncio
@@ -81,7 +82,7 @@ LOADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """All ledgers of a load looked at once, the session's opening included."""
+    """One pass: all ledgers of a load are inspected once. The time includes opening the session."""
 
     ledger_count: int
     copies: int
@@ -137,7 +138,7 @@ def _figures(done: list[Pass]) -> list[str]:
 
 
 async def create_ledgers(cluster: LocalCluster, load: Load) -> None:
-    """The ledgers' metadata: closed, each entry on all bookies."""
+    """Create the metadata of the ledgers: closed, with every entry on all bookies."""
     uri = MetadataUri.parse(cluster.metadata_service_uri)
     store = await ZooKeeperStore.open(uri.hosts)
     try:

@@ -1,8 +1,8 @@
-"""What bookies were really given: counted in their journals, where each accepted add stands.
+"""Counts what bookies stored, from their journals, which contain every accepted add.
 
-So an entry that is copied twice counts twice, whoever copied it, and bookies need no metrics. The
-format is that of BookKeeper's JournalChannel, version 5 and later: a header of one sector, then
-records of a length and that many bytes, and between them padding.
+An entry that is copied twice counts twice, for any client, and bookies need no metrics. The format
+is that of BookKeeper's JournalChannel, version 5 and later: a header of one sector, then records of
+a length and that many bytes, with padding between them.
 """
 
 import mmap
@@ -14,27 +14,28 @@ MAGIC = b"BKLG"
 VERSION_OLDEST = 5
 HEADER_BYTES = 512
 PADDING = -0x100
-"""In place of a record's length; the length of the padding follows."""
+"""Stands in place of a record's length; the length of the padding follows."""
 _LENGTH = struct.Struct(">i")
 _IDS = struct.Struct(">qq")
 
 
 def added_bytes(journals: Path, ledger_ids: Container[int], *, since_s: float) -> int:
-    """Of entries of these ledgers, as stored, in the journals written to since then (wall
-    clock)."""
+    """Return the bytes of the ledgers' entries, as stored, in journals written since the given
+    wall-clock time."""
     files = sorted(journals.glob("current/*.txn"))
     return sum(
         size
         for file in files
         if file.stat().st_mtime >= since_s
         for ledger_id, entry_id, size in records(file)
-        # Below 0 are the bookie's own: a ledger's master key, its fence.
+        # Entry ids below 0 are the bookie's own records: a ledger's master key, its fence.
         if entry_id >= 0 and ledger_id in ledger_ids
     )
 
 
 def records(journal: Path) -> Iterator[tuple[int, int, int]]:
-    """Ledger id, entry id and size of each; up to the end, or to where the bookie was killed."""
+    """Yield ledger id, entry id and size of each record, up to the end or to the place where the
+    bookie was killed."""
     if journal.stat().st_size <= HEADER_BYTES:
         return
     with journal.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -1,10 +1,10 @@
-"""Where the time of a repair goes, and how far it is from what the machine can do: ``python -m
-bench.limit``.
+"""Measures what a repair spends its time on, and how far it is from the limit of the machine:
+``python -m bench.limit``.
 
-Each load is lost twice. Once undisturbed: that gives the times, and the CPU of everybody. Then with
-a sampler in our daemon: that gives the shares in which its CPU is split. The limit is the time in
-which all cores would have done the bookies' part alone, which nobody can save but by asking less of
-them.
+Each load is lost twice. The first, undisturbed loss gives the times and the CPU of all processes.
+In the second a sampler runs in our daemon, which gives the shares of its CPU. The limit is the time
+in which all cores would have done only the bookies' part. Only fewer requests to the bookies can
+lower it.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ bookies' part alone.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One load. ``groups`` and ``functions``: the repairer's CPU, in the sampler's seconds."""
+    """The profile of one load. ``groups`` and ``functions``: the repairer's CPU, in seconds
+    measured by the sampler."""
 
     load: Load
     plain: Measure
@@ -154,7 +155,7 @@ def _parts(plain: Measure, capacity_s: float) -> list[tuple[str, float]]:
 
 
 def _scaled(spent: Mapping[str, float], total_s: float) -> list[tuple[str, float]]:
-    """In the undisturbed run's seconds: the sampler costs some itself."""
+    """Scale to the seconds of the undisturbed run, because the sampler itself uses CPU."""
     sampled_s = sum(spent.values())
     ordered = sorted(spent.items(), key=lambda each: -each[1])
     return [(name, seconds / sampled_s * total_s) for name, seconds in ordered]

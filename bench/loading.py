@@ -1,4 +1,5 @@
-"""Fills bookies with entries, directly over V2: quicker than a writer, and no metadata needed."""
+"""Stores entries on bookies directly over V2, which is quicker than a writer and needs no
+metadata."""
 
 import socket
 import struct
@@ -15,9 +16,9 @@ _REPLY = struct.Struct(">iiiqq")
 
 
 def store_entries(bookie: BookieId, entries: Iterable[bytes], *, master_key: bytes) -> None:
-    """Add packed entries to one bookie (id ``host:port``) and wait until it acknowledged all.
+    """Add packed entries to one bookie (id ``host:port``) and wait until all are acknowledged.
 
-    Raises UnavailableError when it refuses one.
+    Raises UnavailableError if the bookie refuses an entry.
     """
     with _connect(bookie) as connection:
         for window in _windows(entries):
@@ -35,7 +36,7 @@ def store_entries(bookie: BookieId, entries: Iterable[bytes], *, master_key: byt
 
 
 def _windows(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """As many entries as may be under way at once, again and again."""
+    """Yield the entries in groups that may be in flight at once."""
     window: list[bytes] = []
     window_bytes = 0
     for entry in entries:
@@ -49,7 +50,8 @@ def _windows(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _connect(bookie: BookieId) -> socket.socket:
-    """A connection that has answered: a bookie that starts up accepts some only to reset them."""
+    """Return a connection on which the bookie has answered. A bookie that starts up accepts some
+    connections only to reset them."""
     host, _, port = bookie.rpartition(":")
     for _ in range(CONNECT_ATTEMPTS):
         connection = socket.create_connection((host, int(port)), timeout=30)

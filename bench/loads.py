@@ -1,6 +1,6 @@
 """The ledgers that lose a bookie: the same ones for every contender.
 
-Ensembles go round the bookies in turn, so that each contender loses exactly as much.
+Ensembles use the bookies in turn, so each contender loses exactly as much.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +12,15 @@ from ledgers.model import BookieId, DigestType, LedgerMetadata, Segment, entries
 DIGEST = EntryDigest(DigestType.CRC32C, b"")
 OVERHEAD_BYTES = HEADER_BYTES + DIGEST.size
 VICTIM_INDEX = 2
-"""Of the cluster's bookies the one that is killed."""
+"""Position of the bookie that is killed, among those of the cluster."""
 QUICK_SHARE = 10
-_NOISE = bytes(range(256)) * 258  # 64 KiB and a little: payloads are slices that start elsewhere
+_NOISE = bytes(range(256)) * 258  # a little over 64 KiB: payloads are slices with different starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """``ledger_count`` ledgers alike. ``is_open``: left so by writers that are gone."""
+    """``ledger_count`` ledgers with the same shape. ``is_open``: their writers ended without
+    closing them."""
 
     ledger_count: int
     entry_count: int
@@ -31,7 +32,7 @@ class Part:
 
     @property
     def entry_bytes(self) -> int:
-        """As stored."""
+        """The size of an entry as stored."""
         return OVERHEAD_BYTES + self.payload_bytes
 
 
@@ -42,11 +43,11 @@ class Load:
     parts: tuple[Part, ...]
 
     def quick(self) -> "Load":
-        """The same, a tenth of it."""
+        """Return the same load at a tenth of its size."""
         return replace(self, parts=tuple(_tenth(part) for part in self.parts))
 
     def ledgers(self, bookies: Sequence[BookieId], *, first_ledger_id: int) -> list["BenchLedger"]:
-        """On these bookies, under successive ids."""
+        """Return the load's ledgers on these bookies, with successive ids."""
         alike = [(part, number) for part in self.parts for number in range(part.ledger_count)]
         return [
             BenchLedger(
@@ -60,7 +61,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchLedger:
-    """One ledger of a load: where each of its entries lies, and what it contains."""
+    """One ledger of a load: the place and the content of each entry."""
 
     ledger_id: int
     part: Part
@@ -81,7 +82,7 @@ class BenchLedger:
         return created.closed(last_entry_id=part.entry_count - 1, length=length)
 
     def stripe(self, bookie: BookieId) -> Sequence[int]:
-        """The entry ids that it stores; none when it is no member."""
+        """Return the entry ids that the bookie stores; none if it is not in the ensemble."""
         if bookie not in self.ensemble:
             return ()
         return entries_of(
@@ -93,7 +94,7 @@ class BenchLedger:
         )
 
     def entries(self, bookie: BookieId) -> Iterator[bytes]:
-        """What it stores, packed."""
+        """Yield the packed entries that the bookie stores."""
         payload_bytes = self.part.payload_bytes
         for entry_id in self.stripe(bookie):
             start = (self.ledger_id + entry_id) % 251
@@ -108,7 +109,8 @@ class BenchLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stake:
-    """What a bookie's death takes away. ``open_ledgers`` are among ``ledgers``; bytes as stored."""
+    """What the loss of a bookie affects. ``open_ledgers`` are included in ``ledgers``; bytes as
+    stored."""
 
     ledgers: int
     open_ledgers: int
@@ -131,7 +133,7 @@ def _ensemble(bookies: Sequence[BookieId], *, start: int, size: int) -> tuple[Bo
 
 
 def _tenth(part: Part) -> Part:
-    """Of the ledgers, where there are many, else of their entries."""
+    """Return a tenth of the ledgers if there are many, else a tenth of their entries."""
     if part.ledger_count >= QUICK_SHARE * 5:
         return replace(part, ledger_count=part.ledger_count // QUICK_SHARE)
     return replace(part, entry_count=max(1, part.entry_count // QUICK_SHARE))

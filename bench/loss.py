@@ -1,7 +1,7 @@
-"""One loss, measured: a bookie is killed, and the queue watched until nothing names it any more.
+"""Measures one loss: kills a bookie and watches the queue until no metadata names the bookie.
 
-The watching costs ZooKeeper as little as can be (one ``exists`` of the queue's directory at a
-time), and what it costs is subtracted, as is what the cluster does when idle.
+Watching costs ZooKeeper as little as possible: one ``exists`` of the queue's directory at a time.
+That cost is subtracted, and so is the traffic of an idle cluster.
 """
 
 import asyncio
@@ -18,51 +18,55 @@ from daemon.local.processes import Child
 from ledgers.errors import UnavailableError
 
 POLL_S, POLL_SHARE = 0.005, 0.01
-"""How often the queue is looked at: every hundredth of the time it has taken so far, as looking
-disturbs."""
+"""Minimum poll interval, and its share of the time elapsed. Polling disturbs the repair, so the
+interval grows with the elapsed time."""
 BESIDE_POLL_S = 0.02
-"""More seldom beside a writer: 200 looks a second would be a fifth of a core just when all
+"""Poll interval beside a writer. 200 polls a second would use a fifth of a core when the repair
 begins."""
 SESSION_END_TIMEOUT_S = 30.0
 REPAIR_TIMEOUT_S = 240.0
 SETTLE_S, IDLE_S = 2.0, 3.0
-"""For so long the idle cluster's packets are counted, once it has settled."""
+"""Time for the cluster to settle, and then for counting the packets of the idle cluster."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """What one repair took, from the end of the lost bookie's znode to whole: the empty queue, and
-    no metadata that names it. CPU in seconds, user and system; ``bookies``: the four that live."""
+    """The cost of one repair.
+
+    The time runs from the deletion of the lost bookie's znode until the queue is empty and no
+    metadata names the bookie. CPU in seconds, user and system. ``bookies``: the four that survive.
+    """
 
     lost_ledgers: int
     lost_entries: int
     lost_bytes: int
-    """As stored: headers and digests included."""
+    """As stored, with headers and digests."""
     copied_bytes: int
     first_mark_s: float
     closed_whole_s: float
-    """When only open ledgers were left to repair."""
+    """The time when only open ledgers were left to repair."""
     whole_s: float
     repairer_cpu_s: float
     repairer_system_cpu_s: float
     bookies_cpu_s: float
     zookeeper_cpu_s: float
     machine_cpu_s: float
-    """Of all processes, this one and those that have nothing to do with it included."""
+    """CPU of all processes, including this one and those that have nothing to do with the bench."""
     packets: float
-    """That ZooKeeper received, marks included, without the idle cluster's and the bench's own."""
+    """Packets that ZooKeeper received, including those for marks, without those of the idle cluster
+    and of the bench."""
     rss_bytes_max: int
     gone_at_s: float
-    """Monotonic."""
+    """Monotonic time."""
 
     @property
     def others_cpu_s(self) -> float:
-        """Of the bench itself, and of whatever else runs on the machine."""
+        """CPU of the bench itself and of all other processes on the machine."""
         known_s = self.repairer_cpu_s + self.bookies_cpu_s + self.zookeeper_cpu_s
         return max(0.0, self.machine_cpu_s - known_s)
 
 
 class Loss:
-    """The loss of the arena's victim, with ``child`` as the daemon that repairs."""
+    """The loss of the arena's victim. ``child``: the daemon that repairs."""
 
     def __init__(
         self,
@@ -80,7 +84,8 @@ class Loss:
         }
 
     async def measure(self, *, idle_packets_per_s: float) -> Measure:
-        """Kill, and return when all is repaired. Raises UnavailableError when it takes too long."""
+        """Kill the victim, and return when all is repaired. Raises UnavailableError on a
+        timeout."""
         arena = self._arena
         forget_rss_max(self._child.pid)
         packets, began_s = arena.packets(), time.monotonic()
@@ -112,9 +117,10 @@ class Loss:
         )
 
     async def _wait_repaired(self) -> tuple[float, float, tuple[Cpu, ...], int]:
-        """When only open ledgers were left, when none, and what was used up and received by then.
+        """Return when only open ledgers were left, when none were left, and the CPU and packets
+        used until then.
 
-        An empty queue alone proves nothing: some marks may not have been made yet.
+        An empty queue alone proves nothing: some marks may not exist yet.
         """
         closed_s = time.monotonic()
 
@@ -155,12 +161,12 @@ class Loss:
         return sum(stat.child_count for stat in stats if stat is not None)
 
     async def _is_named(self) -> bool:
-        """Whether any metadata still names the victim."""
+        """Return True if any metadata still names the victim."""
         scan = await scan_ledgers(self._arena.seen.manager, lost=[self._arena.victim])
         return bool(scan.underreplicated or scan.unreadable)
 
     def _used(self) -> tuple[Cpu, ...]:
-        """By the repairer, the bookies, ZooKeeper and the whole machine."""
+        """Return the CPU of the repairer, the bookies, ZooKeeper and the whole machine."""
         cluster = self._arena.cluster
         return (
             cpu_of([self._child.pid]),
@@ -171,7 +177,8 @@ class Loss:
 
 
 async def idle_packets_per_s(arena: Arena) -> float:
-    """What the cluster, daemon included, sends to ZooKeeper while nothing happens."""
+    """Return the packets per second that ZooKeeper receives while the cluster and the daemon are
+    idle."""
     await asyncio.sleep(SETTLE_S)
     packets, began_s = arena.packets(), time.monotonic()
     await asyncio.sleep(IDLE_S)

@@ -1,4 +1,4 @@
-"""The results as a picture: how long each contender took for each load, on a logarithmic scale."""
+"""Draws the results: the time of each contender for each load, on a logarithmic scale."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +9,7 @@ from bench.runs import Pass, Run
 from bench.svg import LogAxis, picture, text
 
 COLOURS = ("#b07aa1", "#e15759", "#76b7b2", "#4e79a7")
-"""Of the contenders, in their order."""
+"""Colours of the contenders, in their order."""
 WIDTH, LEFT, RIGHT = 860, 230, 70
 BAR, GAP, TOP, BOTTOM = 13, 16, 66, 34
 DECADES = (0.1, 1.0, 10.0, 100.0)
@@ -17,7 +17,7 @@ AXIS = LogAxis(low=DECADES[0], high=DECADES[-1], start=LEFT, end=WIDTH - RIGHT)
 
 
 def plot(runs: Iterable[Run]) -> str:
-    """An SVG: a bar to the median, a tick at the best."""
+    """Return an SVG with a bar up to the median and a tick at the best run."""
     figures = Figures(runs)
     times = {
         (load, contender.name): WHOLE_S.summary(found)

@@ -1,4 +1,4 @@
-"""A daemon's CPU time by what it was spent on, from the samples of ``bench.sampled``."""
+"""The CPU time of a daemon by activity, from the samples of ``bench.sampled``."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -32,16 +32,18 @@ GROUPS: Mapping[str, str] = {
     "selectors.py": "tasks, event loop",
     "daemon/": "the rest",
 }
-"""By the beginning of a path; the first that fits decides."""
+"""Groups by the beginning of a path. The first match decides."""
 REST = "the rest"
 WAITING = ("select", "wait")
-"""Innermost functions in which threads wait. One that is found there has spent its time elsewhere
-since it was last looked at, nobody knows where: such samples are left out, and what waiting itself
-costs with them."""
+"""Innermost functions in which threads wait.
+
+A thread that is found there has used its CPU since the last sample somewhere else, at an unknown
+place. Such samples are left out, together with the CPU of waiting itself.
+"""
 
 
 def load_samples(path: Path, *, begin_s: float, end_s: float) -> list[Sample]:
-    """Those of a span of time (monotonic), but for threads that are found waiting."""
+    """Return the samples between two monotonic times, without those of waiting threads."""
     samples = msgspec.json.decode(path.read_bytes(), type=list[Sample])
     return [
         sample
@@ -51,8 +53,11 @@ def load_samples(path: Path, *, begin_s: float, end_s: float) -> list[Sample]:
 
 
 def by_group(samples: Iterable[Sample]) -> Mapping[str, float]:
-    """CPU seconds. The innermost frame that belongs to a group decides: what a module of the
-    standard library does counts for who called it, but for the event loop's own."""
+    """Return CPU seconds by group.
+
+    The innermost frame that belongs to a group decides. So the CPU of a standard library module
+    counts for its caller, except that of the event loop itself.
+    """
     spent: dict[str, float] = defaultdict(float)
     for sample in samples:
         groups = (group for name in sample.stack if (group := group_of(name)) is not None)
@@ -61,7 +66,7 @@ def by_group(samples: Iterable[Sample]) -> Mapping[str, float]:
 
 
 def by_function(samples: Iterable[Sample]) -> Mapping[str, float]:
-    """CPU seconds by the innermost function."""
+    """Return CPU seconds by the innermost function."""
     spent: dict[str, float] = defaultdict(float)
     for sample in samples:
         spent[_short(sample.stack[0])] += sample.cpu_s
@@ -74,7 +79,7 @@ def group_of(name: str) -> str | None:
 
 
 def _short(name: str) -> str:
-    """From the package on, wherever that is installed."""
+    """Return the path from the package on, without the place where it is installed."""
     name = name.removeprefix(f"{REPOSITORY}/")
     _, _, installed = name.rpartition("/site-packages/")
     _, _, standard = installed.rpartition("/lib/python")

@@ -1,4 +1,5 @@
-"""How far the bench is: a line a run on standard error, with how long the rest may take."""
+"""Reports the progress of the bench on standard error: one line per run, with an estimate of the
+remaining time."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -8,11 +9,11 @@ import click
 from bench.runs import Key
 
 RUN_GUESS_S = 25.0
-"""Until one was measured."""
+"""The estimate until a run of this kind was measured."""
 
 
 class Progress:
-    """Knows how long each contender took for each load when it was last measured."""
+    """Remembers how long each contender took for each load in the last measurement."""
 
     def __init__(self) -> None:
         self._began_s = self._ended_s = time.monotonic()

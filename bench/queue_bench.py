@@ -1,9 +1,9 @@
-"""What the queue costs ZooKeeper, by the number of nodes that share it: ``python -m
+"""Measures the queue's cost for ZooKeeper by the number of nodes that share it: ``python -m
 bench.queue_bench``.
 
-All nodes wait at the disable switch, with the queue full; it is opened, and all begin in one
-moment, which is the worst that may happen. Packets are those that the server counted, all of them:
-looks, locks, unmarks, pings; only the bench's own are taken off.
+All nodes wait at the disable switch, with the queue full. Then the switch is opened and all nodes
+begin at once, which is the worst case. Packets are those that the server counted for reads, locks,
+unmarks and pings; only the bench's own are subtracted.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ PATHS = ClusterPaths.below(ROOT)
 PROCESSES_MAX = 4
 POLL_S = 0.1
 SETTLE_S = 3.0
-"""Before the switch is opened: every node has looked, and found it closed."""
+"""Time before the switch is opened. By then every node has looked and found it closed."""
 TIMEOUT_S = 300.0
 LOST = BookieId("bookie-that-left:3181")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One run, from the opening of the switch to the empty queue."""
+    """The result of one run, from the opening of the switch to the empty queue."""
 
     node_count: int
     ledger_count: int
@@ -112,7 +112,7 @@ def _measure(node_count: int, *, ledger_count: int, repair_s: float) -> Measured
 
 @contextmanager
 def _full_queue(folder: Path, ledger_count: int) -> Iterator[ZooKeeperServer]:
-    """A server with so many marks, and the disable switch on."""
+    """Run a server with this number of marks and with the disable switch on."""
     with running_zookeeper(folder) as server:
         asyncio.run(_fill(server.address, ledger_count))
         yield server
@@ -140,7 +140,8 @@ async def _fill(hosts: str, ledger_count: int) -> None:
 
 @contextmanager
 def _nodes(server: ZooKeeperServer, node_count: int, repair_s: float) -> Iterator[list[Connection]]:
-    """Processes with so many nodes between them, all of them ready; killed at the end."""
+    """Run processes that share the given number of nodes, and yield when all nodes are ready. Kills
+    them at the end."""
     context = multiprocessing.get_context("spawn")
     process_count = min(PROCESSES_MAX, node_count)
     processes, parents = [], []
@@ -184,7 +185,8 @@ def _receive(connection: Connection) -> object:
 
 
 async def _drain(server: ZooKeeperServer, ledger_count: int) -> tuple[float, int]:
-    """Open the switch and wait until nothing is marked; seconds, and packets of the nodes."""
+    """Open the switch and wait until nothing is marked. Return the seconds, and the packets of the
+    nodes."""
     directory = PATHS.mark(0).rsplit("/", 2)[0]
     store = await ZooKeeperStore.open(server.address)
     try:

@@ -1,7 +1,7 @@
-"""Worker halves without bookies: real sessions, queue and worker, repairs that only take their
-time.
+"""Workers without bookies: real sessions, queue and worker, but repairs that only wait.
 
-Several share a process, as a hundred processes would measure the machine rather than the queue.
+Several workers share a process, because a hundred processes would measure the machine rather than
+the queue.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from replication.worker import LEASES, ReplicationWorker
 from replication.znodes import ClusterPaths
 
 SESSION_TIMEOUT_S = 60.0
-"""Long: many sessions in one process are slow to say that they live."""
+"""A long timeout: many sessions in one process send their pings late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesTask:
-    """What one process is to run."""
+    """The parameters of one process."""
 
     hosts: str
     root: str
@@ -49,14 +49,14 @@ class NodesTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesResult:
-    """What came of it. ``per_node``: ledgers taken by each."""
+    """The result of one process. ``per_node``: the number of ledgers that each node leased."""
 
     lost_races: int
     per_node: tuple[int, ...]
 
 
 class _Timed:
-    """In place of a ``Repairer``: the ledger is whole after so long."""
+    """A replacement for ``Repairer``: each ledger counts as repaired after a fixed time."""
 
     def __init__(self, queue: Queue, repair_s: float) -> None:
         self._queue = queue
@@ -70,7 +70,7 @@ class _Timed:
 
 
 def run_nodes(task: NodesTask, parent: Connection) -> None:
-    """A process's main function: says ``ready``, works until told to stop, sends a
+    """Run the nodes in a process: send ``ready``, work until told to stop, then send a
     ``NodesResult``."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     asyncio.run(_run_nodes(task, parent))

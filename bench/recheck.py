@@ -1,7 +1,7 @@
 """Measures the cost of reading recent copies again: ``python -m bench.recheck``.
 
-One loss of many small ledgers is repaired, and then its copies are read again. CPU of the time in
-between is subtracted as the idle cluster's.
+One loss of many small ledgers is repaired, and then its copies are read again. The CPU of the time
+in between counts as that of the idle cluster and is subtracted.
 """
 
 import asyncio

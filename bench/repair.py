@@ -1,8 +1,9 @@
-"""Our daemon and Java's AutoRecovery on the same bookies, turn about: ``python -m bench.repair``.
+"""Compares our daemon with Java's AutoRecovery on the same bookies, in turn: ``python -m
+bench.repair``.
 
-All on one cluster, each contender in its turn, in another order each time. Every run is recorded as
-it ends; a bench that was interrupted goes on with ``--resume``, and what is not asked for again
-(``--only``, ``--contenders``) stays as it was.
+All contenders share one cluster, in a different order each time. Every run is recorded when it
+ends, and ``--resume`` continues an interrupted bench. Loads and contenders that are not selected
+(``--only``, ``--contenders``) keep their earlier results.
 """
 
 import asyncio
@@ -35,13 +36,13 @@ RESULTS = Path(__file__).with_name("results")
 BESIDE_WRITER = (JAVA, OURS)
 QUICK = (JAVA, OURS)
 PACE = "pace"
-"""Names the plot of the pace beside the loads."""
+"""The name of the plot of the pace beside the loads."""
 PARTS: Mapping[str, Load | None] = {**LOADS, PACE: None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One contender's runs, load after load, on the cluster of this pass."""
+    """The runs of one contender, load after load, on the cluster of this pass."""
 
     of_pass: Pass
     repeat: int
@@ -104,8 +105,8 @@ def main(
 def plan(
     contenders: Sequence[Contender], loads: Sequence[Load], *, repeat: int, writer_repeat: int
 ) -> list[Turn]:
-    """Turns in order. Nobody always meets the fresher bookies: every other time it goes
-    backwards."""
+    """Return the turns in order. Every other repeat is in reverse order, so that no contender
+    always meets the fresher bookies."""
     turns: list[Turn] = []
     for of_pass, count in ((Pass.ALONE, repeat), (Pass.BESIDE_WRITER, writer_repeat)):
         for number in range(1, count + 1):
@@ -120,7 +121,7 @@ def plan(
 
 @dataclass(slots=True)
 class Bench:
-    """Takes the turns. One that fails is noted, and the others go on, on a fresh cluster."""
+    """Runs the turns. A turn that fails is noted, and the others continue on a new cluster."""
 
     loads: Mapping[str, Load]
     runs: RunFile[Run]
@@ -128,7 +129,7 @@ class Bench:
     _progress: Progress = field(default_factory=Progress)
 
     def run(self, turns: Sequence[Turn]) -> None:
-        """Leaves out what is recorded."""
+        """Run the turns, except those that are already recorded."""
         left = [rest for turn in turns if (rest := self._rest(turn)).keys]
         self._progress.expect(key for turn in left for key in turn.keys)
         with JavaTool() as java:
@@ -138,7 +139,7 @@ class Bench:
                     asyncio.run(self._on_one_cluster(java, waiting))
 
     def plot_pace(self, folder: Path) -> None:
-        """Raises UnavailableError."""
+        """Measure the pace and write its plot. Raises UnavailableError."""
         self._progress.say("the pace as a writer starts and stops")
         with JavaTool() as java:
             write_pace(asyncio.run(measure_pace(java)), folder)
@@ -147,7 +148,7 @@ class Bench:
         return replace(turn, keys=tuple(key for key in turn.keys if key not in self.runs))
 
     async def _on_one_cluster(self, java: JavaTool, waiting: list[Turn]) -> None:
-        """Takes turns off ``waiting`` until there are none, or one fails."""
+        """Run turns from ``waiting`` until none is left or one fails."""
         self._progress.say("starting ZooKeeper and the bookies")
         async with open_arena(java) as arena:
             with ExitStack() as stack:
@@ -155,9 +156,9 @@ class Bench:
                 if waiting[0].of_pass is Pass.BESIDE_WRITER:
                     uri = arena.cluster.metadata_service_uri
                     writer = stack.enter_context(PacedWriter(uri, avoid=arena.victim))
-                await warm_bookies(arena)  # with what they will have to do
+                await warm_bookies(arena)  # with the kind of work that follows
                 if writer is not None:
-                    # Small requests are served by other code.
+                    # Bookies serve small requests with different code.
                     await warm_bookies(arena, OURS, losses=1)
                 while waiting:
                     turn = waiting.pop(0)
@@ -189,7 +190,7 @@ class Bench:
 
 @contextmanager
 def results_folder(results: Path | None) -> Iterator[Path]:
-    """A passing one for None."""
+    """Yield the folder of the results; a temporary one if None."""
     if results is not None:
         results.mkdir(parents=True, exist_ok=True)
         yield results
@@ -199,7 +200,8 @@ def results_folder(results: Path | None) -> Iterator[Path]:
 
 
 def chosen(options: Mapping[str, T], names: str) -> list[T]:
-    """Those of a list parted by commas. Raises click.BadParameter for one that there is not."""
+    """Return the options named in a comma-separated list. Raises click.BadParameter for an unknown
+    name."""
     wanted = names.split(",")
     if unknown := [name for name in wanted if name not in options]:
         raise click.BadParameter(f"{', '.join(unknown)}: there are {', '.join(options)}")

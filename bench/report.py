@@ -1,4 +1,5 @@
-"""The results as Markdown: what is met of the goals, then every figure of every contender."""
+"""The results as Markdown: the goals and whether they are met, then every figure of every
+contender."""
 
 import math
 import os
@@ -25,7 +26,7 @@ CORES = os.cpu_count() or 1
 
 
 def report(runs: Iterable[Run], *, failures: Sequence[str] = ()) -> str:
-    """``failures``: runs that do not count, and why."""
+    """Return the report. ``failures``: runs that do not count, and why."""
     runs = list(runs)
     figures = Figures(runs)
     sections = [
@@ -45,13 +46,15 @@ def report(runs: Iterable[Run], *, failures: Sequence[str] = ()) -> str:
 
 
 def _others_share(measures: Sequence[Measure]) -> float:
-    """Of all the cores' time: much of it says that the machine was not ours alone."""
+    """Return the share of all cores' time that other processes used. A large share means that the
+    machine was not ours alone."""
     others_s = sum(measure.others_cpu_s for measure in measures)
     return others_s / sum((CORES * measure.whole_s for measure in measures), start=1e-9)
 
 
 def goals_table(figures: Figures) -> str:
-    """Held against the median. Goals of which nothing was measured are left out."""
+    """Return a table that compares the goals with the medians. Goals without measurements are left
+    out."""
     return table(
         ["goal", "load", "best / median", "must", "aim", "must", "aim"],
         [row for goal in GOALS for row in _goal_rows(goal, figures)],
@@ -118,7 +121,7 @@ def _writers(figures: Figures) -> Iterator[str]:
 
 
 def _disturbance(runs: Sequence[Run]) -> list[str]:
-    """Of the run with the median p99."""
+    """Return the writer's figures of the run with the median p99."""
     all_of_them = [run.writer for run in runs if run.writer is not None]
     ordered = sorted(all_of_them, key=lambda each: each.during.p99_ms)
     chosen: Disturbance = ordered[len(ordered) // 2]
@@ -130,7 +133,7 @@ def _disturbance(runs: Sequence[Run]) -> list[str]:
 
 
 def _in_order(by_name: Mapping[str, list[Run]]) -> dict[str, list[Run]]:
-    """By title, in the order of the contenders."""
+    """Return the runs by title, in the order of the contenders."""
     return {each.title: by_name[each.name] for each in CONTENDERS if each.name in by_name}
 
 

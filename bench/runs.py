@@ -1,5 +1,5 @@
-"""The record of all runs, one JSON line each, written as they come: an interrupted bench keeps
-them."""
+"""The record of all runs: one JSON line per run, written at its end, so that an interrupted bench
+keeps its runs."""
 
 import enum
 from collections.abc import Collection, Hashable, Iterator
@@ -13,14 +13,15 @@ from bench.writer import Disturbance
 
 
 class Pass(enum.Enum):
-    """Rates are measured alone; whether writers suffer, and how fast repair then is, beside one."""
+    """The two passes: rates are measured alone. Beside a writer, the bench measures how much the
+    writer suffers and how fast the repair is then."""
 
     ALONE = "alone"
     BESIDE_WRITER = "beside-writer"
 
 
 class Key(NamedTuple):
-    """One run of the plan. ``repeat`` counts from 1."""
+    """The key of one run of the plan. ``repeat`` counts from 1."""
 
     of_pass: Pass
     load: str
@@ -29,8 +30,8 @@ class Key(NamedTuple):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One loss, repaired. ``judged_copies``: that BookKeeper's own client then read, all of them
-    good."""
+    """One loss and its repair. ``judged_copies``: the number of copies that BookKeeper's own client
+    read afterwards, all of them good."""
 
     of_pass: Pass
     load: str
@@ -46,7 +47,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keyed(Protocol):
-    """What a record is made of: msgspec structs."""
+    """A record with a key: a msgspec struct."""
 
     @property
     def key(self) -> Hashable: ...
@@ -56,10 +57,10 @@ R = TypeVar("R", bound=Keyed)
 
 
 class RunFile(Generic[R]):
-    """Runs by key; the last one of a key counts."""
+    """Runs by key. The last run of a key counts."""
 
     def __init__(self, path: Path, kind: Any) -> None:
-        """Goes on with what is in ``path``, if it exists. ``kind``: their class, or several (a
+        """Read the runs that ``path`` already contains. ``kind``: their class, or several (a
         union)."""
         self._path = path
         decoder = msgspec.json.Decoder(kind)
@@ -79,7 +80,7 @@ class RunFile(Generic[R]):
             file.write(msgspec.json.encode(run) + b"\n")
 
     def forget(self, keys: Collection[Hashable]) -> None:
-        """Drop them from the file, too."""
+        """Delete these runs, also from the file."""
         self._runs = {key: run for key, run in self._runs.items() if key not in keys}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_bytes(b"".join(msgspec.json.encode(run) + b"\n" for run in self))

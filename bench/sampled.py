@@ -1,10 +1,10 @@
-"""bookmender with a thread beside it that keeps looking where the others are: ``python -m
+"""Runs bookmender with a sampler thread that records where the other threads are: ``python -m
 bench.sampled``.
 
-Each look charges the CPU time that a thread used since the look before to where it is now, so that
-waiting costs nothing. It sees a thread only where the interpreter may switch to another one; with
-the switch interval set low that is at most a fraction of a millisecond after the moment it asked
-for.
+Each sample charges the CPU time that a thread has used since the last sample to its current place,
+so waiting costs nothing. The sampler sees a thread only where the interpreter may switch to another
+one. With a short switch interval that is at most a fraction of a millisecond after the intended
+moment.
 """
 
 import sys
@@ -20,11 +20,11 @@ import msgspec
 LOOK_EVERY_S = 0.001
 SWITCH_INTERVAL_S = 0.00005
 DEPTH_MAX = 12
-"""Frames of a stack that are kept, innermost first."""
+"""Number of frames kept of a stack, innermost first."""
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
-    """CPU time of one thread. ``stack``: ``path:function``, innermost first."""
+    """CPU time of one thread at one place. ``stack``: ``path:function``, innermost first."""
 
     at_s: float
     cpu_s: float
@@ -32,7 +32,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampler:
-    """Looks on until it is stopped. ``samples`` grow on its thread alone."""
+    """Samples the other threads until it is stopped. Only its thread appends to ``samples``."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
@@ -56,7 +56,7 @@ class Sampler:
                     self._look(at_s, thread_id, frame)
 
     def _look(self, at_s: float, thread_id: int, frame: FrameType) -> None:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the thread has just ended
             used_s = time.clock_gettime(time.pthread_getcpuclockid(thread_id))
             since_s = used_s - self._used_s.get(thread_id, used_s)
             self._used_s[thread_id] = used_s
@@ -75,12 +75,12 @@ def _names(innermost: FrameType) -> Iterator[str]:
 
 
 def main() -> None:
-    """``OUTPUT ARGUMENT...``: run the command, then write the samples as JSON."""
+    """Run the command and write the samples as JSON. Arguments: ``OUTPUT ARGUMENT...``."""
     output = sys.argv.pop(1)
     sampler = Sampler()
     sampler.start()
     try:
-        from daemon.cli.main import main as bookmender  # what importing costs is seen, too
+        from daemon.cli.main import main as bookmender  # imported here to sample the import, too
 
         bookmender()
     finally:

@@ -1,4 +1,4 @@
-"""The little of SVG that our plots need."""
+"""The parts of SVG that our plots use."""
 
 import math
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from html import escape
 
 
 def picture(width: float, height: float, parts: Iterable[str]) -> str:
-    """A whole file, on white."""
+    """Return a complete SVG file with a white background."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -28,8 +28,8 @@ def text(x: float, y: float, content: str, size: int = 12, anchor: str = "start"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogAxis:
-    """From value ``low`` at pixel ``start`` to ``high`` at ``end``; what is lower is shown at the
-    start."""
+    """A logarithmic axis from value ``low`` at pixel ``start`` to ``high`` at ``end``. Values below
+    ``low`` are shown at ``start``."""
 
     low: float
     high: float

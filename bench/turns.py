@@ -1,5 +1,5 @@
-"""One contender's turn in the arena: its daemon alone, a small loss to get warm, then load after
-load."""
+"""One contender's turn in the arena: starts its daemon, repairs a small loss to warm up, then load
+after load."""
 
 import asyncio
 import time
@@ -20,7 +20,8 @@ STOP_TIMEOUT_S = 10.0
 POLL_S = 0.1
 LOSSES_BEFORE = 4
 SETTLE_S, QUIET_S = 1.0, 5.0
-"""A writer is watched for so long before and after a loss, once what came before has settled."""
+"""A writer is watched for this time before and after a loss, once the effects of earlier work have
+ended."""
 
 
 async def take_turn(
@@ -31,10 +32,10 @@ async def take_turn(
     writer: PacedWriter | None,
     on_run: Callable[[Run], None],
 ) -> None:
-    """Measure these loads, one after the other. ``writer``: goes on beside them.
+    """Measure these loads in order. ``writer``: writes during the measurements.
 
-    Raises UnavailableError when a repair does not end or leaves copies missing: such a run does not
-    count, and the arena is not what it was.
+    Raises UnavailableError if a repair does not end or leaves copies missing. Such a run does not
+    count, and the arena cannot be used further.
     """
     async with warm_daemon(arena, contender) as child:
         idle = await idle_packets_per_s(arena)
@@ -78,10 +79,11 @@ async def _beside(
 async def warm_bookies(
     arena: Arena, contender: Contender = OURS_OPEN, *, losses: int = LOSSES_BEFORE
 ) -> None:
-    """As those that have been up for a while: nobody is to be measured while they still compile.
+    """Repair a few losses, so that bookies behave as if they had been up for a while.
 
-    Their CPU for each small ledger falls to a third over the first few losses; where these are
-    repaired gently, a writer's p99 does.
+    A bookie that still compiles its code would distort the results. Its CPU for each small ledger
+    falls to a third over the first few losses. If these are repaired slowly, the p99 of a writer
+    falls as well.
     """
     async with warm_daemon(arena, contender) as child:
         for _ in range(losses):
@@ -94,7 +96,8 @@ async def warm_bookies(
 async def warm_daemon(
     arena: Arena, contender: Contender, *, before: Sequence[str] = PLAIN
 ) -> AsyncIterator[Child]:
-    """Elected, and with a small loss behind it; at the end its vote is gone."""
+    """Yield a daemon that is elected and has repaired a small loss. At the end, wait until its vote
+    is deleted."""
     child = contender.start(arena.cluster, before=before)
     try:
         await _wait_for_votes(arena, True, child)

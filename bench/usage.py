@@ -1,4 +1,4 @@
-"""What processes have used up, and the machine with them, as Linux's /proc tells."""
+"""The resources that processes and the machine have used, from Linux's /proc."""
 
 import os
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ _RSS_MAX_RESET = "5"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cpu:
-    """CPU time in seconds; of the machine, ``user_s`` and ``system_s`` of all cores together."""
+    """CPU time in seconds. For the machine, ``user_s`` and ``system_s`` of all cores together."""
 
     user_s: float
     system_s: float
@@ -26,7 +26,8 @@ class Cpu:
 
 
 def cpu_of(pids: Iterable[int | None]) -> Cpu:
-    """Of these processes together, to 10 ms; one that has ended counts nothing."""
+    """Return the CPU time of these processes together, to 10 ms. A process that has ended counts as
+    0."""
     user_s = system_s = 0.0
     for pid in pids:
         with suppress(OSError):
@@ -37,7 +38,8 @@ def cpu_of(pids: Iterable[int | None]) -> Cpu:
 
 
 def cpu_of_machine() -> Cpu:
-    """User, with nice, and system, with interrupts; neither idle time nor waiting for the disk."""
+    """Return the machine's CPU time: user with nice, system with interrupts, without idle time and
+    disk waits."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     user, nice, system, _, _, interrupts, soft_interrupts = ticks[:7]
     return Cpu(
@@ -47,7 +49,7 @@ def cpu_of_machine() -> Cpu:
 
 
 def written_bytes(pid: int) -> int:
-    """To files and sockets, by system calls."""
+    """Return the bytes that the process wrote to files and sockets with system calls."""
     for line in Path(f"/proc/{pid}/io").read_text().splitlines():
         if line.startswith("wchar:"):
             return int(line.split()[1])
@@ -55,12 +57,12 @@ def written_bytes(pid: int) -> int:
 
 
 def rss_bytes(pid: int) -> int:
-    """Now."""
+    """Return the current resident memory."""
     return _status_bytes(pid, "VmRSS")
 
 
 def rss_bytes_max(pid: int) -> int:
-    """The highest since ``forget_rss_max``."""
+    """Return the highest resident memory since ``forget_rss_max``."""
     return _status_bytes(pid, "VmHWM")
 
 
@@ -72,7 +74,7 @@ def _status_bytes(pid: int, name: str) -> int:
 
 
 def forget_rss_max(pid: int) -> None:
-    """Let ``rss_bytes_max`` count from now on; where the kernel refuses, it counts from the
-    start."""
+    """Restart the measurement of ``rss_bytes_max``. If the kernel refuses, it covers the whole life
+    of the process."""
     with suppress(OSError):
         Path(f"/proc/{pid}/clear_refs").write_text(_RSS_MAX_RESET)

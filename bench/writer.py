@@ -1,6 +1,7 @@
-"""A Java client that writes on while bookies are repaired: what its adds take, quiet and disturbed.
+"""A Java client that writes while bookies are repaired. Measures the latency of its adds.
 
-500 adds of 1 KB a second on a fixed schedule, each measured from the moment it was due.
+It sends 500 adds of 1 KB a second on a fixed schedule. Each latency counts from the moment when the
+add was due.
 """
 
 import math
@@ -23,7 +24,7 @@ CATCH_UP_POLL_S = 0.05
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the adds that were due in a span of time."""
+    """The latencies of the adds that were due in a span of time."""
 
     adds: int
     p50_ms: float
@@ -42,7 +43,8 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
-    """A writer beside one repair: before the loss, from loss to whole, and after."""
+    """The latencies of a writer beside one repair: before the loss, during the repair, and after
+    it."""
 
     before: Latency
     during: Latency
@@ -50,7 +52,8 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PacedWriter(LongCommand):
-    """``avoid``: the bookie that is going to be lost, and holds nothing of it."""
+    """The writer. ``avoid``: the bookie that will be lost; the writer's ledger has no copies on
+    it."""
 
     def __init__(self, uri: str, *, avoid: BookieId) -> None:
         shape: dict[str, object] = msgspec.to_builtins(
@@ -62,13 +65,14 @@ class PacedWriter(LongCommand):
         assert isinstance(pacing, messages.Pacing), pacing
         self._start_ns, self._interval_ns = pacing.start_ns, pacing.interval_ns
         self._latencies_us: list[int] = []
-        """By entry id. Appended to by the listener alone."""
+        """Latencies by entry id. Only the listener appends to it."""
         self._error: Exception | None = None
         self._listener = threading.Thread(target=self._listen, name="paced-writer", daemon=True)
         self._listener.start()
 
     def latency(self, begin_s: float, end_s: float) -> Latency:
-        """Of the adds due in between (monotonic); waits until all of them are acknowledged."""
+        """Return the latency of the adds due between two monotonic times. Waits until all of them
+        are acknowledged."""
         first, stop = self._entry_due(begin_s), self._entry_due(end_s)
         deadline_s = time.monotonic() + CATCH_UP_TIMEOUT_S
         while len(self._latencies_us) < stop:
@@ -91,10 +95,11 @@ class PacedWriter(LongCommand):
                 assert isinstance(record, messages.Paced), record
                 assert record.first == len(self._latencies_us), record
                 self._latencies_us.extend(record.latencies_us)
-        except Exception as error:  # told to whoever asks next
+        except Exception as error:  # reported to the next caller
             self._error = error
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share does not exceed; NaN without any."""
+    """Return the smallest value that at least this share of the values does not exceed; NaN if
+    there are none."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan

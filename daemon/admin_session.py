@@ -1,7 +1,7 @@
 """The ZooKeeper session of a command.
 
-``admin_session`` only reads, or writes orders. ``writing_session`` also writes ledger metadata: each
-write is recorded in the journal of this host and proves its session (rule S3).
+``admin_session`` only reads, or writes orders. ``writing_session`` also writes ledger metadata.
+Each write is recorded in the journal of this host and proves its session (rule S3).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminSession:
-    """What a command needs of the cluster."""
+    """The connections and settings that a command works with."""
 
     settings: Settings
     store: MetadataStore
@@ -40,8 +40,8 @@ class AdminSession:
 
     @classmethod
     async def on(cls, store: MetadataStore, settings: Settings) -> Self:
-        """On a session that somebody else closes. Raises SettingsError (another layout),
-        UnavailableError (no such cluster)."""
+        """Return an AdminSession on an open store; the caller closes the store. Raises
+        SettingsError (another layout), UnavailableError (no such cluster)."""
         return cls(
             settings=settings,
             store=store,
@@ -58,8 +58,11 @@ class AdminSession:
 async def admin_session(
     settings: Settings, *, ends_with_loop: bool = False
 ) -> AsyncIterator[AdminSession]:
-    """``ends_with_loop``: as ``open_store`` has it. Raises SettingsError (another layout),
-    UnavailableError (no ZooKeeper, or no cluster there)."""
+    """Open a session for a command and close it at the end.
+
+    ``ends_with_loop``: see ``open_store``. Raises SettingsError (another layout), UnavailableError
+    (no ZooKeeper, or no cluster there).
+    """
     store = await open_store(settings, ends_with_loop=ends_with_loop)
     try:
         yield await AdminSession.on(store, settings)
@@ -88,7 +91,7 @@ async def shared_clock(cluster: AdminSession) -> SharedClock:
     """Return a clock synchronised with ZooKeeper. Commands use it for deadlines that all nodes
     observe."""
     clock = SharedClock(SystemClock())
-    with suppress(UnauthorizedError):  # without write access the host's own clock must do
+    with suppress(UnauthorizedError):  # without write access the clock of this host is used
         membership = await Membership.join(cluster.store, cluster.paths, by_hand())
         await membership.synchronise(clock)
     return clock
@@ -107,10 +110,11 @@ def by_hand() -> NodeInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritingSession:
-    """``manager``: journals what it writes. ``session``: proves that it is still ours (rule S3).
+    """A session that may write ledger metadata.
 
-    ``cluster_id``: whose ledgers these are, None where nobody has said. ``holder``: what its locks
-    say.
+    ``manager``: journals what it writes. ``session``: proves that the session still exists (rule
+    S3). ``cluster_id``: the id of the cluster; None if the cluster has none. ``holder``: the text
+    in the locks of the command.
     """
 
     cluster: AdminSession
@@ -122,7 +126,8 @@ class WritingSession:
 
 @asynccontextmanager
 async def writing_session(settings: Settings) -> AsyncIterator[WritingSession]:
-    """Errors are those of ``admin_session``; SettingsError also where nothing can be recorded."""
+    """Open a session that may write. Raises what ``admin_session`` raises; also SettingsError if
+    the journal cannot be written."""
     with closing(open_journal(settings)) as journal:
         async with admin_session(settings, ends_with_loop=True) as cluster:
             cluster_id = await read_instance_id(cluster.store, settings.uri.root)

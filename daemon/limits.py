@@ -32,12 +32,12 @@ ACTIVE_BOOKIES = Gauge(
     "bookmender_client_active_bookies", "Bookies with active clients, as published by the leader."
 )
 SHARES_INTERVAL_S = 10.0
-"""How often the nodes are counted anew, for each one's share of a bookie's reads (rule S10)."""
+"""Interval of counting the nodes, for each node's share of a bookie's reads (rule S10)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """As ``LimitsOrder``, with nothing left open. 0: no limit."""
+    """The limits of a node, with a value for every field of ``LimitsOrder``. 0: no limit."""
 
     bytes_per_s: int
     entries_per_s: int
@@ -67,8 +67,8 @@ def ordered_limits(order: LimitsOrder) -> dict[str, Any]:
 async def _each_in_force(
     settings: Settings, views: ViewSource, *, every_s: float | None = None
 ) -> AsyncGenerator[Limits, None]:
-    """What holds now, and again when that may have changed; at the latest after ``every_s``, if
-    given."""
+    """Yield the limits in force at once, and again whenever they may have changed. If ``every_s``
+    is given, also after that many seconds without a change."""
     while True:
         seen = views.change_count
         yield limits_in_force(views.current.orders.limits, settings)
@@ -139,11 +139,11 @@ async def keep_to_our_share(
     clock: Clock,
     count_max: int = READS_IN_FLIGHT_CEILING,
 ) -> None:
-    """The more nodes and executors of fsck read, the fewer reads each may have at one bookie (rule
-    S10).
+    """Set how many reads this node may have in flight at one bookie (rule S10).
 
-    The checks of whoever leads count as one more. ``count_max``: more than so many in no case. What
-    was reckoned last stays while nobody can be counted. Ends with the session.
+    The more nodes and executors of fsck read, the smaller the share of each. The checks of the
+    leader count as one more reader. ``count_max``: upper bound of the share. While the readers
+    cannot be counted, the last share stays in force. Ends with the session.
     """
     async with aclosing(_each_in_force(settings, views, every_s=SHARES_INTERVAL_S)) as in_force:
         async for limits in in_force:

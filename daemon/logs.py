@@ -31,7 +31,7 @@ def bounded_traceback(error: BaseException) -> str:
     if len(single) > ERRORS_MAX:
         parts.append(f"and {len(single) - ERRORS_MAX} more errors")
     lines = "\n".join(parts).split("\n")
-    if len(lines) > LINES_MAX:  # the end matters most
+    if len(lines) > LINES_MAX:  # the end of a traceback is the most useful part
         half = LINES_MAX // 2
         lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
     return "\n".join(lines)
@@ -72,7 +72,7 @@ def set_up_logs(settings: LogSettings, *, stream: TextIO | None = None) -> None:
         logger_factory=structlog.PrintLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
-    # kazoo logs each reconnection at length. We log what matters of it.
+    # kazoo logs each reconnection at length. The session logs the important events itself.
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 
 

@@ -344,6 +344,8 @@ def _commands(bookies: Sequence[BookieId], command: str) -> str:
 def _entries(facts: Facts) -> str:
     """Return ``entry 4``, ``entries 4, 7`` or ``more than 1,000 entries (4, 7, …)``."""
     listed = ", ".join(map(str, facts.entry_ids))
+    if not listed:
+        return f"{facts.entry_count:,} entries" if facts.entry_count else "some entries"
     if not facts.has_more_entries and facts.entry_count <= len(facts.entry_ids):
         return f"entry {listed}" if len(facts.entry_ids) == 1 else f"entries {listed}"
     more = "more than " if facts.has_more_entries else ""

@@ -58,9 +58,12 @@ def run_node(settings: Settings) -> int:
 def _run(
     settings: Settings, roles: Sequence[ServiceThread], open_once: Callable[[], OpenSession]
 ) -> int:
-    """``open_once``: opens a session once in this thread, so that errors are reported before any
-    service starts."""
-    check_cluster(open_once)  # holds no lock, so a signal may end it at once
+    """Check the cluster, then run the services until a signal.
+
+    ``open_once``: opens a session once in this thread, so that errors are reported before any
+    service starts.
+    """
+    check_cluster(open_once)  # holds no lock, so a signal may stop it at once
     stop = threading.Event()
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: stop.set())

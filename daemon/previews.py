@@ -32,7 +32,8 @@ from replication.preview import Preview, Previewer
 from replication.targets import TargetSelector
 
 READS_IN_FLIGHT = 8
-"""Of a command at one bookie: those who repair have the rest (rule S10)."""
+"""Reads that a command may have in flight at one bookie. The nodes that repair have the rest (rule
+S10)."""
 LEDGERS_AT_ONCE = 16
 MARKS_READ_MAX = 5_000
 READS_AT_ONCE = 200
@@ -40,10 +41,10 @@ READS_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectedLedgers:
-    """Ledgers to plan for. ``more``: how many more there are; None if they were not counted.
+    """Ledgers to plan for.
 
-    ``unreadable``: ledgers that may belong to the selection, but cannot be read.
-
+    ``more``: the number of further ledgers; None if they were not counted. ``unreadable``: ledgers
+    that may belong to the selection, but cannot be read.
     """
 
     ledger_ids: Sequence[int]
@@ -53,10 +54,10 @@ class SelectedLedgers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Previews:
-    """``more``, ``unreadable``: as in ``SelectedLedgers``.
+    """The planned repairs. ``more``, ``unreadable``: as in ``SelectedLedgers``.
 
-    ``none_marked``: the conditions of ``status``, if the marked ledgers were asked for and there is
-    none; else empty.
+    ``none_marked``: the conditions of ``status``, if the marked ledgers were requested and there
+    are none; else empty.
     """
 
     ledgers: Sequence[Preview]
@@ -64,18 +65,20 @@ class Previews:
     unreadable: Sequence[int] = ()
     none_marked: str = ""
     unproven: Sequence[UnprovenEnd] = ()
-    """Those of ``ledgers`` whose end could not be proven at the last try."""
+    """The ends that could not be proven at the last attempt, of ``ledgers`` only."""
     unproven_others: Sequence[int] = ()
-    """Likewise, of all other ledgers, where the marked ones were asked for: they may well be marked
-    no more."""
+    """The other ledgers whose end could not be proven, if the marked ledgers were requested. They
+    may no longer be marked."""
 
 
 async def plan_for(
     cluster: AdminSession, ledger_ids: Sequence[int], bookie: BookieId | None, *, limit: int
 ) -> Previews:
-    """For these ledgers, for those of a bookie as if it were drained, or for the most endangered.
+    """Plan the repairs of the given ledgers, of the ledgers of a bookie, or of the most urgent
+    ones.
 
-    Raises UsageError for a bookie that the cluster does not know.
+    The ledgers of a bookie are planned as if the bookie were draining. Raises UsageError for a
+    bookie that the cluster does not know.
     """
     none_marked, every_unproven = "", list[int]()
     if ledger_ids:
@@ -109,9 +112,10 @@ async def _doubts(cluster: AdminSession) -> str:
 async def preview_all(
     cluster: AdminSession, ledger_ids: Sequence[int], *, drained: BookieId | None = None
 ) -> list[Preview]:
-    """In order. ``drained``: as if that bookie were being drained, too."""
+    """Plan the repair of each ledger, in order. ``drained``: a bookie that is assumed to be
+    draining, too."""
     if not ledger_ids:
-        return []  # no bookie is asked for its room
+        return []  # without ledgers no bookie is asked for its free space
     findings = await read_findings(cluster.store, cluster.paths, ledger_ids)
     async with open_previewer(cluster, drained=drained) as previewer:
 
@@ -125,10 +129,10 @@ async def preview_all(
 
 
 async def most_endangered(cluster: AdminSession, *, limit: int) -> SelectedLedgers:
-    """Of both queues: what the leader calls urgent, then most bookies missing, then the oldest
-    loss.
+    """Select the most urgent ledgers of both trees of marks.
 
-    Of a very long queue only a part of the marks is read.
+    The order is: the leader's list of urgent ledgers, then the number of missing bookies, then the
+    age of the loss. Of a very long queue only a part of the marks is read.
     """
     store, own = cluster.store, cluster.paths.private
     listed = {*await marked_ledger_ids(store, cluster.paths), *await marked_ledger_ids(store, own)}
@@ -150,7 +154,8 @@ async def most_endangered(cluster: AdminSession, *, limit: int) -> SelectedLedge
 
 
 async def ledgers_of(cluster: AdminSession, bookie: BookieId, *, limit: int) -> SelectedLedgers:
-    """The first ledgers whose metadata names the bookie, and those met on the way that may."""
+    """Select the first ledgers whose metadata names the bookie. Ledgers with unreadable metadata
+    that were met on the way are listed separately."""
     found: list[int] = []
     unreadable: list[int] = []
     async for part in _parts(cluster):
@@ -168,14 +173,14 @@ async def ledgers_of(cluster: AdminSession, bookie: BookieId, *, limit: int) -> 
 
 
 async def _parts(cluster: AdminSession) -> AsyncIterator[Sequence[int]]:
-    """All ledger ids, as many at a time as are read at once."""
+    """Yield all ledger ids, in parts of ``READS_AT_ONCE``."""
     async for ledger_ids in cluster.manager.ledger_ids():
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             yield ledger_ids[start : start + READS_AT_ONCE]
 
 
 async def _names(cluster: AdminSession, ledger_id: int, bookie: BookieId) -> bool | None:
-    """None where the metadata cannot be read."""
+    """Return True if the metadata names the bookie; None if the metadata cannot be read."""
     try:
         versioned = await cluster.manager.read(ledger_id)
     except NoSuchLedgerError:
@@ -187,7 +192,8 @@ async def _names(cluster: AdminSession, ledger_id: int, bookie: BookieId) -> boo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What a command inspects ledgers with. ``view``: the cluster when the command began."""
+    """The objects with which a command inspects ledgers. ``view``: the cluster when the command
+    began."""
 
     inspector: Inspector
     bookies: BookieClient
@@ -234,8 +240,8 @@ async def open_inspection(cluster: AdminSession) -> AsyncIterator[Inspection]:
 async def open_previewer(
     cluster: AdminSession, *, drained: BookieId | None = None
 ) -> AsyncIterator[Previewer]:
-    """Looks at the cluster as it is now; with ``drained`` as if that one were being drained,
-    too."""
+    """Yield a previewer of the cluster as it is. ``drained``: a bookie that is assumed to be
+    draining."""
     ours = cluster.settings
     async with open_inspection(cluster) as inspection:
         local = local_bookie(ours.node.bookie_id, inspection.view)

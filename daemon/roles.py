@@ -1,7 +1,7 @@
 """The two services of a node, each in one session.
 
-The worker service builds a replication worker and the tasks around it. The auditor service stands
-for election, and runs all tasks of the leader while elected. Everything opened here is closed here,
+The worker service builds a replication worker and the tasks around it. The auditor service takes
+part in the election, and runs all tasks of the leader while elected. Everything opened here is closed here,
 in reverse order.
 """
 

@@ -54,8 +54,8 @@ class Session:
 
     @property
     def node(self) -> str:
-        """The name of this node for other nodes and for people: the local bookie's id, else the
-        host name."""
+        """The name of this node for other nodes and for people: the id of the local bookie, else
+        the host name."""
         return self.local or socket.gethostname()
 
     def bookie_client(self, budgets: Budgets, bulk: BulkTransfers) -> BookieClient:
@@ -143,7 +143,7 @@ async def end_with_session(store: MetadataStore) -> None:
 
 
 async def tell_of_returns(views: ViewSource, bookies: BookieClient, bulk: BulkTransfers) -> None:
-    """When a bookie registers again, drop what the clients know of its failures. Runs until
+    """Drop what the clients know of a bookie's failures when it registers again. Runs until
     cancelled."""
     while True:
         seen, before = views.change_count, views.current

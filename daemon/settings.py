@@ -2,15 +2,14 @@
 together.
 
 Setting ``x`` of section ``s`` may also be given as ``BOOKMENDER_S_X``, a top-level setting as
-``BOOKMENDER_X``. The environment wins. Variables that Kubernetes sets for Services are ignored.
-Settings are parsed once; each part of the node receives only its own section.
+``BOOKMENDER_X``. The environment wins. Settings are parsed once; each part of the node receives
+only its own section.
 
-Environment variables that Kubernetes sets for the Services of a pod's namespace.
-
-A Service named ``bookmender``, or ``bookmender-…``, shares the prefix of our settings. The kubelet
-writes these variables (``pkg/kubelet/envvars`` of Kubernetes) into every pod that keeps
-``enableServiceLinks``. Both the name and the value must have the shape that the kubelet writes, so
-that a mistyped setting is still refused.
+Variables that Kubernetes sets for the Services of a pod's namespace are ignored. A Service named
+``bookmender``, or ``bookmender-…``, shares the prefix of our settings. The kubelet writes these
+variables (``pkg/kubelet/envvars`` of Kubernetes) into every pod that keeps ``enableServiceLinks``.
+Both the name and the value must have the shape that the kubelet writes, so that a mistyped setting
+is still refused.
 """
 
 import difflib
@@ -47,8 +46,8 @@ def service_variables(environment: Mapping[str, str], *, prefix: str) -> tuple[s
 def is_of_service(name: str, value: str, *, is_setting: bool = False) -> bool:
     """Return whether Kubernetes writes such a variable, with such a value, for a Service.
 
-    ``is_setting``: a setting has this name, too. A port's number or an address may then be what the
-    operator gave, but no setting takes the URL of a Service.
+    ``is_setting``: True if a setting has this name, too. A port number or an address may then be
+    the operator's value, but no setting takes the URL of a Service.
     """
     return any(
         name_shape.fullmatch(name) and is_value(value)
@@ -58,7 +57,8 @@ def is_of_service(name: str, value: str, *, is_setting: bool = False) -> bool:
 
 
 def _is_url(value: str) -> bool:
-    """``tcp://10.96.0.7:8080``, ``udp://[fd00::7]:53``."""
+    """Return whether the value has the shape of ``tcp://10.96.0.7:8080`` or
+    ``udp://[fd00::7]:53``."""
     found = re.fullmatch(r"(?:tcp|udp|sctp)://(?:\[([^\]]+)\]|([^:\[\]]+)):([0-9]+)", value)
     return bool(found and _is_address(found[1] or found[2]) and _is_port(found[3]))
 
@@ -94,7 +94,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = tuple(
         ("_PORT", _is_url),
     )
 )
-"""Names, by their ending, and the shape of their values."""
+"""The endings of the names, and the shape of the values of each ending."""
 
 
 T = TypeVar("T")
@@ -288,8 +288,8 @@ def _make(
 
 
 def _ruling_out(kind: type[Any], values: dict[str, Any], error: SettingsError) -> str:
-    """Return the given value that conflicts with the default named by the error; empty if there is
-    none."""
+    """Return the name of the given value that conflicts with the default named by the error; empty
+    if there is none."""
     for name in values:
         others = {key: value for key, value in values.items() if key != name}
         try:

@@ -128,7 +128,7 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
     done: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():  # called off
+        if done.done():  # cancelled
             return
         if error is not None:
             done.set_exception(error)

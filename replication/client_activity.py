@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 VERSION = 1
 WRITTEN_EVERY_S = 3.0
-"""The longest interval between two writes, while the leader watches."""
+"""Maximum interval between two writes while the leader watches."""
 STALE_AFTER_S = 10.0
 AGE_INTERVAL_S = 1.0
 
@@ -63,7 +63,7 @@ class ClientActivity:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Raises CorruptionError."""
+        """Return the record. Raises CorruptionError."""
         record: dict[str, Any] = parse_record(data)
         if record.get("version") != VERSION:
             raise CorruptionError("the version of the record is unknown to this release")
@@ -101,7 +101,7 @@ class ActivitySource(Changing):
         self._read_s = 0.0
 
     async def run(self) -> None:
-        """Raises SessionLostError."""
+        """Keep the record up to date until the session ends. Raises SessionLostError."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow())
             tasks.create_task(self._age())

@@ -1,12 +1,11 @@
-"""The bookies and orders of the cluster as this session last saw them (``ClusterView``, kept up to date by
-``ViewSource``); and Pulsar's isolation groups (``IsolationGroups``).
+"""The bookies and orders of the cluster as last seen, and Pulsar's isolation groups.
 
-Two watches and a timer keep the view up to date; maintenance windows end without an event. A view is an
-immutable value.
+``ViewSource`` keeps a ``ClusterView`` up to date with two watches and a timer; maintenance windows
+end without an event. A view is an immutable value.
 
-A ledger that Pulsar isolates may have copies only on bookies of its groups
-(IsolatedBookieEnsemblePlacementPolicy). The groups are in Pulsar's znode of racks. A failed read is
-reported once; the last good groups stay in force.
+``IsolationGroups`` holds the groups. A ledger that Pulsar isolates may have copies only on bookies
+of its groups (IsolatedBookieEnsemblePlacementPolicy). The groups are in Pulsar's znode of racks. A
+failed read is reported once; the last good groups stay in force.
 """
 
 import asyncio
@@ -49,8 +48,8 @@ RESTORE_COOKIES = (
 ORDERS_POLL_S = 5.0
 """How often the orders are read if ZooKeeper (before 3.6) has no recursive watches."""
 WINDOW_CHECK_S = 60.0
-"""Longest wait before the wall clock is read again during a maintenance window: the wait is in
-elapsed time, and the wall clock may be set."""
+"""Longest wait before the wall clock is read again during a maintenance window. The wait is in
+elapsed time, and the wall clock may be changed."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
@@ -129,13 +128,13 @@ class ViewSource(Changing):
     def __init__(
         self, registration: Registration, clock: Clock, orders: OrderStore | None = None
     ) -> None:
-        """``orders``: None: without orders."""
+        """``orders``: None if the view has no orders."""
         super().__init__()
         self._registration = registration
         self._clock = clock
         self._order_store = orders
         self._orders = Orders()
-        """Including maintenance windows that are over."""
+        """The orders that were read last, including maintenance windows that are over."""
         self._current: ClusterView | None = None
         self._reading = (
             asyncio.Lock()
@@ -163,7 +162,7 @@ class ViewSource(Changing):
 
     @property
     def current(self) -> ClusterView:
-        """Raises UnavailableError before the first ``refresh``."""
+        """Return the current view. Raises UnavailableError before the first ``refresh``."""
         if self._current is None:
             raise UnavailableError("the list of bookies has not been read yet")
         return self._current
@@ -333,7 +332,7 @@ class ViewSource(Changing):
         try:
             await read()
         except UnavailableError as error:
-            if not self._is_blind:  # told once, not at each try
+            if not self._is_blind:  # logged once, not at each attempt
                 log.warning("bookies.read_failed", error=str(error))
             self._is_blind = True
             return False
@@ -355,9 +354,9 @@ def bookies_within(
 ) -> frozenset[BookieId]:
     """Return the bookies that may store a ledger with this isolation.
 
-    These are the bookies of the primary groups. If fewer of them are writable than the ensemble has,
-    those of the secondary groups are added; if still too few are writable, those without any group.
-    Bookies only in other groups are never allowed.
+    These are the bookies of the primary groups. If fewer of them are writable than the ensemble
+    has, those of the secondary groups are added. If still too few are writable, those without any
+    group are added. Bookies only in other groups are never allowed.
     """
     within = _members(isolation.primary, groups)
     for more in (
@@ -377,7 +376,7 @@ def _members(names: Collection[str], groups: Groups) -> frozenset[BookieId]:
 class IsolationGroups:
     """Pulsar's isolation groups, kept up to date by ``run``.
 
-    ``may_leave``: True: copies may leave the groups if no other bookie of them is writable.
+    ``may_leave``: if True, copies may leave the groups when no other bookie of them is writable.
     """
 
     def __init__(
@@ -396,8 +395,11 @@ class IsolationGroups:
     def allowed(
         self, metadata: LedgerMetadata, writable: Collection[BookieId]
     ) -> frozenset[BookieId] | None:
-        """Return the possible targets of the ledger; None: all. Without a znode of groups, as in
-        Pulsar, all are allowed, because a missing copy would be worse."""
+        """Return the possible targets of the ledger; None: all bookies.
+
+        Without a znode of groups all bookies are allowed, as in Pulsar, because a missing copy
+        would be worse.
+        """
         isolation = isolation_of(metadata)
         if isolation is None or not self._groups:
             return None
@@ -409,13 +411,13 @@ class IsolationGroups:
         return within
 
     async def run(self) -> None:
-        """Read them again whenever they have changed, until cancelled."""
+        """Read the groups whenever they have changed, until cancelled."""
         while True:
             try:
                 await self._follow()
             except (
                 UnauthorizedError
-            ) as error:  # an ACL may deny the watch, too; that must not end the session
+            ) as error:  # an ACL may deny the watch as well; the session must go on
                 self._tell_broken(error)
             await self._clock.sleep(REFUSED_S)
 
@@ -441,7 +443,7 @@ class IsolationGroups:
         return True
 
     def _tell_broken(self, error: BookmenderError) -> None:
-        if not self._is_broken:  # told once, not at each try
+        if not self._is_broken:  # logged once, not at each attempt
             log.error("isolation.unreadable", path=self._path, error=str(error))
         self._is_broken = True
 
@@ -449,5 +451,6 @@ class IsolationGroups:
 def anywhere(
     metadata: LedgerMetadata, writable: Collection[BookieId]
 ) -> frozenset[BookieId] | None:
-    """``IsolationGroups.allowed`` without isolation: all bookies are allowed."""
+    """Return None, as ``IsolationGroups.allowed`` does for a ledger without isolation: all
+    bookies."""
     return None

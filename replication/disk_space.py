@@ -1,8 +1,8 @@
-"""Free disk space of the bookies: every possible target is asked, so that repairs do not fill its disks.
+"""Free disk space of the bookies, so that repairs do not fill their disks.
 
-A bookie turns read-only when a disk is 95 % full (its diskUsageThreshold), and its clients lose it. So
-copies go only to bookies with more free space than the floor (rule S11). A bookie that does not answer
-remains a possible target.
+Every possible target is asked. A bookie turns read-only when a disk is 95 % full (its
+diskUsageThreshold), and its clients lose it. So copies go only to bookies with more free space than
+the floor (rule S11). A bookie that does not answer remains a possible target.
 """
 
 import asyncio
@@ -39,8 +39,11 @@ BOOKIES_AT_ONCE = 16
 
 
 def spare_bytes(space: DiskSpace | None, *, floor_share: float) -> int | None:
-    """Return the free bytes beyond the floor, negative below it; None if unknown or without a floor.
-    ``floor_share``: of the total space; 0: no floor."""
+    """Return the free bytes beyond the floor, negative below it; None if unknown or without a
+    floor.
+
+    ``floor_share``: of the total space; 0: no floor.
+    """
     if space is None or not floor_share:
         return None
     return math.floor(space.free_bytes - floor_share * space.total_bytes)
@@ -132,7 +135,8 @@ class DiskSpaceSource:
         self._due_at_s[bookie] = self._clock.now_s() + self._interval_s(bookie)
 
     def _note_required(self, bookie: BookieId, reason: str) -> None:
-        """Over V2 such a bookie only closes the connection; this V3 request shows the reason."""
+        """Quarantine a bookie that requires authentication. Over V2 it only closes the connection;
+        this V3 request shows the reason."""
         if self._quarantine is not None and self._quarantine.note_silence(bookie, reason):
             log.warning("bookie.quarantined", bookie=bookie, reason=reason)
 

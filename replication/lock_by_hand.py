@@ -1,4 +1,4 @@
-"""The lock of a ledger during a command (close, restore), whether the ledger is marked or not."""
+"""The lock of a ledger during a command (close, restore), for marked and unmarked ledgers."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -31,7 +31,7 @@ Tell = Callable[[str], None]
 
 
 class LockedError(UnavailableError):
-    """Another holder keeps the ledger's lock. The message says who, and what to do."""
+    """Another holder keeps the ledger's lock. The message names the holder and what to do."""
 
 
 @asynccontextmanager
@@ -52,7 +52,7 @@ async def locked(
     through ``tell``. Raises LockedError if the lock stays taken or the grace is too long, and
     SettingsError if the layout of the queue is unknown.
     """
-    await prepare_tree(store, paths)  # no node, ours or Java's, may ever have run
+    await prepare_tree(store, paths)  # it is possible that no node, ours or Java's, ever ran
     lock = LedgerLock.of(paths.lock(ledger_id), session_id=store.session_id)
     data = znodes.lock_to_bytes(holder)
     patience = _Patience(ledger_id, clock=clock, tell=tell)
@@ -78,8 +78,10 @@ class _Patience:
         self._told_due_s = now_s
 
     def show(self, holder: str, note: WaitingNote | None) -> None:
-        """Returns where it is to be waited for yet. ``note``: what the ledger waits for, if for
-        anything."""
+        """Raise LockedError if the command should no longer wait for the lock.
+
+        ``note``: why the holder waits; None if it does not.
+        """
         now_s = self._clock.now_s()
         grace_ms = 0 if note is None else note.grace_until_ms - self._clock.wall_ms()
         if note is not None and grace_ms > 0:
@@ -97,7 +99,7 @@ class _Patience:
                 f"{holder} has it: {note.reason.value}; that lasts {grace_s:.0f} s yet, and is not waited for: try again then",
                 ledger_id=self._ledger_id,
             )
-        # After the grace it works on the ledger itself, and is waited for as at the beginning.
+        # After the grace, the holder works on the ledger itself, and the usual wait applies again.
         self._until_s = now_s + grace_s + WAIT_MAX_S
         if now_s >= self._told_due_s:
             self._told_due_s = now_s + TELL_INTERVAL_S

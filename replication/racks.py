@@ -1,13 +1,13 @@
-"""The rack of each bookie: kept up to date from a source (a file, a script, or Pulsar's znode), and
-remembered in ZooKeeper.
+"""The rack of each bookie: kept up to date from a source, and remembered in ZooKeeper.
 
-``RackKeeper`` reads the source. A source that fails is reported once; the last good racks stay in
-force. Only the start of a worker waits for the source, and not for long.
+``RackKeeper`` reads the source: a file, a script, or Pulsar's znode. A source that fails is
+reported once; the last good racks stay in force. Only the start of a worker waits for the source,
+and not for long.
 
-``RackMemory``, the leader's, stores the last known racks for nodes that start later. A source may know
-a bookie only by host or IP address, and an absent bookie has no registered address. A node that starts
-then, or whose source is broken, would assume the default rack for that bookie, and would consider the
-ledger's other copies well placed.
+``RackMemory`` belongs to the leader. It stores the last known racks for nodes that start later. A
+source may know a bookie only by host or IP address, and an absent bookie has no registered address.
+A node that starts then, or whose source is broken, would assume the default rack for that bookie,
+and would consider the ledger's other copies well placed.
 """
 
 import asyncio
@@ -51,13 +51,14 @@ class RackSource(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: "file racks.txt"."""
+        """The name of the source for people: "file racks.txt"."""
         ...
 
     async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
-        """Racks by bookie id, ``host:port``, host or IP address. ``hosts``: who is asked about.
+        """Return racks by bookie id, ``host:port``, host or IP address. ``hosts``: the names to
+        look up.
 
-        Raises UnavailableError or CorruptionError, telling what to do.
+        Raises UnavailableError or CorruptionError. The message says what to do.
         """
         ...
 
@@ -142,7 +143,7 @@ class RackKeeper(Changing):
             except SessionLostError:
                 raise
             except BookmenderError as error:
-                if not self._is_broken:  # told once, not at each try
+                if not self._is_broken:  # logged once, not at each attempt
                     log.error(
                         "racks.unreadable",
                         source=self._source.name,
@@ -159,7 +160,8 @@ class RackKeeper(Changing):
     async def _read(self) -> None:
         view = self._views.current  # bookies that register meanwhile are read next time
         names = await self._names(view)
-        # The last name is the IP address, where there is one: what BookKeeper asks its scripts for.
+        # The last name is the IP address, if there is one: BookKeeper passes IP addresses to its
+        # scripts.
         table = await self._source.read(sorted({each[-1] for each in names.values()}))
         found = {
             bookie: rack
@@ -222,7 +224,8 @@ def _racks(record: Mapping[str, Any]) -> dict[BookieId, str]:
 
 
 class RackMemory:
-    """Stores the racks, as leader: the guards of ``batcher`` prove the leadership (rule S9)."""
+    """Stores the racks while this node leads. The guards of ``batcher`` prove the leadership (rule
+    S9)."""
 
     def __init__(
         self,

@@ -141,7 +141,7 @@ class Queue:
         auto-recovery is disabled.
 
         The multi checks the marks at the versions that were read. So the mark, the note read after
-        it and the lock belong together: whoever changed the mark meanwhile makes this fail.
+        it and the lock belong together: any change of the mark in between makes the multi fail.
 
         After a lost reply, asks until it is known whether the lock was created. The lock would last
         as long as the session, and no other worker could repair the ledger.
@@ -305,7 +305,7 @@ class Queue:
             await self._answered(partial(self._renew, lease, seen), UnknownOutcomeError)
 
     async def _renew(self, lease: LedgerLease, seen: VersionedMark) -> None:
-        with suppress(NoNodeError, ConflictError):  # its version is another already
+        with suppress(NoNodeError, ConflictError):  # its version has already changed
             data, _ = await self._store.get(seen.path)
             await self.write(lease, [SetData(path=seen.path, data=data, version=seen.version)])
 
@@ -378,7 +378,7 @@ class Queue:
 
     @property
     def session_id(self) -> int:
-        """Session id of this node's worker."""
+        """The session id of this node's worker."""
         return self._store.session_id
 
     async def workers(self) -> frozenset[int]:

@@ -1,7 +1,7 @@
-"""Auditors against each other, on a real ZooKeeper where bookies and ledgers are znodes alone.
+"""Compares auditors on a real ZooKeeper, with bookies and ledgers that exist only as znodes.
 
-``field``: those znodes, in growing numbers. ``loss``: a bookie goes, and the clock runs until all
-its ledgers are marked. ``weight``: what the ledger map alone weighs. ``turns``: one contender's daemon,
-from start to end, and what it costs while nothing happens. ``records``: what was measured.
-``report``, ``plot``: the same for people. ``__main__``: the command.
+``field``: the znodes, in growing numbers. ``loss``: deletes a bookie's znode and measures until all
+its ledgers are marked. ``weight``: the memory of the ledger map alone. ``turns``: the daemon of one
+contender from start to end, and its idle cost. ``records``: the results. ``report``, ``plot``: the
+results for people. ``__main__``: the command.
 """

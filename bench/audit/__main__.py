@@ -1,7 +1,8 @@
-"""Our auditor and Java's on the same znodes, turn about: ``python -m bench.audit``.
+"""Compares our auditor with Java's on the same znodes, in turn: ``python -m bench.audit``.
 
-Sizes come in ascending order, as ledgers are only added. Every record is written as it comes; what
-is not asked for again (``--sizes``, ``--contenders``, ``--only``) stays as it was.
+Sizes are measured in ascending order, because ledgers are only added. Every record is written at
+once. Parts that are not selected (``--sizes``, ``--contenders``, ``--only``) keep their earlier
+results.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ PARTS = {part: part for part in ("weight", "losses", "idle")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One contender's losses, in one life of its daemon. ``repeats`` count from 1 over all
+    """The losses of one contender during one run of its daemon. ``repeats`` count from 1 over all
     turns."""
 
     contender: Contender
@@ -85,7 +86,7 @@ def main(
 
 
 def plan(contenders: Sequence[Contender], *, size: int, repeat: int) -> Iterator[Turn]:
-    """Turn about, and the second time round in the other order."""
+    """Yield the contenders in turn; in the second round in reverse order."""
     for number in range(TURNS):
         for contender in reversed(contenders) if number % 2 else contenders:
             count = SLOW_REPEATS if _is_slow(contender, size) else repeat
@@ -95,13 +96,13 @@ def plan(contenders: Sequence[Contender], *, size: int, repeat: int) -> Iterator
 
 
 def _is_slow(contender: Contender, size: int) -> bool:
-    """A million ledgers take it minutes, each time."""
+    """Return True for Java at a million ledgers, where each loss takes it minutes."""
     return contender is JAVA and size >= SIZES[-1]
 
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """Takes the turns. One that comes to nothing is noted, and the others go on."""
+    """Runs the turns. A turn that fails is noted, and the others continue."""
 
     contenders: Sequence[Contender]
     parts: Sequence[str]
@@ -118,7 +119,7 @@ class Bench:
                 await self._run_size(ground, size)
 
     async def _run_size(self, ground: Field, size: int) -> None:
-        if "weight" in self.parts and size >= MEASURED_SIZE:  # of few, chance decides
+        if "weight" in self.parts and size >= MEASURED_SIZE:  # else chance decides
             self._say(f"{size:,} ledgers: weighing the ledger map")
             self._add(weigh_ledger_map(size))
         self._say(f"{size:,} ledgers: making those that are not there yet")

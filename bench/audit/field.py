@@ -1,7 +1,8 @@
-"""Where auditors meet: a ZooKeeper with ledgers and bookies that are znodes alone.
+"""The cluster on which auditors are measured: a ZooKeeper with ledgers and bookies that exist only
+as znodes.
 
-Ledgers only grow in number: each size adds to those of the last one, and has a victim of its own, a
-bookie that so many of the new ones name.
+The number of ledgers only grows: each size adds ledgers to those of the last size. Each size has a
+victim of its own, a bookie that a share of the new ledgers names.
 """
 
 import random
@@ -24,23 +25,23 @@ from tests.znode_cluster import PATHS, ZnodeCluster, bookie, closed
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
 
 BOOKIE_COUNT = 50
-"""Beside the victims. Ensembles are drawn from them, so that hardly two ledgers share one."""
+"""Number of bookies beside the victims. Ensembles are drawn from them, so few ledgers share one."""
 VICTIM_LEDGERS_MAX = 1_000
 VICTIM_SHARE_MAX = 10
-"""At most one in so many of the new ledgers names the victim: of few, fewer."""
+"""At most one in this number of new ledgers names the victim; fewer if there are few ledgers."""
 CHANGED_ENSEMBLE_SHARE = 0.02
 SESSION_TIMEOUT_S = 60.0
 ZOOKEEPER_HEAP_MIB = 3_072
 ZOOKEEPER_FLAGS = ("-XX:TieredStopAtLevel=4", "-XX:ReservedCodeCacheSize=240m")
-"""Memory and compiler as an operator would give them."""
+"""The memory and compiler that an operator would give."""
 GONE = "/bench-gone"
-"""Written together with the end of a bookie's znode: it tells the server's time of that."""
+"""Written in the same multi as the end of a bookie's znode, to learn the server's time of it."""
 SEED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victim:
-    """A bookie to be lost, and the ledgers that name it, ascending."""
+    """A bookie that is going to be lost, and the ids of the ledgers that name it, ascending."""
 
     bookie: BookieId
     ledger_ids: tuple[int, ...]
@@ -48,13 +49,13 @@ class Victim:
 
 @dataclass(slots=True)
 class Field:
-    """The cluster, as daemons are started on it and as the bench deals with it."""
+    """The cluster, with what daemons need to start and what the bench does."""
 
     server: ZooKeeperServer
     store: ZooKeeperStore
     data: Path
     size: int = 0
-    """How many ledgers there are."""
+    """Number of ledgers."""
     _victims: list[Victim] = field(default_factory=list)
     _rng: random.Random = field(default_factory=lambda: random.Random(SEED))
 
@@ -87,7 +88,8 @@ class Field:
         return self.server.process.pid
 
     def packets(self) -> int:
-        """Received by ZooKeeper so far, without this process's own requests."""
+        """Return the packets that ZooKeeper has received so far, without this process's own
+        requests."""
         received = int(monitor(self.server.port)["zk_packets_received"])
         return received - self.store.request_count
 
@@ -97,10 +99,10 @@ class Field:
         await self.store.create(GONE)
 
     async def grow(self, size: int) -> Victim:
-        """Up to so many ledgers.
+        """Add ledgers up to this number, and return the victim of this size.
 
-        The victim's are locked, as if other workers repaired them: whoever marks them is not to try
-        that, on bookies that there are not.
+        The victim's ledgers are locked as if other workers repaired them. Otherwise the contender
+        would try to repair the ledgers that it marks, on bookies that do not exist.
         """
         new = range(self.size, size)
         victim_count = min(VICTIM_LEDGERS_MAX, len(new) // VICTIM_SHARE_MAX)
@@ -117,14 +119,14 @@ class Field:
         return victim
 
     async def lose(self, victim: Victim) -> int:
-        """End its znode; returns when that was, in the server's milliseconds."""
+        """Delete the victim's znode and return the time of that, in milliseconds of the server."""
         gone = SetData(path=GONE, data=b"", version=ANY_VERSION)
         _, stat = await self.store.multi([self.cluster.deregistration(victim.bookie), gone])
         assert isinstance(stat, Stat), stat
         return stat.mtime_ms
 
     async def restore(self, victim: Victim) -> None:
-        """As if it had not been lost."""
+        """Undo the loss of the victim."""
         with suppress(NodeExistsError):
             await self.cluster.register(victim.bookie)
         await self.cluster.delete_marks()
@@ -133,7 +135,7 @@ class Field:
 def drawn_ledgers(
     rng: random.Random, ledger_ids: range, victim: Victim
 ) -> Iterator[tuple[int, LedgerMetadata]]:
-    """Closed ones, a few of them with a second ensemble."""
+    """Yield closed ledgers, a few of them with a second ensemble."""
     bookies = [bookie(number) for number in range(BOOKIE_COUNT)]
     of_victim = frozenset(victim.ledger_ids)
     for ledger_id in ledger_ids:
@@ -149,7 +151,7 @@ def drawn_ledgers(
 
 @asynccontextmanager
 async def open_field() -> AsyncIterator[Field]:
-    """A fresh one, without ledgers."""
+    """Open a new field without ledgers."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-audit-") as folder,
         running_zookeeper(

@@ -1,8 +1,7 @@
-"""One loss, measured: a bookie's znode ends, and the clock runs until all of its ledgers are
-marked.
+"""Measures one loss: from the deletion of a bookie's znode until all its ledgers are marked.
 
-The clock is ZooKeeper's: it stamps the end of the znode, and each mark. So watching them need not
-be quick: it is one ``exists`` of each directory of marks at a time.
+All times are ZooKeeper's, which stamps the deletion and each mark. So the marks need no fast
+polling: one ``exists`` of each directory of marks at a time is enough.
 """
 
 import asyncio
@@ -30,7 +29,8 @@ async def measure_loss(
     ledgers_per_s: float | None,
     timeout_s: float,
 ) -> Loss:
-    """Raises UnavailableError when the daemon ends. One that takes too long is a result."""
+    """Measure one loss. Raises UnavailableError if the daemon ends. A timeout is a result, not an
+    error."""
     rss = rss_bytes(child.pid)
     cpu, zookeeper_cpu = cpu_of([child.pid]), cpu_of([field.zookeeper_pid])
     packets = field.packets()
@@ -59,7 +59,7 @@ async def measure_loss(
 
 
 async def _wait_marked(field: Field, victim: Victim, child: Child, timeout_s: float) -> bool:
-    """Whether all were in time."""
+    """Wait for all marks. Return True if they came in time."""
     directories = {PATHS.mark(ledger_id).rsplit("/", 2)[0] for ledger_id in victim.ledger_ids}
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
@@ -75,7 +75,7 @@ async def _wait_marked(field: Field, victim: Victim, child: Child, timeout_s: fl
 
 
 async def _marked_ms(field: Field, victim: Victim) -> Sequence[int]:
-    """When each mark was made, by ZooKeeper's clock."""
+    """Return when each mark was created, by ZooKeeper's clock."""
     found: list[int] = []
     for start in range(0, len(victim.ledger_ids), READS_AT_ONCE):
         part = victim.ledger_ids[start : start + READS_AT_ONCE]

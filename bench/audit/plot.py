@@ -1,4 +1,5 @@
-"""The results as a picture: first and last mark by the number of ledgers, both axes logarithmic."""
+"""Draws the results: the first and the last mark by the number of ledgers, with both axes
+logarithmic."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +18,7 @@ WIDTH, HEIGHT = 760, 430
 LEFT, RIGHT, TOP, BOTTOM = 70, 190, 60, 50
 TIMES_S = (0.01, 0.1, 1.0, 10.0, 100.0)
 COLOURS = ("#b07aa1", "#4e79a7")
-"""Of the contenders, in their order."""
+"""Colours of the contenders, in their order."""
 LINES: tuple[tuple[str, str, Callable[[Sequence[Loss]], float | None]], ...] = (
     ("all marks", "", median_all_s),
     ("first mark", ' stroke-dasharray="5 4"', median_first_s),
@@ -25,7 +26,7 @@ LINES: tuple[tuple[str, str, Callable[[Sequence[Loss]], float | None]], ...] = (
 
 
 def plot(records: Sequence[Record]) -> str:
-    """An SVG. Nothing but a frame where nothing was measured."""
+    """Return an SVG; only a frame if nothing was measured."""
     sizes = sizes_of(records) or [10_000, 1_000_000]
     x = LogAxis(low=sizes[0], high=max(sizes[-1], 10 * sizes[0]), start=LEFT, end=WIDTH - RIGHT)
     y = LogAxis(low=TIMES_S[0], high=TIMES_S[-1], start=HEIGHT - BOTTOM, end=TOP)

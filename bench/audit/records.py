@@ -1,4 +1,4 @@
-"""What was measured, a JSON line each."""
+"""The results, one JSON line per record."""
 
 from collections.abc import Hashable, Sequence
 from statistics import median
@@ -7,29 +7,28 @@ import msgspec
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, tag="loss"):
-    """A bookie was lost, its ledgers were marked. Times in s, from the end of its znode, by
-    ZooKeeper's clock.
+    """The loss of a bookie. Times in s from the deletion of its znode, by ZooKeeper's clock.
 
-    Both are None where it took longer than the bench waits. ``repeat`` counts from 1.
+    Both times are None after a timeout of the bench. ``repeat`` counts from 1.
     """
 
     size: int
     contender: str
     repeat: int
     ledger_count: int
-    """That name the bookie."""
+    """Number of ledgers that name the bookie."""
     first_mark_s: float | None
     all_marked_s: float | None
     packets: int
-    """That ZooKeeper received meanwhile, but for the bench's own."""
+    """Packets that ZooKeeper received meanwhile, without those of the bench."""
     cpu_s: float
     zookeeper_cpu_s: float
     rss_bytes: int
     """Before the loss, with all ledgers known."""
     rss_bytes_max: int
-    """Since the daemon was started."""
+    """Maximum since the daemon was started."""
     ledgers_per_s: float | None
-    """Read when it began to lead, where it says so."""
+    """Read rate when it began to lead, if the daemon reports it."""
 
     @property
     def key(self) -> Hashable:
@@ -37,7 +36,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, tag="loss"):
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True, tag="idle"):
-    """A node that leads while nothing happens, for ``duration_s``."""
+    """The cost of a node that leads for ``duration_s`` while nothing happens."""
 
     size: int
     contender: str
@@ -56,7 +55,7 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True, tag="idle"):
 
 
 class Weight(msgspec.Struct, frozen=True, kw_only=True, tag="weight"):
-    """What our ledger map of so many ledgers weighs, alone in a process."""
+    """The memory of our ledger map with this number of ledgers, alone in a process."""
 
     size: int
     ledger_map_bytes: int
@@ -85,7 +84,7 @@ def idle_of(records: Sequence[Record], size: int, contender: str) -> Idle | None
 
 
 def sizes_of(records: Sequence[Record]) -> list[int]:
-    """Of the losses, ascending."""
+    """Return the sizes of the losses, ascending."""
     return sorted({each.size for each in records if isinstance(each, Loss)})
 
 
@@ -98,7 +97,8 @@ def median_all_s(losses: Sequence[Loss]) -> float | None:
 
 
 def rss_per_ledger(records: Sequence[Record], size: int, contender: str) -> float | None:
-    """What the daemon grew by since the smallest size; None where that is all there is."""
+    """Return the memory growth of the daemon per ledger since the smallest size; None for the
+    smallest size itself."""
     smallest = min(sizes_of(records), default=size)
     few, many = (losses_of(records, each, contender) for each in (smallest, size))
     if size == smallest or not few or not many:
@@ -115,6 +115,6 @@ def ledger_map_bytes_per_ledger(records: Sequence[Record], size: int) -> float |
 
 
 def _median(times_s: Sequence[float | None]) -> float | None:
-    """None where nothing was measured, or one of them did not end."""
+    """Return the median; None if nothing was measured, or if a measurement had a timeout."""
     known = [each for each in times_s if each is not None]
     return median(known) if known and len(known) == len(times_s) else None

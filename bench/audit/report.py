@@ -1,4 +1,4 @@
-"""The results as Markdown: what is met of the goals, then every figure at every size."""
+"""The results as Markdown: the goals and whether they are met, then every figure at every size."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ milliseconds. Median of up to {repeats} losses, on {cores} cores that ZooKeeper,
 `bench/README.md`.
 """
 MEASURED_SIZE = 100_000
-"""What the goals are about."""
+"""The figures that the goals are about."""
 
 Value = Callable[[Sequence[Record]], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """``value``: None where it was not measured."""
+    """One goal. ``value``: returns None if it was not measured."""
 
     title: str
     value: Value
@@ -56,7 +56,7 @@ def times_sooner(pick: Callable[[Sequence[Loss]], float | None]) -> Value:
 
 
 def own_first_ms(records: Sequence[Record]) -> float | None:
-    """Of all sizes the slowest."""
+    """Return the slowest time of all sizes."""
     times_s = [median_first_s(losses_of(records, size, OURS.name)) for size in sizes_of(records)]
     known = [each for each in times_s if each is not None]
     return max(known) * 1000 if known else None
@@ -98,7 +98,7 @@ GOALS = (
 
 
 def report(records: Sequence[Record], *, failures: Sequence[str] = ()) -> str:
-    """``failures``: turns that came to nothing, and why."""
+    """Return the report. ``failures``: turns that failed, and why."""
     losses = [each for each in records if isinstance(each, Loss)]
     sections = [
         PREAMBLE.format(
@@ -154,7 +154,8 @@ def _medians(
 
 
 def _read_rate(losses: Sequence[Loss]) -> str:
-    """Who keeps no ledger map reads all of them before the first mark."""
+    """Return the read rate. An auditor without a ledger map reads all ledgers before the first
+    mark."""
     rates = [each.ledgers_per_s for each in losses if each.ledgers_per_s is not None]
     first_s = median_first_s(losses)
     if rates:
@@ -163,7 +164,7 @@ def _read_rate(losses: Sequence[Loss]) -> str:
 
 
 def _rss(records: Sequence[Record], size: int, name: str) -> str:
-    """A JVM's heap says nothing of that."""
+    """Return the memory; nothing for Java, because a JVM's heap size says little about it."""
     return _bytes(rss_per_ledger(records, size, name) if BY_NAME[name].is_ours else None)
 
 

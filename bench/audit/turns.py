@@ -1,4 +1,4 @@
-"""One contender's turn: its daemon alone, from its election to the end of its vote."""
+"""One contender's turn: its daemon alone, from its election until its vote is deleted."""
 
 import asyncio
 import json
@@ -24,13 +24,13 @@ CONTENDERS = (JAVA, OURS)
 BY_NAME = {contender.name: contender for contender in CONTENDERS}
 
 START_TIMEOUT_S = 300.0
-"""To be elected and to have read what it reads at first."""
+"""Timeout for the election and for the first reads."""
 LOSS_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 10.0
 VOTES_TIMEOUT_S = 30.0
 POLL_S = 0.1
 QUIET_S, QUIET_PACKETS = 3.0, 20
-"""A daemon has settled when it sends ZooKeeper no more than so much for so long."""
+"""A daemon has settled when it sends ZooKeeper at most this many packets during this time."""
 
 
 async def lose_repeatedly(
@@ -40,7 +40,7 @@ async def lose_repeatedly(
     repeats: Sequence[int],
     on_record: Callable[[Record], None],
 ) -> None:
-    """Lose the same bookie again and again. Ends early where once was too slow already."""
+    """Lose the same bookie repeatedly. Stops after a loss that ended in a timeout."""
     try:
         async with settled_daemon(field, contender) as child:
             for repeat in repeats:
@@ -59,7 +59,7 @@ async def lose_repeatedly(
                 await field.restore(victim)
                 await _settle(field, child)
     finally:
-        await field.restore(victim)  # again, as one that is too slow marks on until it is stopped
+        await field.restore(victim)  # again: a slow daemon marks on until it is stopped
 
 
 async def stay_idle(
@@ -81,7 +81,8 @@ async def stay_idle(
 
 @asynccontextmanager
 async def settled_daemon(field: Field, contender: Contender) -> AsyncIterator[Child]:
-    """Elected, and done with what it does at first; at the end its vote is gone.
+    """Yield a daemon that is elected and has finished its first work. At the end, wait until its
+    vote is deleted.
 
     Raises UnavailableError.
     """
@@ -121,7 +122,8 @@ async def _wait_votes(
 
 
 async def _pause(child: Child | None, deadline_s: float, complaint: str) -> None:
-    """Raises UnavailableError when it is too late, or there is no daemon any more."""
+    """Wait for one poll interval. Raises UnavailableError after the deadline, or if the daemon has
+    ended."""
     if child is not None and not child.is_running:
         raise UnavailableError(f"{child.name} ended:\n{child.log_tail()}")
     if time.monotonic() > deadline_s:
@@ -135,7 +137,7 @@ def _ledgers_per_s(child: Child) -> float | None:
 
 
 def _events(child: Child, name: str) -> list[dict[str, float]]:
-    """What our daemon logged; of Java's there are none."""
+    """Return the events that our daemon logged; none for Java's."""
     lines = child.log.read_text().splitlines()
     logged = [json.loads(line) for line in lines if line.startswith("{")]
     return [event for event in logged if event.get("event") == name]

@@ -1,7 +1,7 @@
-"""What the ledger map alone weighs: filled in a process of its own, with ledgers like those of the
-field.
+"""Measures the memory of the ledger map alone: it is filled in a separate process, with ledgers
+like those of the field.
 
-The daemon's memory says less of that: it has buffers for what it reads, whose size is by chance.
+The memory of the daemon says less about it, because its read buffers have random sizes.
 """
 
 import gc
@@ -24,7 +24,7 @@ STAT = Stat(version=1, czxid=10**12, mzxid=10**12)
 
 
 def weigh_ledger_map(size: int) -> Weight:
-    """Raises UnavailableError when it takes too long."""
+    """Measure the ledger map. Raises UnavailableError on a timeout."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_fill_and_tell, args=(size, theirs), daemon=True)

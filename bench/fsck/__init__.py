@@ -1,7 +1,7 @@
-"""How fast fsck looks at ledgers, at each level, beside Java's check of all ledgers: ``python -m
-bench.fsck``.
+"""Measures how fast fsck inspects ledgers at each level, compared with Java's check of all ledgers:
+``python -m bench.fsck``.
 
-``loads`` what is looked at; ``reading`` on bookies, by us; ``java`` by Java's auditor; ``znodes``
-the metadata of very many ledgers; ``on_spark`` whole runs of either; ``processes`` who used the
-CPU; ``records``, ``report``.
+``loads``: the ledgers. ``reading``: our inspections on bookies. ``java``: the check of Java's
+auditor. ``znodes``: the metadata of very many ledgers. ``on_spark``: whole runs on Spark.
+``processes``: CPU by process. ``records``, ``report``: the results.
 """

@@ -1,4 +1,5 @@
-"""fsck's levels, measured: ``python -m bench.fsck``. Every record is written as it comes."""
+"""The command ``python -m bench.fsck``, which measures the levels of fsck. Every record is written
+at once."""
 
 import asyncio
 import signal
@@ -22,7 +23,7 @@ from ledgers.errors import BookmenderError
 
 SIZES, QUICK_SIZES = (100_000, 1_000_000), (2_000, 20_000)
 LONG_FROM = 500_000
-"""Ledgers: a pass takes minutes, and what only a session's first run has to start hardly shows."""
+"""From this number of ledgers on, a pass takes minutes, and the start of a session hardly matters."""
 RUNS_IN_SESSION = 4
 
 
@@ -59,7 +60,7 @@ def main(only: str, repeat: int, sizes: str, quick: bool, results: Path) -> None
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """A part that comes to nothing is noted, and the others go on."""
+    """Runs the parts. A part that fails is noted, and the others continue."""
 
     repeat: int
     sizes: Sequence[int]
@@ -79,8 +80,11 @@ class Bench:
             self._say(str(error))
 
     async def reading(self) -> AsyncIterator[Pass]:
-        """Level after level of each load, and the whole round again. A first look at each does not
-        count: as with Java's first check, bookies still compile their code then."""
+        """Inspect each load at every level, and repeat the whole round.
+
+        The first inspection does not count, as with Java's first check: bookies still compile their
+        code then.
+        """
         wanted = loads.QUICK if self.is_quick else loads.LOADS
         self._say("starting bookies, storing ledgers")
         async with ground(wanted) as cluster:

@@ -1,8 +1,9 @@
-"""Java's auditor checks all ledgers, every entry of every copy, again and again in one life of its
+"""Java's auditor checks every entry of every copy of all ledgers, repeatedly in one run of its
 daemon.
 
-Its check reads entries and verifies no digest. Its log tells how long a check took; the CPU is its
-daemon's between the end of one check and the end of the next, less nothing: it is idle otherwise.
+Its check reads entries and verifies no digest. Its log says how long a check took. The CPU is that
+of its daemon between the ends of two checks, with nothing subtracted, because the daemon is
+otherwise idle.
 """
 
 import re
@@ -24,7 +25,7 @@ SETTINGS = {
     "auditorPeriodicBookieCheckInterval": "0",
     "inFlightReadEntryNumInLedgerChecker": "1000",
 }
-"""All entries, as soon as the last check is over."""
+"""All entries; the next check starts when the last one is over."""
 COPIES_OF_ENTRY = 3
 CHECK_TIMEOUT_S = 120.0
 POLL_S = 0.02
@@ -32,10 +33,10 @@ _DONE = re.compile(r"Completed checkAllLedgers \{durationMs=(\d+)\}")
 
 
 def check_all_ledgers(cluster: LocalCluster, load: Load, *, repeats: int) -> Iterator[Pass]:
-    """``load``: all that there is. The first check, while its code is being compiled, does not
-    count.
+    """Yield one pass per check. ``load``: all ledgers of the cluster.
 
-    Raises UnavailableError.
+    The first check does not count, because its code is still being compiled. Raises
+    UnavailableError.
     """
     child = cluster.start_autorecovery("java", settings=SETTINGS)
     try:
@@ -62,7 +63,7 @@ def check_all_ledgers(cluster: LocalCluster, load: Load, *, repeats: int) -> Ite
 
 
 def _next_check(cluster: LocalCluster, child: Child, number: int) -> tuple[float, Cpu, ServersCpu]:
-    """When so many are done: how long the last one took, and what was used up until then."""
+    """Wait for the given check. Return how long it took, and the CPU used until then."""
     deadline_s = time.monotonic() + CHECK_TIMEOUT_S
     while len(durations := _DONE.findall(child.log.read_text())) < number:
         if time.monotonic() > deadline_s or not child.is_running:

@@ -1,4 +1,4 @@
-"""What is looked at: closed ledgers, of which each of three bookies has all entries."""
+"""The ledgers that are inspected: closed, with all entries on each of three bookies."""
 
 from auditor.fsck.options import Level
 from bench.inspect_bench import Load
@@ -27,7 +27,8 @@ SMALL = tuple(
 )
 LOADS = (*LARGE, *SMALL)
 LEVELS = dict.fromkeys(LARGE, (SAMPLE, FULL)) | dict.fromkeys(SMALL, (METADATA, ENDS, FULL))
-"""Of large ledgers the ends are a matter of no time."""
+"""The levels of each load. The ends of large ledgers take too little time to measure."""
 JAVAS = (LARGE[1], SMALL[1])
-"""What Java's auditor checks as well: alone on the bookies, as it cannot be told which ledgers."""
+"""The loads that Java's auditor checks as well. They are alone on the bookies, because it always
+checks all ledgers."""
 QUICK = (LARGE[1], SMALL[1])

@@ -1,5 +1,5 @@
-"""Whole runs on Spark, on this machine: listed, looked at, and the results written; Spark's own
-start not counted."""
+"""Whole runs on Spark, on this machine: listing, inspecting, and writing the results. The start of
+Spark is not counted."""
 
 import multiprocessing
 import os
@@ -22,12 +22,12 @@ from bench.usage import cpu_of
 from ledgers.errors import UnavailableError
 
 SLOTS = (1, 2)
-"""Tasks that run at once. Spark's JVM, the driver and the servers have all cores of the machine in
-any case."""
+"""Tasks that run at once. Spark's JVM, the driver and the servers always have all cores of the
+machine."""
 ON_ONE_CORE = "ours on Spark, local[1], all on one core"
-"""But here: what two cores are to be compared with."""
+"""Except for this contender, with which two cores are compared."""
 FIRST, LATER = "", ", in a session that has run before"
-"""What a contender's name ends with: of a session's first run, of those that follow."""
+"""Suffixes of a contender's name: for the first run of a session, and for later ones."""
 SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
@@ -56,13 +56,11 @@ def run_on_spark(
     is_on_one_core: bool = False,
     run_count: int = 1,
 ) -> Sequence[Spent]:
-    """In a process of its own, with a JVM that has compiled nothing yet, as whoever calls the
-    command has it.
+    """Run in a separate process with a new JVM, as the command does.
 
-    A further run comes in the same session, whose Python workers live on, as in one that runs from
-    time to time. ``servers``: whose CPU is counted, and who share the core with all of it if there
-    is but one. Raises UnavailableError when a run did not look at as many ledgers, or one is not
-    whole.
+    Later runs use the same session and its Python workers, as in a session that runs fsck
+    repeatedly. ``servers``: their CPU is counted, and they share the core if there is only one.
+    Raises UnavailableError if a run inspected too few ledgers, or found one that is not whole.
     """
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawning) as process:
@@ -88,13 +86,12 @@ def _run_in_session(
             stack.enter_context(on_cores(1, servers))
         context = open_spark(f"local[{slot_count}]", SETTINGS)
         stack.callback(stop_spark, context)
-        context.parallelize([0], 1)._jrdd.count()  # Spark's first job is slow, and its own business
+        context.parallelize([0], 1)._jrdd.count()  # Spark's first job is slow, and not counted
         return [_run(context, options, servers) for _ in range(run_count)]
 
 
 def _run(context: SparkContext, options: FsckOptions, servers: Collection[int]) -> Spent:
-    """In a folder that no run has written to: nothing is known of any ledger, so that none is
-    skipped."""
+    """Run in an empty folder, so that no ledger is known and none is skipped."""
     with TemporaryDirectory(prefix="bench-fsck-run-") as output:
         job = FsckJob(run="20260101T000000Z", output=Path(output))
         began_servers, began_cpu, began_s = cpu_of(servers), SparkCpu.now(), time.monotonic()

@@ -1,4 +1,4 @@
-"""Who used the CPU while a run on Spark was under way, and how many cores there were for it."""
+"""The CPU of each process during a run on Spark, and the number of cores that it had."""
 
 import os
 import subprocess
@@ -25,19 +25,20 @@ print(rounds)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkCpu:
-    """CPU seconds, user and system, that Spark's parties have used so far."""
+    """CPU seconds, user and system, that the parts of Spark have used so far."""
 
     driver_s: float
     """This process: it lists, plans, and writes the results."""
     jvm_s: float
-    """Spark's driver and executor, which are one where it runs locally; compiling and collecting
-    counted in."""
+    """Spark's driver and executor, which are one JVM in local mode, with compilation and garbage
+    collection."""
     workers_s: float
-    """The executor's Python, where ledgers are looked at."""
+    """The Python processes of the executor, which inspect ledgers."""
 
     @classmethod
     def now(cls) -> "SparkCpu":
-        """This process's children being JVMs of Spark's, and theirs Python."""
+        """Measure. The children of this process are JVMs of Spark, and their children are
+        Python."""
         children = _children()
         jvms = children.get(os.getpid(), [])
         return cls(
@@ -60,10 +61,9 @@ class SparkCpu:
 
 @contextmanager
 def on_cores(core_count: int, servers: Collection[int]) -> Iterator[None]:
-    """This process, the servers, and what is started here meanwhile, have so many cores between
-    them.
+    """Restrict this process, the servers and all processes started here to this number of cores.
 
-    What is started here keeps to them for good, the others only so long.
+    Processes started here stay restricted; the others only during the body.
     """
     pids = [os.getpid(), *servers]
     all_cores = os.sched_getaffinity(0)
@@ -75,17 +75,17 @@ def on_cores(core_count: int, servers: Collection[int]) -> Iterator[None]:
 
 
 def scaling_of_cores() -> float:
-    """How much more of a loop that shares nothing gets done now on the first two cores than on the
+    """Return how much more of an independent loop gets done on the first two cores than on the
     first alone.
 
-    Two, were it not for what else uses the machine that these are cores of.
+    The result would be two if no other load used the machine's cores.
     """
     cores = sorted(os.sched_getaffinity(0))[:2]
     return _rounds(cores) / _rounds(cores[:1])
 
 
 def _rounds(cores: Sequence[int]) -> int:
-    """Of all of them together, at the same time."""
+    """Return the rounds of all loops together, which run at the same time."""
     command = [sys.executable, "-c", _LOOP, str(LOOP_S)]
     loops = [
         subprocess.Popen([*command, str(core)], stdout=subprocess.PIPE, text=True) for core in cores
@@ -94,15 +94,15 @@ def _rounds(cores: Sequence[int]) -> int:
 
 
 def _confine(pids: Collection[int], cores: Collection[int]) -> None:
-    """Every thread of them: each has cores of its own."""
+    """Restrict every thread of the processes, because each thread has its own set of cores."""
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(ProcessLookupError):  # it has ended
+            with suppress(ProcessLookupError):  # the process has ended
                 os.sched_setaffinity(int(thread.name), cores)
 
 
 def _children() -> Mapping[int, list[int]]:
-    """Of every process."""
+    """Return the child processes of every process."""
     children: dict[int, list[int]] = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -112,7 +112,7 @@ def _children() -> Mapping[int, list[int]]:
 
 
 def _below(pids: Sequence[int], children: Mapping[int, list[int]]) -> list[int]:
-    """All that descend from them, they themselves not."""
+    """Return all descendants of these processes, without the processes themselves."""
     found: list[int] = []
     left = list(pids)
     while left:

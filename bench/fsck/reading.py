@@ -1,5 +1,4 @@
-"""Ledgers on bookies, looked at by one process of ours through the engine alone, and by runs on
-Spark."""
+"""Inspects ledgers on bookies: with the engine alone in one process, and with runs on Spark."""
 
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -28,7 +27,7 @@ BOOKIES = 3
 
 @asynccontextmanager
 async def ground(loads: Iterable[Load]) -> AsyncIterator[LocalCluster]:
-    """A cluster that holds these ledgers and no others. Blocks the loop while it starts."""
+    """Yield a cluster with these ledgers only. Blocks the loop while the cluster starts."""
     with (
         TemporaryDirectory(prefix="bench-fsck-") as folder,
         LocalCluster.start(Path(folder), bookies=BOOKIES) as cluster,
@@ -42,7 +41,7 @@ async def ground(loads: Iterable[Load]) -> AsyncIterator[LocalCluster]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServersCpu:
-    """What the cluster's processes have used so far."""
+    """The CPU that the cluster's processes have used so far."""
 
     bookies: Cpu
     zookeeper: Cpu
@@ -56,7 +55,8 @@ class ServersCpu:
 
 
 async def inspect_ledger(cluster: LocalCluster, load: Load, level: Level, *, repeat: int) -> Pass:
-    """Once, the session's opening included. Raises UnavailableError when a ledger is not whole."""
+    """Inspect the load once, including the opening of the session. Raises UnavailableError if a
+    ledger is not whole."""
     options = FsckOptions(
         metadata_service_uri=cluster.metadata_service_uri, level=level, sample_share=SAMPLE_SHARE
     )
@@ -88,7 +88,7 @@ async def inspect_ledger(cluster: LocalCluster, load: Load, level: Level, *, rep
 def look_at_all_on_spark(
     cluster: LocalCluster, loads: Sequence[Load], slot_count: int, *, repeat: int
 ) -> Pass:
-    """All ledgers that there are, at level full."""
+    """Inspect all ledgers of the cluster at level full."""
     options = FsckOptions(metadata_service_uri=cluster.metadata_service_uri, level=Level.FULL)
     servers = ServersCpu.now(cluster)
     (spent,) = run_on_spark(
@@ -123,7 +123,7 @@ def _pass(
     servers: ServersCpu,
     spark_cpu: SparkCpu | None = None,
 ) -> Pass:
-    """``servers``: before."""
+    """Return the pass. ``servers``: the CPU of the servers before it."""
     now = ServersCpu.now(cluster)
     return Pass(
         load=load,

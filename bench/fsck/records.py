@@ -1,4 +1,4 @@
-"""What was measured, a JSON line each."""
+"""The results, one JSON line per record."""
 
 from collections.abc import Hashable
 
@@ -8,10 +8,10 @@ from bench.fsck.processes import SparkCpu
 
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
-    """All ledgers of a load looked at once. ``repeat`` counts from 1.
+    """All ledgers of a load, inspected once. ``repeat`` counts from 1.
 
-    A copy is an entry that was read from one bookie. CPU is user and system, in seconds, of all
-    processes that look (with Spark, its JVM and its Python), of all bookies, of ZooKeeper.
+    A copy is an entry that was read from one bookie. CPU is user and system, in seconds: of all
+    processes that inspect (on Spark also its JVM and its Python), of all bookies, and of ZooKeeper.
     """
 
     load: str
@@ -26,9 +26,9 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     bookies_cpu_s: float
     zookeeper_cpu_s: float
     spark_cpu: SparkCpu | None = None
-    """What makes up ``cpu_s``, of a run on Spark."""
+    """The parts of ``cpu_s`` for a run on Spark."""
     scaling_of_cores: float | None = None
-    """What two cores were worth in these minutes, where a run on one is to be compared
+    """The gain from a second core during the run, for comparisons with a run on one core
     (``scaling_of_cores``)."""
 
     @property
@@ -37,5 +37,5 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cores_busy(self) -> float:
-        """On average, with all of these processes together."""
+        """The average number of busy cores, for all of these processes together."""
         return (self.cpu_s + self.bookies_cpu_s + self.zookeeper_cpu_s) / self.elapsed_s

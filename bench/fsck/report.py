@@ -1,4 +1,4 @@
-"""The results as Markdown."""
+"""The results of the fsck bench as Markdown."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -44,7 +44,7 @@ PARTIES: Sequence[tuple[str, Value, int]] = (
     ("cores busy", lambda p: p.cores_busy, 2),
 )
 SCALING_GOAL = 1.8
-"""Of reading none: bookies share the cores."""
+"""The goal for level metadata: at other levels bookies share the cores."""
 METADATA_LEVEL = Level.METADATA.value
 COPIES_GOAL = 100_000
 
@@ -83,7 +83,7 @@ def _figures(passes: Sequence[Pass], columns: Sequence[tuple[str, Value, int]]) 
 
 
 def _fastest(passes: Sequence[Pass]) -> list[str]:
-    """Ours and Java's on the same ledgers."""
+    """Return lines that compare our rate with Java's on the same ledgers."""
     lines = []
     groups = _grouped(passes)
     for (load, level, by), javas in groups.items():
@@ -132,8 +132,8 @@ def _times(two: Sequence[Pass], one: Sequence[Pass], *, is_goal: bool) -> str:
 
 
 def _worth(two: Sequence[Pass]) -> str:
-    """What the cores themselves gave: on a machine that others use as well, less than twice what
-    one does."""
+    """Return the gain from the second core itself. It is less than two if others use the machine as
+    well."""
     told = [p.scaling_of_cores for p in two if p.scaling_of_cores is not None]
     if not told:
         return ""

@@ -1,5 +1,5 @@
-"""The metadata level on very many ledgers, which are znodes alone: by one process of ours, and by
-runs on Spark."""
+"""Inspects very many ledgers at level metadata. The ledgers are only znodes. Uses the engine alone
+in one process, and runs on Spark."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from ledgers.errors import UnavailableError
 
 
 async def inspect_all(field: Field, *, repeat: int) -> Pass:
-    """By the engine alone: nothing is listed."""
+    """Inspect all ledgers with the engine alone, without listing them."""
     zookeeper, began_cpu_s, began_s = cpu_of([field.zookeeper_pid]), cpu_s(), time.monotonic()
     count = 0
     async with aclosing(inspect(_options(field), range(field.size))) as verdicts:
@@ -34,7 +34,7 @@ async def inspect_all(field: Field, *, repeat: int) -> Pass:
 def look_at_all_on_spark(
     field: Field, slot_count: int, *, repeat: int, run_count: int, is_on_one_core: bool = False
 ) -> Sequence[Pass]:
-    """So many times in one session, each time at all of them anew. ``repeat``: of the session."""
+    """Inspect all ledgers several times in one session. ``repeat``: the number of the session."""
     runs = run_on_spark(
         _options(field),
         slot_count,

@@ -205,7 +205,7 @@ class LedgerCloser:
         self._paths = paths
         self._after_s = after_s
         self._clock = clock
-        self._tell = echo_notes
+        self._tell = tell
 
     async def look(self, ledger_id: int) -> CloseResult:
         """Inspect the ledger without writing or fencing. Raises NoSuchLedgerError,

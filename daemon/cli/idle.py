@@ -192,7 +192,7 @@ def close(
       bookmender ledger close 17          show the state, and what speaks against closing
       bookmender ledger close 17 --yes    close it
 
-    CloseResult fences the bookies, so a writer that is still alive can never write to the ledger
+    Closing fences the bookies, so a writer that is still alive can never write to the ledger
     again. Acknowledged entries are kept. The command refuses if the writer may be alive (unless
     --force), during a safety hold, or if too few bookies answer to find the end. Run it as the
     daemon's user with its settings, because metadata writes are recorded in the local journal.

@@ -1,4 +1,4 @@
-"""The demonstration: real bookies, one of them killed, and the proof that nothing was lost.
+"""The demonstration: kills one of several real bookies and proves that no entry was lost.
 
 ``command`` prints what ``scenario`` does: a ``workload`` writes ledgers, ``nodes`` are the daemons
 that repair them, and ``proof`` reads every copy.

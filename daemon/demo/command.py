@@ -76,7 +76,7 @@ def _run(number: int, plan: Plan) -> bool:
 
 
 def report(finished: Run) -> list[str]:
-    """The figures of one run, a line each."""
+    """Return the figures of one run, one per line."""
     proofs, timeline = finished.proofs, finished.timeline
     first_mark_s, whole_s = timeline.first_mark_s or 0.0, timeline.whole_s or 0.0
     entries = sum(proof.written.acknowledged for proof in proofs)
@@ -114,7 +114,7 @@ def _reasons(finished: Run) -> str:
 
 
 def list_problems(finished: Run) -> list[str]:
-    """What a user would call broken; empty for a good run."""
+    """Return the problems that a user would report; empty for a good run."""
     problems = [
         *(_losses(proof) for proof in finished.proofs if proof.lost or proof.wrong),
         *(
@@ -142,7 +142,8 @@ def _losses(proof: LedgerProof) -> str:
 
 
 def _unexplained(finished: Run) -> list[str]:
-    """What waits must be just what cannot be repaired, each with its reason."""
+    """Return the differences between the ledgers that wait and those that cannot be repaired. Each
+    ledger that waits must have a reason."""
     noted = {note.ledger_id: note.reason.value for note in finished.left.queue.waiting}
     stuck = {proof.written.ledger_id for proof in finished.proofs if proof.out_of_reach}
     return [

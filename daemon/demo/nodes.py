@@ -1,4 +1,4 @@
-"""The demonstration's daemons: processes of their own, whose logs tell what they do."""
+"""The demonstration's daemons: separate processes, whose logs are read as events."""
 
 import json
 import os
@@ -15,7 +15,7 @@ STOP_TIMEOUT_S = 6.0
 
 @dataclass(slots=True)
 class Node:
-    """One daemon process, and how far its log has been read."""
+    """One daemon process, and the position up to which its log has been read."""
 
     name: str
     child: Child
@@ -23,12 +23,12 @@ class Node:
     _read_bytes: int = 0
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it logged since the last call."""
+        """Yield the events that the daemon logged since the last call."""
         with self.log.open("rb") as log:
             log.seek(self._read_bytes)
             for line in log:
                 if not line.endswith(b"\n"):
-                    break  # half a line: the rest comes next time
+                    break  # an incomplete line: the rest is read next time
                 self._read_bytes += len(line)
                 try:
                     yield json.loads(line)
@@ -38,12 +38,11 @@ class Node:
 
 @dataclass(slots=True)
 class Nodes:
-    """``count`` daemons against one cluster. ``stop`` ends them; so does the end of this
-    process."""
+    """Owns ``count`` daemons on one cluster. They end with ``stop``, or with this process."""
 
     data: Path
     settings: Mapping[str, str]
-    """Environment variables, on top of our own environment."""
+    """Environment variables that override those of this process."""
     nodes: list[Node] = field(default_factory=list)
 
     def start(self, count: int) -> None:
@@ -71,7 +70,7 @@ class Nodes:
         return [node for node in self.nodes if node.child.is_running]
 
     def cpu_s(self) -> dict[str, float]:
-        """User and system time of each daemon that still runs, by name."""
+        """Return the user and system time of each running daemon, by name."""
         return {node.name: cpu_s(node.child.pid) for node in self.running()}
 
     def rss_bytes_max(self) -> int:
@@ -82,7 +81,7 @@ class Nodes:
 
 
 def cpu_s(pid: int) -> float:
-    """0 where there is no /proc."""
+    """Return the CPU time of a process; 0 if there is no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

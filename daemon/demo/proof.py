@@ -1,7 +1,7 @@
-"""The proof: every copy of every entry is read from every bookie that the metadata names.
+"""The proof: reads every copy of every entry from every bookie that the metadata names.
 
-It rests on nothing that the daemons said: metadata and bookies are asked anew, digests verified,
-and each ledger's payloads are compared with what was written.
+The proof uses nothing that the daemons reported. It reads metadata and entries itself, verifies
+digests, and compares the payloads of each ledger with what was written.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ LEDGERS_AT_ONCE = 20
 
 @dataclass(slots=True)
 class LedgerProof:
-    """What was found of one ledger. ``lost``: acknowledged entries that nobody can give."""
+    """The result for one ledger. ``lost``: acknowledged entries that no bookie can return."""
 
     written: Written
     metadata: LedgerMetadata
@@ -31,7 +31,7 @@ class LedgerProof:
     copies_good: int = 0
     lost: list[int] = field(default_factory=list)
     wrong: list[int] = field(default_factory=list)
-    """Entries whose payload is not what was written."""
+    """Entries whose payload differs from what was written."""
     out_of_reach: list[int] = field(default_factory=list)
     """Acknowledged entries whose only copies are on bookies that are down."""
 
@@ -42,7 +42,8 @@ class LedgerProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prover:
-    """Reads what was written. ``down``: the bookies that were killed and not started again."""
+    """Reads all ledgers that were written. ``down``: the bookies that were killed and not started
+    again."""
 
     manager: LedgerManager
     bookies: Bookies
@@ -72,7 +73,7 @@ class Prover:
     async def _count_copies(
         self, fragment: Fragment, proof: LedgerProof, digest: EntryDigest
     ) -> None:
-        if fragment.last_entry_id is None:  # still open: what it should hold is not settled
+        if fragment.last_entry_id is None:  # still open: which copies it should have is not decided
             return
         for index, bookie in enumerate(fragment.ensemble):
             entries = fragment.entries_of(index)
@@ -92,7 +93,7 @@ class Prover:
         return good
 
     async def _compare(self, written: Written, opened: OpenedLedger, proof: LedgerProof) -> None:
-        """Every acknowledged entry, through the reader that applications would use."""
+        """Read every acknowledged entry through the reader that applications would use."""
         last = written.acknowledged - 1
         if opened.metadata.is_closed and opened.lac < last:
             proof.lost += range(opened.lac + 1, last + 1)

@@ -1,11 +1,11 @@
-"""One run: a fresh cluster, written full, a bookie killed, everything mended, everything read.
+"""One run: creates a cluster, writes ledgers, kills a bookie, waits for all repairs, reads every
+copy.
 
-What happens while the daemons work, as it is seen from outside: ZooKeeper, and their logs.
+``Timeline`` records what is seen from outside while the daemons work: in ZooKeeper and in their
+logs.
 
-Ledgers to try things on, as ``bookmender local write`` writes them, and what is said of them.
-
-Whatever ends the writing, what was written by then stays: a ledger that was begun is left as by a
-writer that died.
+``write_ledgers`` writes the ledgers of ``bookmender local write``. If the writing stops early, the
+ledgers written so far remain. A ledger that was begun is left as if its writer had died.
 """
 
 import asyncio
@@ -38,10 +38,10 @@ from replication.ledger_record import WaitingNote
 
 @dataclass(slots=True)
 class Timeline:
-    """Times in seconds since the bookie was killed; None until it has happened."""
+    """Times in seconds since the bookie was killed; None for events that have not happened."""
 
     bookie_gone_s: float | None = None
-    """Its znode ended: ZooKeeper's session time-out."""
+    """The bookie's znode was deleted, after ZooKeeper's session timeout."""
     first_mark_s: float | None = None
     whole_s: float | None = None
     leader: str | None = None
@@ -50,18 +50,18 @@ class Timeline:
     mended_entries: int = 0
     mended_bytes: int = 0
     zookeeper_requests: int = 0
-    """Of the sessions that were closed in good order; a multi counts as one."""
+    """Requests of the sessions that were closed normally. A multi counts as one."""
     errors: list[str] = field(default_factory=list)
-    """Errors that a daemon logged: there should be none."""
+    """Errors that a daemon logged. There should be none."""
 
     def hear(self, nodes: Sequence[Node]) -> None:
-        """Read on in the daemons' logs."""
+        """Read the new events in the daemons' logs."""
         for node in nodes:
             for event in node.events():
                 self._note(node, event)
 
     def see(self, status: Status, *, bookie: str, now_s: float) -> None:
-        """Take in the state of the cluster."""
+        """Update the timeline from the state of the cluster."""
         self.leader = status.services.leader
         self.marked_max = max(self.marked_max, status.queue.marked_count)
         if self.bookie_gone_s is None and bookie not in (
@@ -87,7 +87,7 @@ class Timeline:
 
 
 def line(timeline: Timeline, status: Status, *, now_s: float) -> str:
-    """One line of progress."""
+    """Return one line of progress."""
     waiting = waiting_in_words(status.queue.waiting)
     return (
         f"{now_s:6.1f} s  leader {status.services.leader or 'none':<18} marked {status.queue.marked_count:>4}  "
@@ -104,8 +104,8 @@ def waiting_in_words(notes: Sequence[WaitingNote]) -> str:
 
 
 def stuck_ledgers(status: Status) -> frozenset[int] | None:
-    """The marked ledgers, if all of them wait for help from outside; None while some are worked
-    on."""
+    """Return the marked ledgers if all of them wait for help from outside; None while some can
+    still be repaired."""
     stuck = [note.ledger_id for note in status.queue.waiting if note.reason.needs_help]
     is_all = status.queue.marked_count == len(stuck) == status.queue.waiting_count
     return frozenset(stuck) if is_all else None
@@ -125,7 +125,8 @@ NODES_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be done. ``kill_leader``: the leading daemon dies too, in the middle of it."""
+    """The parameters of a run. ``kill_leader``: the leading daemon is killed as well, during the
+    repairs."""
 
     data: Path
     bookkeeper: str | None = None
@@ -137,23 +138,24 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What came of it. ``left``: the state of the cluster at the end."""
+    """The result of a run. ``left``: the state of the cluster at the end."""
 
     plan: Plan
     timeline: Timeline
     proofs: list[LedgerProof]
     left: Status
     cpu_s: float
-    """Of the daemons that lived to the end, from the kill on."""
+    """CPU time of the daemons that survived, counted from the kill."""
     rss_bytes_max: int
 
 
 def run(plan: Plan, say: Say) -> Run:
-    """Raises UnavailableError when the cluster does not come up, or is not whole in time."""
+    """Run the plan. Raises UnavailableError if the cluster does not start, or is not fully repaired
+    in time."""
     say(
         f"starting ZooKeeper and {plan.bookie_count} bookies (session time-out {SESSION_TIMEOUT_S:g} s)"
     )
-    with LocalCluster.start(  # here, where Ctrl-C reaches it
+    with LocalCluster.start(  # in this thread, which receives Ctrl-C
         plan.data,
         bookies=plan.bookie_count,
         bookkeeper=plan.bookkeeper,
@@ -170,7 +172,7 @@ async def _run_on(plan: Plan, cluster: LocalCluster, say: Say) -> Run:
         settings={
             "BOOKMENDER_METADATA_SERVICE_URI": cluster.metadata_service_uri,
             "BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S": f"{GRACE_S:g}",
-            # A laptop's disk is often nearly full; the local bookies put up with it as well.
+            # The disk of a laptop is often nearly full; the local bookies tolerate that as well.
             "BOOKMENDER_REPLICATION_FREE_DISK_SHARE_MIN": "0",
             "BOOKMENDER_ZOOKEEPER_SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}",
         },
@@ -184,7 +186,8 @@ async def _run_on(plan: Plan, cluster: LocalCluster, say: Say) -> Run:
 
 
 def _in_tenths(say: Say) -> Callable[[int, int | None], None]:
-    """Tells of the first fetch of BookKeeper's jars, which takes a minute."""
+    """Return a callback that reports the first download of BookKeeper's jars, which takes a
+    minute."""
     told: set[int] = set()
 
     def on_fetch(done: int, total: int | None) -> None:
@@ -281,9 +284,9 @@ async def _watch_until_settled(
 
 
 async def _is_whole(status: Status, seen: AdminSession, killed: BookieId) -> bool:
-    """Whether nothing names the killed bookie any more but ledgers that only it can help.
+    """Return True if only ledgers that need the killed bookie itself still name it.
 
-    An empty queue alone would prove nothing: the marks may not have been made yet.
+    An empty queue alone would prove nothing, because the marks may not exist yet.
     """
     stuck = stuck_ledgers(status)
     if stuck is None:
@@ -293,7 +296,7 @@ async def _is_whole(status: Status, seen: AdminSession, killed: BookieId) -> boo
 
 
 def _kill_leader(status: Status, nodes: Nodes, say: Say) -> bool:
-    """Whether there was a leader to kill."""
+    """Kill the leading daemon. Return False if there is no leader."""
     leader = nodes.by_pid(status.services.leader_node.pid) if status.services.leader_node else None
     if leader is None:
         return False
@@ -307,7 +310,7 @@ def _spent(before: Mapping[str, float], after: Mapping[str, float]) -> float:
 
 
 LOOK_TIMEOUT_S = 3.0
-"""How long whoever presses Ctrl-C waits for what is said of the ledgers that were begun."""
+"""After Ctrl-C, maximum time for looking up the state of the ledgers that were begun."""
 LEFT_SHOWN_MAX = 10
 CLOSE_HINT = "`bookmender ledger close ID --force --yes` closes one where it ends"
 NEED = "ledgers that survive the loss of a bookie need three writable ones"
@@ -316,11 +319,11 @@ NEED = "ledgers that survive the loss of a bookie need three writable ones"
 def write_ledgers(
     uri: str, ledger_count: int, *, written: list[Written], open_count: int = 0
 ) -> None:
-    """Write so many ledgers that survive the loss of a bookie, and close all but ``open_count``,
-    the last ones.
+    """Write ledgers that survive the loss of a bookie, and close all except the last
+    ``open_count``.
 
-    ``written``: gets each as it is begun, and so tells how far it came whatever ends it. Raises
-    NotEnoughBookiesError, also with fewer than three writable bookies; UnavailableError.
+    ``written``: receives each ledger when it is begun, so it is valid after any error. Raises
+    NotEnoughBookiesError, also for fewer than three writable bookies; UnavailableError.
     """
 
     async def write() -> None:
@@ -333,7 +336,7 @@ def write_ledgers(
                 raise NotEnoughBookiesError(NEED)
             try:
                 await workload.write(wanted)
-            except BaseException:  # Ctrl-C, too
+            except BaseException:  # also Ctrl-C
                 await _look_again(workload)
                 raise
 
@@ -341,14 +344,16 @@ def write_ledgers(
 
 
 async def _look_again(workload: Workload) -> None:
-    """What is not known any more when the bookies or ZooKeeper fail stays as it was last known."""
+    """Update the state of the ledgers that were begun. What cannot be read stays as it was last
+    known."""
     with suppress(UnavailableError, SessionLostError, TimeoutError):
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             await workload.look_again()
 
 
 def what_was_written(written: Sequence[Written], *, ledger_count: int) -> list[str]:
-    """For people, in lines. ``ledger_count``: so many there were to be."""
+    """Return lines of text about the ledgers that were written. ``ledger_count``: the number
+    requested."""
     done = [each for each in written if each.is_done]
     entries = counted(sum(each.acknowledged for each in done), "entry")
     of = "" if len(done) == ledger_count else f"{len(done):,} of "
@@ -361,7 +366,7 @@ def what_was_written(written: Sequence[Written], *, ledger_count: int) -> list[s
 
 
 def so_far(written: Sequence[Written], *, ledger_count: int, ended: str) -> list[str]:
-    """Likewise where it ended early, and how to go on. ``ended``: in a word."""
+    """Return the same after an early end, and how to go on. ``ended``: one word."""
     if not written:
         return [f"{ended}; nothing was written"]
     first, *left = what_was_written(written, ledger_count=ledger_count)

@@ -1,6 +1,6 @@
-"""Writing the demonstration's ledgers through our own client, and going on with some of them.
+"""Writes the demonstration's ledgers with our own client, and keeps writing to some of them.
 
-What the demonstration writes: ledgers of many shapes, the same ones each time.
+The ledgers have many shapes, which are the same in every run.
 """
 
 import asyncio
@@ -29,18 +29,19 @@ from ledgers.writing import LedgerOptions, LedgerWriter
 
 
 class Ending(enum.Enum):
-    """What becomes of a ledger's writer."""
+    """How the writing of a ledger ends."""
 
     CLOSED = "closed"
     ABANDONED = "abandoned"
-    """Left open: the writer is gone."""
+    """The ledger is left open, and its writer has ended."""
     LIVE = "live"
-    """Left open: the writer goes on all the time."""
+    """The ledger is left open, and its writer keeps writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One ledger to be written. ``change_at``: before this entry a bookie fails its writer."""
+    """The shape of one ledger. ``change_at``: at this entry a bookie fails, and the writer replaces
+    it."""
 
     number: int
     ensemble_size: int
@@ -54,7 +55,7 @@ class Shape:
     ending: Ending = Ending.CLOSED
 
     def payload(self, entry_id: int) -> bytes:
-        """``entry_bytes`` bytes that no other entry has."""
+        """Return ``entry_bytes`` bytes that differ for every entry."""
         seed = hashlib.sha256(f"{self.number}:{entry_id}".encode()).digest()
         return (seed * (self.entry_bytes // len(seed) + 1))[: self.entry_bytes]
 
@@ -71,9 +72,9 @@ SIZES = (
     (1_000, 1),
     (1_000, 0),
 )
-"""Payload bytes of an entry, and how many of them."""
+"""Payload bytes of an entry, and the number of such entries."""
 OPEN_SIZE = (1_000, 50)
-"""Of a ledger that is left open."""
+"""The same for a ledger that is left open."""
 LARGE = (1_000_000, 5)
 LARGE_EVERY = 50
 CHANGE_EVERY = 9
@@ -82,9 +83,10 @@ LIVE_COUNT = 2
 
 
 def shapes(ledger_count: int, *, quorums: Sequence[tuple[int, int, int]] = QUORUMS) -> list[Shape]:
-    """``ledger_count`` shapes, the last five of them left open, two with a live writer.
+    """Return ``ledger_count`` shapes. The last five ledgers are left open, two of them with a live
+    writer.
 
-    ``quorums``: ensemble size, write quorum and ack quorum, taken in turn.
+    ``quorums``: ensemble size, write quorum and ack quorum, used in turn.
     """
     kinds = zip(
         itertools.cycle(quorums),
@@ -98,11 +100,11 @@ def shapes(ledger_count: int, *, quorums: Sequence[tuple[int, int, int]] = QUORU
 
 
 def shapes_to_try(ledger_count: int, *, open_count: int, bookie_count: int) -> list[Shape]:
-    """``ledger_count`` shapes that survive the loss of a bookie, the last ``open_count`` left open,
-    their writer gone.
+    """Return ``ledger_count`` shapes that survive the loss of a bookie. The last ``open_count``
+    ledgers are left open without a writer.
 
-    Each entry has two copies at least, and one bookie at least is left to take over. Empty with
-    fewer than three.
+    Each entry has at least two copies, and at least one bookie is left that can take over. Empty
+    for fewer than three bookies.
     """
     assert open_count <= ledger_count, (open_count, ledger_count)
     quorums = [q for q in QUORUMS if q[0] < bookie_count and q[1] > 1]
@@ -163,25 +165,26 @@ PASSWORD = b"demo"
 
 @dataclass(slots=True)
 class Written:
-    """A ledger, and how many of its entries were acknowledged: ids 0 to ``acknowledged - 1``."""
+    """A ledger and the number of its acknowledged entries, which have the ids 0 to ``acknowledged -
+    1``."""
 
     shape: Shape
     ledger_id: int
     acknowledged: int = 0
     is_closed: bool = False
     ended_by: str | None = None
-    """Why a live writer stopped before it was told to; None when it did not."""
+    """The error that stopped a live writer; None if there was none."""
 
     @property
     def is_done(self) -> bool:
-        """It has all its entries, and is closed unless it was to be left open."""
+        """Return True if the ledger has all its entries, and is closed or should be left open."""
         is_to_be_closed = self.shape.ending is Ending.CLOSED
         return self.is_closed if is_to_be_closed else self.acknowledged >= self.shape.entry_count
 
 
 @asynccontextmanager
 async def open_workload(seen: AdminSession, rng: random.Random) -> AsyncIterator["Workload"]:
-    """A client of the bookies of our own, as a writing application has one."""
+    """Open a workload with a bookie client of its own, as a writing application would."""
     clock = SystemClock()
     async with open_bookies(clock=clock, rng=rng) as bookies:
         workload = Workload(
@@ -198,7 +201,7 @@ async def open_workload(seen: AdminSession, rng: random.Random) -> AsyncIterator
 
 
 class FailingBookie:
-    """The bookies, of which one fails its writer from an entry on: the writer replaces it."""
+    """Bookies of which one fails from a given entry on, so that the writer replaces it."""
 
     def __init__(self, bookies: Bookies, *, from_entry_id: int) -> None:
         self._bookies, self._from_entry_id = bookies, from_entry_id
@@ -219,7 +222,7 @@ class FailingBookie:
 
 @dataclass(slots=True)
 class Workload:
-    """Writes the shapes, keeps the live writers going until ``stop``."""
+    """Writes the shapes, and keeps the live writers going until ``stop``."""
 
     manager: LedgerManager
     registration: Registration
@@ -231,8 +234,8 @@ class Workload:
     _live: list[tuple[LedgerWriter, asyncio.Task[None]]] = field(default_factory=list)
 
     async def write(self, wanted: Sequence[Shape]) -> None:
-        """Write all of them, several at once; live writers go on in the background. Raises as
-        ``LedgerWriter``."""
+        """Write all shapes, several at once. Live writers continue in the background. Raises what
+        ``LedgerWriter`` raises."""
         slots = asyncio.Semaphore(LEDGERS_AT_ONCE)
 
         async def write_one(shape: Shape) -> None:
@@ -247,24 +250,24 @@ class Workload:
                 await self._write_open(shape)
 
     async def stop(self) -> None:
-        """End the live writers, closing their ledgers, and abandon the others."""
+        """Stop the live writers and close their ledgers, and abandon the other open ledgers."""
         for writer, task in self._live:
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled() and task.exception() is None:
-                continue  # somebody recovered the ledger: it is closed
+                continue  # another client recovered the ledger, so it is closed
             await writer.close()
         await self.abandon()
 
     async def abandon(self) -> None:
-        """Leave every ledger as it is, its writer gone. Any number of times."""
+        """Drop all writers and leave every ledger as it is. May be called repeatedly."""
         for _, task in self._live:
             task.cancel()
         self._live.clear()
         await self._open.aclose()
 
     async def look_again(self) -> None:
-        """After a failure: which of the ledgers that were begun are there, and which of these are
+        """After a failure, find out which of the ledgers that were begun exist, and which are
         closed."""
         for written in [each for each in self.written if not each.is_closed]:
             found = await self.manager.find(written.ledger_id)
@@ -285,11 +288,11 @@ class Workload:
         writer = await self._open.enter_async_context(self._writer(written))
         await self._fill(writer, written)
         if shape.ending is Ending.LIVE:
-            task = asyncio.create_task(self._go_on(writer, written))  # owned: ended by ``stop``
+            task = asyncio.create_task(self._go_on(writer, written))  # ``stop`` ends it
             self._live.append((writer, task))
 
     async def _begin(self, shape: Shape) -> Written:
-        """Known before it is made, so that none is left behind that nobody tells of."""
+        """Record the ledger before it is created, so that every ledger that exists is reported."""
         written = Written(shape=shape, ledger_id=await self.manager.new_ledger_id())
         self.written.append(written)
         return written
@@ -299,7 +302,7 @@ class Workload:
         payloads = map(shape.payload, range(shape.entry_count))
         if shape.ending is Ending.CLOSED:
             await asyncio.gather(*[await writer.send(payload) for payload in payloads])
-        else:  # one by one, so that each says that the one before it is acknowledged
+        else:  # one by one: each entry confirms the previous one
             for payload in payloads:
                 await writer.add(payload)
         written.acknowledged = shape.entry_count

@@ -1,4 +1,4 @@
-"""One bookie, and a Java AutoRecovery daemon: what stands in their settings files."""
+"""The settings files of a bookie and of a Java AutoRecovery daemon."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +11,14 @@ AUTORECOVERY_CLASS = "org.apache.bookkeeper.replication.AutoRecoveryMain"
 HEAP_MIB, DIRECT_MIB = 96, 64
 
 
-# What BookKeeper's own scripts open to it, for direct buffers, their checksums and posix_fadvise.
+# The packages that BookKeeper's own scripts open to a bookie, for direct buffers, their checksums
+# and posix_fadvise.
 JVM_FLAGS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.nio", "jdk.internal.misc", "java.io", "java.util.zip")
 )
-# We are measured against AutoRecovery, so it runs as an operator would run it, not at its smallest.
+# The bench compares bookmender with AutoRecovery, so AutoRecovery runs with an operator's settings,
+# not with minimal ones.
 AUTORECOVERY_JVM_FLAGS = (
     "-Xmx512m",
     "-XX:MaxDirectMemorySize=512m",
@@ -38,7 +40,7 @@ COMMON_SETTINGS = {
     "advertisedAddress": LOOPBACK,
 }
 
-# Real bookies in every respect but size: the journal is synced, compaction runs.
+# The bookies are real in every respect except size: the journal is synced, compaction runs.
 BOOKIE_SETTINGS = {
     **COMMON_SETTINGS,
     "journalPreAllocSizeMB": "1",
@@ -53,7 +55,7 @@ BOOKIE_SETTINGS = {
     "numHighPriorityWorkerThreads": "1",
     "numJournalCallbackThreads": "1",
     "allocatorPoolingConcurrency": "1",
-    # A laptop's disk is often nearly full; that shall not make bookies read-only.
+    # The disk of a laptop is often nearly full. That must not make bookies read-only.
     "diskUsageThreshold": "0.99",
     "diskUsageWarnThreshold": "0.98",
     "diskUsageLwmThreshold": "0.98",
@@ -74,12 +76,12 @@ STORAGE_SETTINGS: Mapping[Storage, Mapping[str, str]] = {
 
 
 def bookie_settings(spec: ClusterSpec, *, port: int, folder: Path) -> dict[str, str]:
-    """All of a bookie's settings. The user's own come last and win."""
+    """Return all settings of a bookie. The user's own settings come last and win."""
     return {
         **BOOKIE_SETTINGS,
         **STORAGE_SETTINGS[spec.storage],
         **_place_in_cluster(spec, port),
-        "listeningInterface": loopback_interface(),  # without it, on every interface
+        "listeningInterface": loopback_interface(),  # default: every interface
         "ledgerStorageClass": spec.storage.java_class,
         "journalDirectories": str(folder / "journal"),
         "ledgerDirectories": str(folder / "ledgers"),
@@ -90,7 +92,8 @@ def bookie_settings(spec: ClusterSpec, *, port: int, folder: Path) -> dict[str, 
 def autorecovery_settings(
     spec: ClusterSpec, *, port: int, settings: Mapping[str, str]
 ) -> dict[str, str]:
-    """``port``: only names the daemon in elections and locks; it does not listen on it."""
+    """Return the settings of AutoRecovery. ``port``: only names the daemon in elections and locks;
+    the daemon does not listen on it."""
     return {**COMMON_SETTINGS, **_place_in_cluster(spec, port), **settings}
 
 

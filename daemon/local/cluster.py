@@ -1,7 +1,7 @@
-"""A local cluster as one object: started, stopped, and broken on purpose.
+"""A local cluster as one object: starts it, stops it, and breaks it on purpose.
 
-Whoever holds the object owns the processes: they end with it, at the latest with this Python
-process (``processes``). Everything lies in one data folder (``folder``).
+The owner of the object owns the processes: they end with the object, at the latest with this Python
+process (``processes``). All files are in one data folder (``folder``).
 """
 
 import shutil
@@ -26,21 +26,21 @@ from ledgers.model import BookieId
 
 READY_TIMEOUT_S = 60.0
 TERMINATE_TIMEOUT_S = 30.0
-"""A bookie that is told to end flushes first, which takes a disk that is busy its time."""
+"""A bookie flushes before it ends after SIGTERM. That takes time on a busy disk."""
 STOP_TIMEOUT_S = 5.0
-"""A bookie that is asked to end in the very moment it has started may hang: then it is killed,
-which costs nothing that it acknowledged."""
+"""A bookie that receives SIGTERM just after its start may hang. It is then killed, which loses no
+acknowledged entry."""
 OnEvent = Callable[[str], None]
-"""Told in a few words what has just become ready."""
+"""Receives a few words about each server that has become ready."""
 
 
 class LocalCluster:
-    """A running cluster. A context manager that stops it; not for several threads at once."""
+    """A running cluster. A context manager that stops the cluster at the end. Not thread-safe."""
 
     def __init__(
         self, servers: Servers, spec: ClusterSpec, lock: IO[str], on_event: OnEvent
     ) -> None:
-        """Use ``start``."""
+        """Not for callers: use ``start``."""
         self._servers, self._spec = servers, spec
         self._lock, self._on_event = lock, on_event
         self._zookeeper: Child | None = None
@@ -63,12 +63,14 @@ class LocalCluster:
         on_event: OnEvent = lambda event: None,
         on_fetch: jars.OnProgress = lambda done, total: None,
     ) -> "LocalCluster":
-        """Start the cluster in ``data``, made there if need be, and return when all of it is ready.
+        """Start the cluster in the folder ``data``, which is created if necessary, and return when
+        every server is ready.
 
-        What is None is as it was there, else as ClusterSpec has it. ``session_timeout_s``: the
-        bookies' with ZooKeeper, at least 1. ``bookie_settings``: over our own, e.g. ``gcWaitTime``.
-        Raises SettingsError when this cannot be started, UnavailableError when it does not come up;
-        then nothing is left running.
+        An argument that is None keeps its saved value, else the default of ClusterSpec.
+        ``session_timeout_s``: the bookies' ZooKeeper session timeout, at least 1.
+        ``bookie_settings``: override the defaults of this package, e.g. ``gcWaitTime``. Raises
+        SettingsError if this cluster cannot be started, UnavailableError if a server does not
+        become ready; then no process is left.
         """
         asked = {
             "bookkeeper": bookkeeper,
@@ -82,7 +84,7 @@ class LocalCluster:
         java = Java.find()
         jars.spark_jars_folder()
         data = data.resolve()
-        with ExitStack() as undoing:  # Ctrl-C too: nothing half-started stays behind
+        with ExitStack() as undoing:  # also after Ctrl-C, no process is left
             lock = folder.lease(data)
             undoing.callback(lock.close)
             spec = settle(
@@ -121,11 +123,11 @@ class LocalCluster:
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
-        """All of them, running or not."""
+        """All bookies, running or not."""
         return self._spec.bookies
 
     def pid(self, bookie: BookieId) -> int | None:
-        """None while it is down."""
+        """Return the process id of the bookie; None while it is down."""
         child = self._bookies.get(self._known(bookie))
         return child.pid if child is not None and child.is_running else None
 
@@ -135,11 +137,12 @@ class LocalCluster:
         return child.pid if child is not None and child.is_running else None
 
     def zookeeper_monitor(self) -> dict[str, str]:
-        """What its ``mntr`` says, e.g. ``zk_packets_received``."""
+        """Return the answer to ``mntr``, e.g. ``zk_packets_received``."""
         return zookeeper.monitor(self._spec.zookeeper_port)
 
     def writable(self) -> frozenset[BookieId]:
-        """As registered in ZooKeeper: a killed bookie stays until its session has expired."""
+        """Return the bookies that are registered as writable. A killed bookie is included until its
+        session has expired."""
         with znodes.session(self._spec.zookeeper_port) as tree:
             return tree.writable()
 
@@ -148,14 +151,15 @@ class LocalCluster:
             return tree.read_only()
 
     def kill(self, bookie: BookieId) -> None:
-        """As a crash would (SIGKILL). It stays registered until its session expires."""
+        """Kill the bookie with SIGKILL, as a crash would. It stays registered until its session
+        expires."""
         self._running(bookie).kill()
 
     def terminate(self, bookie: BookieId, *, timeout_s: float = TERMINATE_TIMEOUT_S) -> bool:
-        """As systemd would: SIGTERM, and SIGKILL when that was not enough. Whether it ended by
-        itself.
+        """Stop the bookie as systemd would: SIGTERM, then SIGKILL after the timeout. Return True if
+        SIGTERM was enough.
 
-        One that has only just started may hang in its shutdown for good (seen with 4.18.0).
+        A bookie that has only just started may hang in its shutdown forever (seen with 4.18.0).
         """
         child = self._running(bookie)
         child.terminate()
@@ -165,12 +169,12 @@ class LocalCluster:
         return False
 
     def start_bookie(self, bookie: BookieId) -> None:
-        """Bring it back with its id and data. A killed one waits for its former session to
-        expire."""
+        """Start the bookie again with its id and data. A bookie that was killed waits until its old
+        session has expired."""
         self.start_bookies([bookie])
 
     def start_bookies(self, bookies: Sequence[BookieId]) -> None:
-        """As ``start_bookie``, side by side."""
+        """Start several bookies at the same time, as ``start_bookie`` does."""
         with znodes.session(self._spec.zookeeper_port) as tree:
             for bookie in bookies:
                 if self.pid(bookie) is not None:
@@ -184,14 +188,15 @@ class LocalCluster:
         self._start_bookies(bookies)
 
     def pause(self, bookie: BookieId) -> None:
-        """Freeze it (SIGSTOP): it answers nothing, and its session expires in time."""
+        """Freeze the bookie (SIGSTOP): it answers no request, and its session expires."""
         self._running(bookie).pause()
 
     def resume(self, bookie: BookieId) -> None:
         self._running(bookie).resume()
 
     def wipe(self, bookie: BookieId) -> None:
-        """Kill it and delete all it stored, its cookie too: it can come back as an empty bookie."""
+        """Kill the bookie and delete its data and its cookie. It can start again as an empty
+        bookie."""
         if self.pid(bookie) is not None:
             self.kill(bookie)
         shutil.rmtree(self._servers.bookie_folder(bookie), ignore_errors=True)
@@ -199,7 +204,7 @@ class LocalCluster:
             tree.delete_cookie(bookie)
 
     def add_bookie(self) -> BookieId:
-        """Start one more, empty."""
+        """Start an additional, empty bookie."""
         (port,) = ports.free_ports(1)
         self._spec = replace(self._spec, bookie_ports=(*self._spec.bookie_ports, port))
         self._spec.save(self._servers.data)
@@ -211,22 +216,23 @@ class LocalCluster:
             self._zookeeper.kill()
 
     def restart_zookeeper(self) -> None:
-        """Kill it if it runs, start it on its data, return when it answers."""
+        """Kill ZooKeeper if it runs, start it with its data, and return when it answers."""
         self.kill_zookeeper()
         self._start_zookeeper()
 
     def start_autorecovery(
         self, name: str = "autorecovery", *, settings: Mapping[str, str] | None = None
     ) -> Child:
-        """Java's AutoRecovery daemon. Returns at once; it is ready when its vote is in
-        ZooKeeper."""
+        """Start Java's AutoRecovery daemon. Returns at once; the daemon is ready when its vote is
+        in ZooKeeper."""
         (port,) = ports.free_ports(1)
         child = self._servers.autorecovery(self._spec, name, port=port, settings=settings or {})
         self._autorecoveries.append(child)
         return child
 
     def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End all of it, ZooKeeper last. What was acknowledged is kept. Idempotent."""
+        """Stop all processes, ZooKeeper last. Acknowledged entries are kept. May be called
+        repeatedly."""
         stop_all([*self._autorecoveries, *self._bookies.values()], timeout_s=timeout_s)
         if self._zookeeper is not None:
             stop_all([self._zookeeper], timeout_s=timeout_s)
@@ -250,17 +256,17 @@ class LocalCluster:
         self._start_zookeeper()
         with znodes.session(self._spec.zookeeper_port) as tree:
             tree.format(self._spec.layout)
-            for bookie in self.bookies:  # of a former run that ended in a crash
+            for bookie in self.bookies:  # of an earlier run that ended in a crash
                 tree.delete_registration(bookie)
             wanted = [b for b in self.bookies if not self._is_dismissed(b, tree)]
         self._start_bookies(wanted)
 
     def _is_dismissed(self, bookie: BookieId, tree: znodes.Znodes) -> bool:
-        """Whether it has data and no cookie, as after ``bookie decommission``: it would refuse to
-        start.
+        """Return True if the bookie has data but no cookie, as after ``bookie decommission``. It
+        would refuse to start.
 
-        One that has a cookie and no data was wiped while nothing ran. It would refuse as well, so
-        its cookie goes: it starts as a new one.
+        A bookie with a cookie and without data was wiped while the cluster was down. It would
+        refuse to start as well, so this method deletes its cookie: the bookie starts as a new one.
         """
         if self._servers.has_data(bookie):
             return not tree.has_cookie(bookie)
@@ -274,11 +280,12 @@ class LocalCluster:
         self._on_event(f"ZooKeeper on {self.zookeeper_address}")
 
     def _start_bookies(self, bookies: Sequence[BookieId]) -> None:
-        """Side by side. A bookie is ready when it has registered anew and takes connections.
+        """Start the bookies at the same time. A bookie is ready when it has a new registration and
+        accepts connections.
 
-        One that was killed waits for its former session to end, just as long as a session lasts;
-        where ZooKeeper ends that a moment later, it shuts down and hangs (seen with 4.18.0). So its
-        registration goes in time.
+        A bookie that was killed waits for the end of its old session, at most as long as a session
+        lasts. If ZooKeeper ends the session a moment later, the bookie shuts down and hangs (seen
+        with 4.18.0). So the old registration is deleted in time.
         """
         began_s = time.monotonic()
         with znodes.session(self._spec.zookeeper_port) as tree:
@@ -315,13 +322,13 @@ class LocalCluster:
 
 
 def _check_ports(spec: ClusterSpec) -> None:
-    """Raises SettingsError when a port is taken by somebody else."""
+    """Raise SettingsError if another process uses a port of the cluster."""
     servers = {spec.zookeeper_port: "ZooKeeper"} | {
         port_of(bookie): f"bookie {bookie}" for bookie in spec.bookies
     }
     for port, server in servers.items():
         if not ports.is_free(port):
-            # A bookie's is part of its id.
+            # The port of a bookie is part of its id, so it cannot be changed.
             otherwise = (
                 "--port names another"
                 if port == spec.zookeeper_port

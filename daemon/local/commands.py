@@ -345,7 +345,7 @@ def down(delete: bool, data: Path) -> None:
     try:
         control.ask(data, Question(verb=Verb.DOWN))
         click.echo("stopped")
-    except NotRunningError as error:  # as wanted
+    except NotRunningError as error:  # the cluster is already stopped, as requested
         click.echo(str(error))
     if spec is None:
         return

@@ -1,6 +1,7 @@
-"""How the commands speak to the supervisor: one question and one answer over a Unix socket.
+"""The connection between the commands and the supervisor: one question and one answer over a Unix
+socket.
 
-The socket lies in the data folder, so its permissions are the folder's.
+The socket is in the data folder, so the permissions of the folder apply to it.
 """
 
 import enum
@@ -15,10 +16,10 @@ from ledgers.errors import SettingsError, UnavailableError
 
 SOCKET_NAME = "control.sock"
 SOCKET_PATH_BYTES_MAX = 103
-"""The systems' own limit is 108 bytes with the final zero (Linux), or 104 (macOS)."""
+"""The limit of the operating system is 108 bytes with the final zero (Linux), or 104 (macOS)."""
 QUESTION_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 240.0
-"""Above all that a verb may take: a bookie that waits for its former session, and then starts."""
+"""Longer than any verb takes: a bookie may wait for the end of its old session before it starts."""
 
 
 class Verb(enum.Enum):
@@ -32,7 +33,8 @@ class Verb(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """``bookie``: as the user names one; for the verbs that need it."""
+    """A request of a command. ``bookie``: as the user wrote it; only for verbs that need a
+    bookie."""
 
     verb: Verb
     bookie: str = ""
@@ -40,20 +42,21 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """``refusal``: it was asked wrongly; ``failure``: it went wrong; both empty when all went
-    well."""
+    """The answer of the supervisor. ``refusal``: the question was wrong; ``failure``: the action
+    failed. Both are empty after a success."""
 
     refusal: str = ""
     failure: str = ""
     bookie: str = ""
-    """The full id of the bookie that was meant."""
+    """The full id of the bookie."""
     was_killed: bool = False
-    """It was asked to end, and did not."""
+    """True if the bookie did not end after SIGTERM and was killed."""
     status: ClusterStatus | None = None
 
 
 def listen(data: Path) -> socket.socket:
-    """To be used by whoever holds the folder's lock: a socket found there is a dead one's."""
+    """Listen on the socket in the folder. The caller must hold the folder's lock: then a socket
+    file that exists belongs to a dead process."""
     path = data / SOCKET_NAME
     check_folder(data)
     path.unlink(missing_ok=True)
@@ -64,18 +67,20 @@ def listen(data: Path) -> socket.socket:
 
 
 def check_folder(data: Path) -> None:
-    """Raises SettingsError for a folder whose path is too long for a Unix socket in it."""
+    """Raise SettingsError if the path of the folder is too long for a Unix socket in it."""
     if len(bytes(data / SOCKET_NAME)) > SOCKET_PATH_BYTES_MAX:
         raise SettingsError(f"the path is too long for a socket below it: {data}")
 
 
 class NotRunningError(SettingsError):
-    """Nobody listens in the data folder."""
+    """No supervisor listens in the data folder."""
 
 
 def ask(data: Path, question: Question) -> Response:
-    """A good answer. Raises NotRunningError, SettingsError when the question was refused,
-    UnavailableError when what was asked for failed.
+    """Ask the question and return the answer of a success.
+
+    Raises NotRunningError, SettingsError if the question was refused, UnavailableError if the
+    action failed.
     """
     answer = _exchange(data, question)
     if answer.refusal:

@@ -1,10 +1,10 @@
-"""The data folder of a local cluster. In it lie:
+"""The data folder of a local cluster. It contains:
 
 lock            held while the cluster runs: one owner at a time
-cluster.json    what it is made of (``spec``), so that it comes back the same
-control.sock    where the supervisor of ``local up`` listens
-logs/           what each process printed
-zookeeper/      its settings and data
+cluster.json    the description of the cluster (``spec``), used at each later start
+control.sock    the socket on which the supervisor of ``local up`` listens
+logs/           the output of each process
+zookeeper/      settings and data of ZooKeeper
 bookies/PORT/   settings, journal and ledgers of each bookie
 autorecovery/   settings of Java's AutoRecovery daemons
 """
@@ -24,28 +24,29 @@ from ledgers.errors import SettingsError
 LOCK_NAME = "lock"
 FILES = (LOCK_NAME, spec.FILE_NAME, "control.sock", "log4j2.properties", "bookies/classes.jsa")
 FOLDERS = ("zookeeper", "autorecovery")
-"""Ours with all that is in them."""
+"""Folders that belong to the cluster with everything in them."""
 
 
 def default_data() -> Path:
-    """Where a cluster lies that nobody gave another folder."""
+    """Return the data folder of a cluster if the user gave none."""
     share = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(share) / "bookmender" / "local"
 
 
 def data_option(data: Path) -> str:
-    """What a command of ``local`` needs to mean the cluster in this folder."""
+    """Return the option that a command of ``local`` needs for the cluster in this folder."""
     return "" if data == default_data().resolve() else f" --data {shlex.quote(str(data))}"
 
 
 class TakenError(SettingsError):
-    """Somebody else owns the folder."""
+    """Another process owns the folder."""
 
 
 def lease(data: Path) -> IO[str]:
-    """Make the folder if need be and own it, until what is returned is closed or this process ends.
+    """Create the folder if necessary and own it until the returned file is closed or this process
+    ends.
 
-    Raises TakenError when somebody else owns it. A lock needs no cleaning up after a crash.
+    Raises TakenError if another process owns it. The lock needs no cleanup after a crash.
     """
     make(data)
     lock = (data / LOCK_NAME).open("a")
@@ -63,23 +64,23 @@ def lease(data: Path) -> IO[str]:
 
 @contextmanager
 def left_as_before(data: Path) -> Iterator[None]:
-    """A folder that is made within goes again if that fails, unless a cluster, or a log of why, is
-    in it.
+    """Delete a folder that the body created if the body fails, unless the folder contains a cluster
+    or a log that explains the failure.
 
-    Whoever interrupts it wants neither: then all that was made goes.
+    After Ctrl-C the user wants neither, so everything that was created is deleted.
     """
     is_new = not data.exists()
     try:
         yield
     except KeyboardInterrupt:
         if is_new and data.is_dir():
-            with suppress(SettingsError, OSError):  # as below; what stays the caller sees
+            with suppress(SettingsError, OSError):  # the caller sees what is left
                 made = spec.ClusterSpec.load(data)
                 delete(data, bookie_ports=made.bookie_ports if made else ())
         raise
     except BaseException:
         if is_new and data.is_dir() and not _is_needed(data):
-            with suppress(TakenError):  # somebody else makes a cluster there
+            with suppress(TakenError):  # another process is creating a cluster there
                 delete(data, bookie_ports=())
         raise
 
@@ -90,7 +91,7 @@ def _is_needed(data: Path) -> bool:
 
 
 def make(path: Path) -> None:
-    """Make a folder here if need be. Raises SettingsError when nothing can be written there."""
+    """Create the folder if necessary. Raises SettingsError if it is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         writable = os.access(path, os.W_OK | os.X_OK)
@@ -101,16 +102,17 @@ def make(path: Path) -> None:
 
 
 def wipe(data: Path, *, bookie_port: int) -> None:
-    """Delete what a bookie of a cluster that is not running stored. Raises TakenError."""
+    """Delete the data of a bookie while its cluster is not running. Raises TakenError."""
     with lease(data):
         shutil.rmtree(data / "bookies" / str(bookie_port), ignore_errors=True)
 
 
 def delete(data: Path, *, bookie_ports: Iterable[int]) -> tuple[str, ...]:
-    """Delete all that a cluster which is not running keeps here, and nothing else.
+    """Delete the files of a cluster that is not running, and no other files.
 
-    The caller has seen that it is a cluster's folder. Returns the names of what is left in it,
-    which is not ours; where nothing is, the folder goes, too. Raises TakenError.
+    The caller has checked that the folder contains a cluster. Returns the names of the remaining
+    files, which do not belong to the cluster. If there are none, the folder itself is deleted.
+    Raises TakenError.
     """
     with lease(data):
         ours = [*FOLDERS, *(f"bookies/{port}" for port in bookie_ports)]
@@ -121,6 +123,6 @@ def delete(data: Path, *, bookie_ports: Iterable[int]) -> tuple[str, ...]:
             if not file.is_dir():
                 file.unlink(missing_ok=True)
     for folder in (data / "logs", data / "bookies", data):
-        with suppress(OSError):  # somebody else's files are in it
+        with suppress(OSError):  # the folder contains files of others
             folder.rmdir()
     return tuple(sorted(path.name for path in data.iterdir())) if data.exists() else ()

@@ -1,13 +1,13 @@
-"""The jars: ZooKeeper's lie in the pyspark package, BookKeeper's are fetched once, by coordinates.
+"""Finds and downloads the jars. ZooKeeper's are in the pyspark package; BookKeeper's are downloaded
+once.
 
-They are fetched with the Ivy that is in pyspark too, or with ``mvn`` where the user has set that
-up, into the user's cache folder: complete or not there at all, by one process at a time.
+The download uses the Ivy that is in pyspark, or ``mvn`` if the user has configured it. One process
+at a time downloads into the user's cache folder, and a jars folder there is always complete.
 
-Class-data sharing: a bookie's classes, loaded and checked once, from then on mapped into memory.
-
-That saves each bookie a third of the work of its start. The first bookie of a cluster that finds no
-archive records one when it ends in good order, which takes it two seconds more. A JVM checks that
-an archive is of its own build and of these very jars, and does without it otherwise.
+Class-data sharing: the classes of a bookie are loaded and verified once, and later mapped into
+memory. That saves each bookie a third of its start. If there is no archive, the first bookie of a
+cluster records one when it stops normally, which takes two seconds. A JVM checks that an archive
+belongs to its own build and to these jars, and ignores it otherwise.
 """
 
 import fcntl
@@ -30,7 +30,8 @@ VERSION = re.compile(r"[0-9]+(\.[0-9]+)+([-.][A-Za-z0-9]+)*")
 
 
 class Module(NamedTuple):
-    """What is fetched, with all that it needs: the first two of its three coordinates."""
+    """A Maven module that is downloaded with its dependencies. The first two of its three
+    coordinates."""
 
     organisation: str
     name: str
@@ -41,9 +42,9 @@ class Module(NamedTuple):
 
 BOOKKEEPER = Module("org.apache.bookkeeper", "bookkeeper-server")
 ZOOKEEPER = Module("org.apache.zookeeper", "zookeeper")
-"""For servers of another release than that of pyspark's jars."""
+"""For servers of a release other than that of pyspark's jars."""
 
-# What a ZooKeeper server needs of Spark's jars: nothing else is put on its class path.
+# The jars of Spark that a ZooKeeper server needs. No others are on its class path.
 ZOOKEEPER_JARS = (
     "zookeeper-3*",
     "zookeeper-jute-*",
@@ -58,25 +59,27 @@ ZOOKEEPER_JARS = (
 )
 
 COMPLAINT = re.compile(r"UNRESOLVED|\bERROR\b|not found: ")
-"""In a line of Ivy's or Maven's: what it could not do."""
+"""Matches a line of Ivy's or Maven's output that names an error."""
 COMPLAINT_CHARACTERS_MAX = 200
 
 OnProgress = Callable[[int, int | None], None]
-"""Told how many jars there are by now, and of how many (None: not known yet)."""
+"""Receives the number of jars downloaded so far, and the total (None: not known yet)."""
 
 
 def bookkeeper_classpath(version: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Of the jars in the cache, which must be there (``fetch``)."""
+    """Return the class path of the jars in the cache. They must have been downloaded
+    (``fetch``)."""
     folder = jars_folder(version, environment)
     server = folder / BOOKKEEPER.jar(version)
-    others = sorted(folder.glob("*.[jn]ar"))  # Ivy stores native archives under their own ending
+    others = sorted(folder.glob("*.[jn]ar"))  # Ivy stores native archives with their own suffix
     return os.pathsep.join(map(str, [server, *(jar for jar in others if jar != server)]))
 
 
 def zookeeper_classpath(
     version: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> str:
-    """``version``: one in the cache, which must be there (``fetch``); None: that of pyspark."""
+    """Return the class path of ZooKeeper. ``version``: a release in the cache, which must have been
+    downloaded (``fetch``); None: the release in pyspark."""
     if version is not None:
         folder = jars_folder(version, environment, module=ZOOKEEPER)
         return os.pathsep.join(map(str, sorted(folder.glob("*.jar"))))
@@ -88,7 +91,8 @@ def zookeeper_classpath(
 
 
 def spark_jars_folder() -> Path:
-    """Found without importing pyspark, which takes seconds. Raises SettingsError without it."""
+    """Return the folder of pyspark's jars without importing pyspark, which takes seconds. Raises
+    SettingsError if pyspark is not installed."""
     found = importlib.util.find_spec("pyspark")
     if found is None or not found.submodule_search_locations:
         raise SettingsError(
@@ -113,17 +117,17 @@ def fetch(
     on_progress: OnProgress = lambda done, total: None,
     environment: Mapping[str, str] = os.environ,
 ) -> Path:
-    """The folder with the module's jars, fetched if need be. BookKeeper: 100 MB, a minute or two.
+    """Return the folder with the module's jars. Downloads them if necessary (BookKeeper: 100 MB, a
+    minute or two).
 
-    Raises SettingsError for a version that there is not, UnavailableError when it cannot be
-    fetched.
+    Raises SettingsError if the version does not exist, UnavailableError if the download fails.
     """
     if not VERSION.fullmatch(version):
         raise SettingsError(f"{version!r} is no version of BookKeeper; {BOOKKEEPER_DEFAULT} is one")
     folder = jars_folder(version, environment, module=module)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever is second finds the jars when it has it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the second process finds the jars when it gets the lock
         if not folder.exists():
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as workplace:
                 _Fetch(module, version, java, Path(workplace), on_progress).run().rename(folder)
@@ -131,7 +135,7 @@ def fetch(
 
 
 class _Fetch:
-    """One attempt to fetch one version into a workplace of its own."""
+    """One attempt to download one version into a temporary folder of its own."""
 
     def __init__(
         self, module: Module, version: str, java: Java, workplace: Path, on_progress: OnProgress
@@ -141,7 +145,8 @@ class _Fetch:
         self._on_progress = on_progress
 
     def run(self) -> Path:
-        """The folder with all the jars. Begins with the tool that knows the user's mirrors."""
+        """Return the folder with all jars. Tries Maven first if the user has configured it, since
+        it knows the user's mirrors."""
         tools = {"ivy": self._try_ivy, "mvn": self._try_maven}
         if (Path.home() / ".m2" / "settings.xml").exists():
             tools = dict(reversed(tools.items()))
@@ -157,9 +162,9 @@ class _Fetch:
         )
 
     def _try_ivy(self) -> str | None:
-        """What went wrong, in one line; None when all went well."""
+        """Download with Ivy. Return the error in one line; None after a success."""
         complaint = self._run(self._ivy_command(*self._module, self._version))
-        # A POM of log4j's names log4j-api twice, once for its tests, and Ivy then takes neither.
+        # A POM of log4j names log4j-api twice, once for its tests. Ivy then takes neither.
         for core in self._jars.glob("log4j-core-*.jar"):
             revision = core.stem.removeprefix("log4j-core-")
             if complaint is None and not (self._jars / f"log4j-api-{revision}.jar").exists():
@@ -192,7 +197,7 @@ class _Fetch:
         return (self._jars / self._module.jar(self._version)).exists()
 
     def _run(self, command: list[str]) -> str | None:
-        """What went wrong, in one line; None when all went well."""
+        """Run the command. Return the error in one line; None after a success."""
         found = fetched = 0
         complaint = None
         with subprocess.Popen(
@@ -212,7 +217,7 @@ class _Fetch:
                     self._on_progress(fetched, max(found, fetched) if fetched else None)
                     if complaint is None and COMPLAINT.search(line):
                         complaint = line.strip()[:COMPLAINT_CHARACTERS_MAX]
-            except BaseException:  # Ctrl-C: nobody waits for it any more
+            except BaseException:  # Ctrl-C: the result is no longer wanted
                 process.kill()
                 raise
         if process.returncode == 0:
@@ -260,12 +265,14 @@ MAVEN_PROJECT = """\
 
 
 def archive_path(jars_folder: Path, java: Java) -> Path:
-    """Among the jars, so that it goes when they go."""
+    """Return the path of the archive. It is in the jars folder, so it is deleted together with the
+    jars."""
     return jars_folder / f"bookie-java-{java.version}.jsa"
 
 
 def flags(archive: Path, *, draft: Path | None) -> tuple[str, ...]:
-    """For a bookie's JVM. ``draft``: where it shall record an archive if there is none."""
+    """Return the flags for a bookie's JVM. ``draft``: where the JVM records an archive if there is
+    none."""
     if archive.exists():
         return (f"-XX:SharedArchiveFile={archive}",)
     if draft is None:
@@ -274,11 +281,11 @@ def flags(archive: Path, *, draft: Path | None) -> tuple[str, ...]:
 
 
 def keep(draft: Path, archive: Path) -> None:
-    """Put a draft, if there is one, where others find it. It must be complete: its JVM has
-    ended."""
+    """Move the draft, if there is one, to its final path. Its JVM must have ended, so that the
+    draft is complete."""
     if not draft.exists():
         return
     copy = archive.with_name(f"{archive.name}.{os.getpid()}")
-    shutil.copyfile(draft, copy)  # the two may lie on different disks
+    shutil.copyfile(draft, copy)  # the two paths may be on different disks
     os.replace(copy, archive)
     draft.unlink()

@@ -1,4 +1,4 @@
-"""The Java to run servers with, and the flags that keep them small and quick to start."""
+"""Finds the Java for the servers, and gives the flags that keep JVMs small and quick to start."""
 
 import os
 import re
@@ -11,11 +11,11 @@ from pathlib import Path
 from ledgers.errors import SettingsError
 
 OLDEST_MAJOR = 17
-"""BookKeeper 4.18's class files ask for it."""
+"""The class files of BookKeeper 4.18 require this release."""
 VERSION_TIMEOUT_S = 20.0
 
 OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
-"""Each JVM reads its options from these as well."""
+"""Environment variables from which each JVM also reads options."""
 
 HOW_TO_INSTALL = (
     f"install Java {OLDEST_MAJOR} or later "
@@ -25,11 +25,11 @@ HOW_TO_INSTALL = (
 
 SMALL_AND_QUICK = (
     "-XX:+UseSerialGC",  # one thread, least memory beside the heap
-    "-XX:TieredStopAtLevel=1",  # the quick compiler only: half the start, a third of the code cache
+    "-XX:TieredStopAtLevel=1",  # the quick compiler only: half the start time, less code cache
     "-XX:ReservedCodeCacheSize=48m",
     "-XX:MaxMetaspaceSize=96m",
     "-Xss512k",
-    "-XX:-UsePerfData",  # no files under the system's temporary folder
+    "-XX:-UsePerfData",  # writes no files to the system's temporary folder
     "-XX:+ExitOnOutOfMemoryError",
     "-Xshare:auto",
     "-Djava.net.preferIPv4Stack=true",
@@ -47,8 +47,8 @@ class Java:
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Java":
-        """From JAVA_HOME if it is set, else from the PATH. Raises SettingsError when there is none
-        of use there."""
+        """Return the Java of JAVA_HOME if that is set, else of the PATH. Raises SettingsError if
+        there is no usable Java."""
         executable = _executable(environment)
         if executable is None:
             raise SettingsError(f"no Java found: {HOW_TO_INSTALL}")
@@ -76,11 +76,11 @@ class Java:
         properties: Mapping[str, str],
         flags: Sequence[str] = (),
     ) -> list[str]:
-        """A command line. ``main``: the class and its arguments.
+        """Return a command line. ``main``: the class and its arguments.
 
-        ``direct_mib`` bounds the memory outside the heap that Netty uses. ``temporary``: where
-        native libraries are unpacked, which a killed JVM leaves behind. ``flags``: the JVM's own,
-        over ours.
+        ``direct_mib`` limits the memory outside the heap that Netty uses. ``temporary``: where
+        native libraries are unpacked; a killed JVM leaves them there. ``flags``: JVM flags that
+        override the defaults of this module.
         """
         return [
             str(self.executable),
@@ -101,7 +101,7 @@ class Java:
 def _executable(environment: Mapping[str, str]) -> Path | None:
     if home := environment.get("JAVA_HOME"):
         executable = Path(home) / "bin" / "java"
-        if not executable.exists():  # who named one does not want whichever else there is
+        if not executable.exists():  # JAVA_HOME names one, so no other is used
             raise SettingsError(
                 f"JAVA_HOME is {home}, and there is no bin/java in it: set it to the folder of a Java "
                 f"{OLDEST_MAJOR} or later, or unset it, and the one on the PATH is taken"
@@ -112,7 +112,8 @@ def _executable(environment: Mapping[str, str]) -> Path | None:
 
 
 def _version(executable: Path, environment: Mapping[str, str]) -> str:
-    """Empty when it does not run (macOS has a ``java`` that only says where to get one)."""
+    """Return the version; empty if the program does not run (macOS has a ``java`` that only says
+    where to download one)."""
     try:
         answer = subprocess.run(
             [executable, "-version"],

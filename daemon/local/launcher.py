@@ -1,11 +1,12 @@
-"""Becomes another program which dies with the process that asked for it, even one killed with -9.
+"""Becomes another program that dies with the process that started it, even after kill -9.
 
-Run as ``python -I -S launcher.py PARENT_PID COMMAND...`` with the read end of a pipe as stdin whose
-write end the parent holds. It stands alone (no imports of ours), because it is executed, not
+Run as ``python -I -S launcher.py PARENT_PID COMMAND...``. Its stdin is the read end of a pipe; the
+parent holds the write end. The module imports nothing of this project, because it is executed, not
 imported.
 
-On Linux the kernel sends the signal (PR_SET_PDEATHSIG). Elsewhere a forked watcher, which costs a
-small process, waits for the pipe to break. Either way the process id stays the program's own.
+On Linux the kernel sends the signal (PR_SET_PDEATHSIG). On other systems a forked watcher, which is
+a small process, waits until the pipe breaks. In both cases the program keeps the process id of the
+launcher.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 CHECK_S = 1.0
-"""How soon a watcher notices that the program it watches has ended."""
+"""Interval at which a watcher checks whether its program has ended."""
 
 
 def main() -> None:
@@ -32,15 +33,15 @@ def main() -> None:
 def ask_kernel_for_death(parent_pid: int) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:  # it died before we had asked
+    if os.getppid() != parent_pid:  # the parent died before the request
         sys.exit(1)
 
 
 def watch(program_pid: int) -> None:
-    """Kill the program when the pipe breaks; leave when the program has ended by itself."""
+    """Kill the program when the pipe breaks; exit when the program has ended by itself."""
     while os.getppid() == program_pid:
         readable, _, _ = select.select([0], [], [], CHECK_S)
-        if readable:  # nobody ever writes: this is the end of the pipe
+        if readable:  # nothing is ever written: this is the end of the pipe
             os.kill(program_pid, signal.SIGKILL)
             break
     os._exit(0)

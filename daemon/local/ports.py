@@ -1,4 +1,4 @@
-"""Loopback: its free ports, and whether somebody answers on one."""
+"""Loopback: finds free ports, and asks the servers on ports."""
 
 import random
 import socket
@@ -6,14 +6,15 @@ import socket
 LOOPBACK = "127.0.0.1"
 CONNECT_TIMEOUT_S = 1.0
 
-# Below the range that systems hand out for outgoing connections, so that a bookie which is down
-# finds its port still free when it comes back.
+# Below the range that systems use for outgoing connections, so that the port of a bookie that is
+# down is still free when the bookie starts again.
 PORT_FIRST, PORT_LAST = 20_000, 32_000
 TRIES_MAX = 1_000
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Distinct ports that nobody listens on now. Random, so that two clusters rarely collide."""
+    """Return distinct ports on which no process listens. Random, so that two clusters rarely
+    collide."""
     candidates = random.sample(range(PORT_FIRST, PORT_LAST), TRIES_MAX)
     found = [port for port, _ in zip(filter(is_free, candidates), range(count), strict=False)]
     assert len(found) == count, "no free ports between 20000 and 32000"
@@ -22,7 +23,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 def is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: connections of a former server that linger in TIME_WAIT do not count.
+        # Set, as servers do: connections of an earlier server in TIME_WAIT do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -32,13 +33,13 @@ def is_free(port: int) -> bool:
 
 
 def loopback_interface() -> str:
-    """What this system calls it: ``lo`` (Linux), ``lo0`` (macOS, the BSDs)."""
+    """Return the name of the loopback interface: ``lo`` (Linux), ``lo0`` (macOS, the BSDs)."""
     names = [name for _, name in socket.if_nameindex()]
     return next(name for name in ("lo", "lo0") if name in names)
 
 
 def answers(port: int) -> bool:
-    """Whether a TCP connection can be made."""
+    """Return True if a TCP connection can be opened."""
     try:
         socket.create_connection((LOOPBACK, port), CONNECT_TIMEOUT_S).close()
     except OSError:
@@ -47,7 +48,8 @@ def answers(port: int) -> bool:
 
 
 def ask(port: int, question: bytes) -> bytes:
-    """What is answered to a question until the connection is closed; empty when nobody answers."""
+    """Send the question and return the answer up to the end of the connection; empty if no server
+    answers."""
     try:
         with socket.create_connection((LOOPBACK, port), CONNECT_TIMEOUT_S) as connection:
             connection.sendall(question)

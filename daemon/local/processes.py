@@ -1,7 +1,7 @@
-"""Child processes that never outlive us.
+"""Child processes that end with this process.
 
-Promise: when this process ends, however it ends, so do they (``launcher`` says how). They run in
-sessions of their own, so that Ctrl-C reaches us alone and we stop them in order.
+When this process ends, for any reason, its children end (see ``launcher``). They run in sessions of
+their own, so Ctrl-C reaches only this process, which then stops them in order.
 """
 
 import os
@@ -20,16 +20,17 @@ POLL_S = 0.02
 LAUNCHER = Path(__file__).with_name("launcher.py")
 
 COMPLAINT = re.compile(r" (ERROR|FATAL) |^Caused by: |^Exception in |^Error[: ]")
-"""In a line of a Java program's log; the stack traces in between help nobody at first."""
+"""Matches the complaints in the log of a Java program. The stack traces between them are
+skipped."""
 TAIL_LINES = 15
 
-# Linux sends the parent's death signal when the *thread* that forked ends. A caller's thread may be
-# short-lived, so all children are born on one thread that lives as long as the process does.
+# Linux sends the parent's death signal when the *thread* that forked ends. The thread of a caller
+# may be short-lived, so all children are forked on one thread that lives as long as the process.
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-spawner")
 
 
 class Child:
-    """One child process. What it prints goes to the end of ``log``."""
+    """One child process. Its output is appended to ``log``."""
 
     def __init__(
         self,
@@ -68,18 +69,18 @@ class Child:
         return self._process.poll()
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM); it may take its time, so ``wait`` for it."""
-        self.resume()  # a paused process would not see it
+        """Send SIGTERM. The process may take some time to end; call ``wait`` afterwards."""
+        self.resume()  # a paused process would not receive it
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it now (SIGKILL)."""
+        """Send SIGKILL."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._release()
 
     def wait(self, *, timeout_s: float) -> bool:
-        """Whether it ended in time."""
+        """Wait for the end of the process. Return True if it ended in time."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -88,14 +89,15 @@ class Child:
         return True
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): its connections stay open and nothing answers on them."""
+        """Freeze the process (SIGSTOP): its connections stay open, and nothing answers on them."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def log_tail(self) -> str:
-        """The last complaints that it printed since it was started; without any, the last lines."""
+        """Return the last complaints that the process logged since its start; if there are none,
+        the last lines."""
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             lines = log.read().decode(errors="replace").splitlines()
@@ -103,7 +105,7 @@ class Child:
         return "\n".join((complaints or lines)[-TAIL_LINES:])
 
     def _signal(self, number: int) -> None:
-        if self.is_running:  # polled just now and not reaped elsewhere: the id is still its own
+        if self.is_running:  # polled just before and reaped nowhere else: the id is still its own
             self._process.send_signal(number)
 
     def _release(self) -> None:
@@ -112,7 +114,7 @@ class Child:
 
 
 def stop_all(children: Sequence[Child], *, timeout_s: float) -> None:
-    """Ask all to end, side by side, and kill those that have not after the time-out."""
+    """Send SIGTERM to all at once, and kill those that have not ended after the timeout."""
     for child in children:
         child.terminate()
     for child in children:
@@ -123,7 +125,8 @@ def stop_all(children: Sequence[Child], *, timeout_s: float) -> None:
 def wait_until(
     is_ready: Callable[[], bool], children: Collection[Child], *, timeout_s: float
 ) -> None:
-    """Raises UnavailableError when one of the children ends instead, or it takes too long."""
+    """Wait until the condition is true. Raises UnavailableError if a child ends or the time is
+    over."""
     deadline_s = time.monotonic() + timeout_s
     while not is_ready():
         for child in children:
@@ -135,11 +138,11 @@ def wait_until(
         if time.monotonic() > deadline_s:
             ends = (f"; the end of {child.log}:\n{child.log_tail()}" for child in children)
             raise UnavailableError(f"not ready after {timeout_s:.0f} s{''.join(ends)}")
-        time.sleep(POLL_S)  # the condition lies in other processes: nothing here to wait on
+        time.sleep(POLL_S)  # the condition is about other processes, so nothing here can be awaited
 
 
 def rss_bytes(pid: int) -> int | None:
-    """Resident memory of a process; None where that cannot be told."""
+    """Return the resident memory of a process; None if it is unknown."""
     try:
         resident_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -148,7 +151,7 @@ def rss_bytes(pid: int) -> int | None:
 
 
 def _rss_bytes_from_ps(pid: int) -> int | None:
-    """Where there is no /proc (macOS)."""
+    """Return the same from ``ps``, for systems without /proc (macOS)."""
     try:
         found = subprocess.run(
             ["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=False

@@ -1,5 +1,5 @@
-"""Starts the processes of a cluster, each from a folder of its own; readiness is others'
-business."""
+"""Starts the processes of a cluster, each in a folder of its own. Does not wait until they are
+ready."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,13 @@ appender.out.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m %X%n
 rootLogger.level = info
 rootLogger.appenderRef.out.ref = out
 """
-"""To standard output, which is each process's log file. %X: where 4.18 puts what varies."""
+"""Logs to standard output, which is each process's log file. %X prints the variable fields in
+4.18."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """``data``: the cluster's folder, absolute."""
+    """Starts servers. ``data``: the folder of the cluster, absolute."""
 
     data: Path
     java: Java
@@ -43,10 +44,10 @@ class Servers:
         heap_mib: int = zookeeper.HEAP_MIB,
         flags: Sequence[str] = (),
     ) -> Child:
-        """``version``: None for that of pyspark's jars. ``heap_mib``: 1 GiB holds a million
-        ledgers.
+        """Start ZooKeeper. ``version``: None: the version of pyspark's jars. ``heap_mib``: 1 GiB
+        holds a million ledgers.
 
-        ``flags``: for its JVM, over our own, which keep it small.
+        ``flags``: JVM flags that override the defaults, which keep the JVM small.
         """
         folder = self.data / "zookeeper"
         return self._spawn(
@@ -74,13 +75,14 @@ class Servers:
         )
 
     def keep_archive(self, spec: ClusterSpec) -> None:
-        """To be called when the first bookie has ended in good order; see ``archive``."""
+        """Keep the class archive. Call this when the first bookie has ended normally; see
+        ``jars``."""
         archive.keep(self._archive_draft, self._archive(spec))
 
     def _archive_flags(self, spec: ClusterSpec, bookie_id: BookieId) -> tuple[str, ...]:
         if bookie_id != spec.bookies[0]:
             return archive.flags(self._archive(spec), draft=None)
-        self._archive_draft.unlink(missing_ok=True)  # of a run that was cut short
+        self._archive_draft.unlink(missing_ok=True)  # left by a run that was interrupted
         return archive.flags(self._archive(spec), draft=self._archive_draft)
 
     def _archive(self, spec: ClusterSpec) -> Path:
@@ -94,7 +96,7 @@ class Servers:
         return self.data / "bookies" / str(port_of(bookie_id))
 
     def has_data(self, bookie_id: BookieId) -> bool:
-        """Whether it was ever started, and not wiped since."""
+        """Return True if the bookie was started at least once, and not wiped since."""
         return (self.bookie_folder(bookie_id) / "ledgers" / "current" / "VERSION").exists()
 
     def autorecovery(
@@ -144,7 +146,8 @@ class Servers:
         direct_mib: int,
         flags: Sequence[str] = (),
     ) -> Child:
-        """``main``: the class and its arguments, up to the settings file, which comes last."""
+        """Start a JVM. ``main``: the class and its arguments, up to the settings file, which comes
+        last."""
         temporary = folder / "tmp"
         temporary.mkdir(parents=True, exist_ok=True)
         logging = self.data / "log4j2.properties"

@@ -1,4 +1,4 @@
-"""What a local cluster is made of, kept in its data folder so that it comes back the same."""
+"""The description of a local cluster, kept in its data folder and used at each start."""
 
 import enum
 import os
@@ -41,7 +41,7 @@ class Storage(enum.Enum):
 
 URI_TYPES = {
     Layout.FLAT: "flat",
-    Layout.LEGACY_HIERARCHICAL: "null",  # it has no name there; this says "as LAYOUT has it"
+    Layout.LEGACY_HIERARCHICAL: "null",  # it has no name there; null means "as LAYOUT says"
     Layout.HIERARCHICAL: "hierarchical",
     Layout.LONG_HIERARCHICAL: "longhierarchical",
 }
@@ -49,19 +49,20 @@ URI_TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """Enough to start the same cluster again. A bookie's port is part of its id and never
-    changes."""
+    """Everything that is needed to start the same cluster again. The port of a bookie is part of
+    its id and never changes."""
 
     version: int = FILE_VERSION
     bookkeeper: str = BOOKKEEPER_DEFAULT
     storage: Storage = Storage.SORTED
     layout: Layout = Layout.HIERARCHICAL
     session_timeout_s: float = 10.0
-    """The bookies' ZooKeeper session time-out: how long a killed bookie stays registered."""
+    """The bookies' ZooKeeper session timeout: how long a killed bookie stays registered."""
     bookie_settings: Mapping[str, str] = field(default_factory=dict)
-    """Lines for the bookies' settings files, over our own."""
+    """Additional lines for the bookies' settings files. They override the defaults."""
     bookie_jvm_flags: tuple[str, ...] = ()
-    """For the bookies' JVMs, over our own, which keep them small: e.g. ``-Xmx256m``."""
+    """Additional flags for the bookies' JVMs, which override the defaults that keep them small:
+    e.g. ``-Xmx256m``."""
     zookeeper_port: int
     bookie_ports: tuple[int, ...]
 
@@ -71,7 +72,7 @@ class ClusterSpec:
 
     @property
     def zookeeper_address(self) -> str:
-        """``host:port``, as ZooKeeper clients take it."""
+        """``host:port``, in the form that ZooKeeper clients use."""
         return f"{LOOPBACK}:{self.zookeeper_port}"
 
     @property
@@ -80,8 +81,8 @@ class ClusterSpec:
 
     @classmethod
     def load(cls, data: Path) -> "ClusterSpec | None":
-        """None for a folder that never held a cluster. Raises SettingsError when it is
-        unreadable."""
+        """Return the spec saved in the folder; None if the folder never held a cluster. Raises
+        SettingsError if it is unreadable."""
         path = data / FILE_NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
@@ -91,12 +92,12 @@ class ClusterSpec:
             raise SettingsError(f"cannot read {path}: {error}") from error
 
     def save(self, data: Path) -> None:
-        """Whole or not at all."""
+        """Write the spec to the folder, atomically."""
         draft = data / f"{FILE_NAME}.new"
         try:
             draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
             os.replace(draft, data / FILE_NAME)
-        except OSError as error:  # a full disk
+        except OSError as error:  # for example a full disk
             with suppress(OSError):
                 draft.unlink()
             raise SettingsError(
@@ -111,10 +112,10 @@ class ClusterSpec:
 def settle(
     saved: ClusterSpec | None, *, bookie_count: int | None, asked: Mapping[str, object]
 ) -> ClusterSpec:
-    """What to start: as ``asked`` (fields of the spec), else as saved, else the defaults.
+    """Return the spec to start: fields from ``asked``, else the saved ones, else the defaults.
 
-    A larger ``bookie_count`` than before adds bookies. Raises SettingsError for what would need the
-    data that is there to be something else.
+    A larger ``bookie_count`` than the saved one adds bookies. Raises SettingsError if the existing
+    data does not fit what is asked.
     """
     if saved is None:
         ports = free_ports(1 + (bookie_count or BOOKIES_DEFAULT))
@@ -146,7 +147,8 @@ def _refuse_other_data(
 
 
 def find_bookie(bookies: Sequence[BookieId], name: str) -> BookieId:
-    """By its id, its port, or its place in the list, from 1. Raises SettingsError."""
+    """Return the bookie with this id, this port, or this place in the list, counted from 1. Raises
+    SettingsError."""
     for place, bookie in enumerate(bookies, start=1):
         if name in (bookie, str(port_of(bookie)), str(place)):
             return bookie

@@ -1,4 +1,4 @@
-"""How a local cluster is: what each process and each bookie's registration say."""
+"""The state of a local cluster: its processes and the registrations of its bookies."""
 
 import enum
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ class BookieState(enum.Enum):
     WRITABLE = "writable"
     READ_ONLY = "read-only"
     UNREGISTERED = "unregistered"
-    """It runs, but ZooKeeper does not know it: it is starting, or its session has expired."""
+    """The bookie runs, but is not registered: it is starting, or its session has expired."""
     DOWN = "down"
     UNKNOWN = "unknown"
-    """It runs, but ZooKeeper does not answer."""
+    """The bookie runs, but ZooKeeper does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """One process; ``pid`` and ``rss_bytes`` are None while it is down."""
+    """One process. ``pid`` and ``rss_bytes`` are None while it is down."""
 
     address: str
     state: str
@@ -32,7 +32,8 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """``is_running``: whether there is a supervisor; without one everything is down."""
+    """The whole cluster. ``is_running``: True if there is a supervisor; without one all processes
+    are down."""
 
     version: int = 1
     is_running: bool
@@ -56,7 +57,8 @@ def bookie_state(
     writable: frozenset[BookieId] | None,
     read_only: frozenset[BookieId] | None,
 ) -> BookieState:
-    """From its process and the registrations, which are None when ZooKeeper does not answer."""
+    """Return the state of a bookie from its process and the registrations, which are None if
+    ZooKeeper does not answer."""
     if not is_running:  # it may still be registered, until its session expires
         return BookieState.DOWN
     if writable is None or read_only is None:
@@ -95,7 +97,7 @@ def observe(cluster: LocalCluster) -> ClusterStatus:
 
 
 def at_rest(spec: ClusterSpec, *, data: str) -> ClusterStatus:
-    """Of a cluster that is not running."""
+    """Return the status of a cluster that is not running."""
     return _status(
         spec,
         data=data,

@@ -1,7 +1,7 @@
-"""The process behind ``local up``: owns the cluster, answers the commands, ends on ``down``.
+"""The process behind ``local up``: owns the cluster, answers the commands, and ends on ``down``.
 
-It runs detached from the terminal (``start_detached``) or in it (``supervise``), is the servers'
-parent in both cases, and takes them with it however it ends. It does one thing at a time.
+It runs detached from the terminal (``start_detached``) or in it (``supervise``). In both cases it
+is the parent of the servers, which end with it for any reason. It does one thing at a time.
 """
 
 import os
@@ -31,7 +31,7 @@ LOG_NAME = "supervisor.log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What ``up`` was asked for; None: as it was, else the default."""
+    """The options of ``up``. None: the saved value, else the default."""
 
     data: str
     bookies: int | None = None
@@ -43,7 +43,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What a detached supervisor tells whoever started it: one of these at a time."""
+    """A message from a detached supervisor to the process that started it. One field is set."""
 
     event: str = ""
     fetched: tuple[int, int | None] | None = None
@@ -54,7 +54,7 @@ class News:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Whom to tell how the start goes on."""
+    """Callbacks that report the progress of the start."""
 
     on_event: OnEvent
     on_fetch: OnProgress
@@ -62,7 +62,7 @@ class Listener:
 
 
 def supervise(wish: Wish, listener: Listener) -> None:
-    """Start the cluster and run it until it is asked to end. A signal ends it too.
+    """Start the cluster and run it until ``down`` or a signal.
 
     Raises SettingsError and UnavailableError as LocalCluster.start does, and KeyboardInterrupt
     after SIGINT, SIGTERM or SIGHUP.
@@ -75,15 +75,15 @@ def supervise(wish: Wish, listener: Listener) -> None:
         running.callback((data / control.SOCKET_NAME).unlink)
         listener.on_ready(observe(cluster))
         last_asker = _serve(cluster, door)
-    with last_asker, suppress(OSError):  # who asked for the end waits for it, if still there
+    with last_asker, suppress(OSError):  # the command `down` waits for this, if it still runs
         control.send(last_asker, Response())
 
 
 @contextmanager
 def _signals_unwind() -> Iterator[None]:
-    """A signal unwinds whatever goes on, as Ctrl-C does, and the cluster is stopped on the way out.
+    """Turn each signal into KeyboardInterrupt, which stops the cluster while it unwinds.
 
-    Should a second signal cut that short, the servers still die with us.
+    If a second signal interrupts that, the servers still die with this process.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     former = [signal.signal(number, signal.default_int_handler) for number in numbers]
@@ -118,7 +118,8 @@ def _start(wish: Wish, listener: Listener) -> LocalCluster:
 
 
 def _runs_without_zookeeper(data: Path) -> bool:
-    """Asks the supervisor that is there; False where there is none that answers."""
+    """Return True if the supervisor in the folder says that ZooKeeper is down; False if no
+    supervisor answers."""
     try:
         found = control.ask(data, Question(verb=Verb.STATUS)).status
     except BookmenderError:
@@ -127,7 +128,7 @@ def _runs_without_zookeeper(data: Path) -> bool:
 
 
 def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:
-    """Answer until asked to end; the connection on which that answer is still due."""
+    """Answer questions until ``down``. Return its connection, on which the answer is still due."""
     while True:
         connection, _ = door.accept()
         connection.settimeout(control.QUESTION_TIMEOUT_S)
@@ -136,7 +137,7 @@ def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:
             if question.verb is Verb.DOWN:
                 return connection
             control.send(connection, _answer(cluster, question))
-        except (OSError, msgspec.MsgspecError) as error:  # it gave up, or is not one of ours
+        except (OSError, msgspec.MsgspecError) as error:  # it gave up, or is not ours
             print(f"a question was lost: {error}", file=sys.stderr)
         connection.close()
 
@@ -161,16 +162,17 @@ def _answer(cluster: LocalCluster, question: Question) -> Response:
 
 
 def start_detached(wish: Wish, listener: Listener) -> None:
-    """As ``supervise`` in a process of its own; returns when all is ready.
+    """Run ``supervise`` in a separate process, and return when every server is ready.
 
-    Raises SettingsError and UnavailableError. Whatever else ends the wait, such as Ctrl-C, ends the
-    supervisor too, and the other way round: a supervisor that cannot tell its news gives up.
+    Raises SettingsError and UnavailableError. Any other end of the wait, such as Ctrl-C, ends the
+    supervisor as well. A supervisor that cannot send its news also ends.
     """
     logs = Path(wish.data) / "logs"
     folder.make(logs)
     with (logs / LOG_NAME).open("ab") as log:
         supervisor = subprocess.Popen(
-            # -P and PYTHONPATH: this very code, not a folder called "daemon" where the user stands.
+            # -P and PYTHONPATH: run this code, not a folder called "daemon" in the current
+            # directory.
             [sys.executable, "-P", "-m", __spec__.name, msgspec.json.encode(wish).decode()],
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
             stdin=subprocess.DEVNULL,
@@ -209,9 +211,10 @@ def _follow(supervisor: "subprocess.Popen[bytes]", listener: Listener) -> None:
 
 
 def main() -> None:
-    """A detached supervisor: its wish is the only argument, its news go to standard output."""
+    """Run a detached supervisor. Its wish is the only argument; it writes its news to standard
+    output."""
     wish = msgspec.json.decode(sys.argv[1], type=Wish)
-    os.chdir(wish.data)  # keeps no other folder busy
+    os.chdir(wish.data)  # so that no other folder is in use
     try:
         supervise(
             wish,
@@ -227,19 +230,19 @@ def main() -> None:
         _tell(News(failure=str(error)))
     except (KeyboardInterrupt, BrokenPipeError):
         sys.exit(1)
-    except OSError as error:  # a full disk, most likely
+    except OSError as error:  # most likely a full disk
         _tell(News(failure=f"{error.filename or wish.data}: {error.strerror}"))
         sys.exit(1)
 
 
 def _tell(news: News) -> None:
-    """Raises BrokenPipeError when whoever started us is gone."""
+    """Send the news. Raises BrokenPipeError if the process that started this one has ended."""
     os.write(1, msgspec.json.encode(news) + b"\n")
 
 
 def _tell_last(status: ClusterStatus) -> None:
     _tell(News(ready=status))
-    os.dup2(2, 1)  # the pipe is closed: from now on all that is printed goes to the log
+    os.dup2(2, 1)  # the pipe is closed: all later output goes to the log
 
 
 if __name__ == "__main__":

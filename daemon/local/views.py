@@ -1,4 +1,4 @@
-"""What the local cluster's commands show."""
+"""The output of the local cluster's commands."""
 
 import time
 from collections.abc import Iterator
@@ -27,15 +27,16 @@ COLOURS = {
     BookieState.DOWN.value: "red",
 }
 WIDEST = 1_000
-"""Columns, for what is not to be cut short on a narrow terminal."""
+"""Width in columns for output that must not be cut short on a narrow terminal."""
 BOOKIES_TO_WRITE_MIN = 3
-"""Two for each entry's copies, and one that takes over from a lost one."""
+"""Two bookies for the copies of each entry, and one that takes over from a lost one."""
 LEFT_OUT = """  left out, as its cookie is gone (it was decommissioned):
         `bookmender local wipe {place}{option}`, then `bookmender local start {place}{option}`, bring it back as an empty one"""
 
 
 class StartProgress:
-    """One line at the foot of the terminal while a cluster starts; nothing where there is none."""
+    """One line of progress at the foot of the terminal while a cluster starts. Prints nothing if
+    there is no terminal."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -79,7 +80,8 @@ class StartProgress:
 
 
 def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str) -> None:
-    """``data_option``: what the user must add to further commands to mean this cluster."""
+    """Print the address and the bookies. ``data_option``: the option that further commands need for
+    this cluster."""
     left_out = [bookie for bookie in status.bookies if bookie.state == BookieState.DOWN.value]
     click.echo(
         f"BookKeeper {status.bookkeeper} is up: {counted(len(status.bookies) - len(left_out), 'bookie')}, "
@@ -103,7 +105,7 @@ def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str)
 
 
 def print_status(status: ClusterStatus, *, data_option: str) -> None:
-    """``data_option``: as in ``print_welcome``."""
+    """Print the status. ``data_option``: as in ``print_welcome``."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", justify="right")
     table.add_column("server")
@@ -114,7 +116,7 @@ def print_status(status: ClusterStatus, *, data_option: str) -> None:
     for place, bookie in enumerate(status.bookies, start=1):
         table.add_row(*_row(str(place), bookie.address, bookie))
     console = _Console(highlight=False)
-    uncut = console.options.update(width=WIDEST)  # an address that is cut short is none
+    uncut = console.options.update(width=WIDEST)  # an address that is cut short is useless
     console.width = max(console.width, console.measure(table, options=uncut).maximum)
     console.print(table)
     console.print(
@@ -128,7 +130,8 @@ def print_status(status: ClusterStatus, *, data_option: str) -> None:
 
 
 def way_on(status: ClusterStatus, *, data_option: str) -> str:
-    """What helps where ledgers cannot be written. ``data_option``: as in ``print_welcome``."""
+    """Return advice for a cluster on which ledgers cannot be written. ``data_option``: as in
+    ``print_welcome``."""
     up = f"`bookmender local up{data_option}"
     if not status.is_running:
         return f"the cluster has stopped: {up}` starts it again"
@@ -150,7 +153,8 @@ def way_on(status: ClusterStatus, *, data_option: str) -> str:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Left to ``daemon.cli.main``, as of all that is printed; rich itself would exit with 1."""
+        """Raise the error for ``daemon.cli.main`` to handle, as for all other output. rich itself
+        would exit with 1."""
         raise BrokenPipeError
 
 

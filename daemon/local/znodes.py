@@ -1,6 +1,6 @@
-"""Formatting a new cluster, and the few znodes that are read or deleted here.
+"""Formats a new cluster, and reads or deletes the few znodes that this package needs.
 
-Formatting by hand takes milliseconds where ``bookkeeper shell initnewcluster`` starts a JVM. The
+Formatting by hand takes milliseconds, while ``bookkeeper shell initnewcluster`` starts a JVM. The
 znodes are those of BookKeeper's ZKRegistrationManager.initNewCluster and LayoutManager.
 """
 
@@ -26,7 +26,7 @@ COOKIES = f"{LEDGERS_ROOT}/cookies"
 
 @contextmanager
 def session(zookeeper_port: int) -> Iterator["Znodes"]:
-    """A short session. Raises UnavailableError when ZooKeeper does not answer."""
+    """Open a short session. Raises UnavailableError if ZooKeeper does not answer."""
     client = KazooClient(f"{LOOPBACK}:{zookeeper_port}", timeout=CONNECT_TIMEOUT_S)
     try:
         client.start(CONNECT_TIMEOUT_S)
@@ -39,13 +39,14 @@ def session(zookeeper_port: int) -> Iterator["Znodes"]:
 
 
 class Znodes:
-    """What this package needs of the tree."""
+    """The znodes that this package reads and writes."""
 
     def __init__(self, client: KazooClient) -> None:
         self._client = client
 
     def format(self, layout: Layout) -> None:
-        """Make an empty cluster where there is none. INSTANCEID comes last: it says "complete"."""
+        """Create an empty cluster if there is none. INSTANCEID is created last: it means that
+        formatting is complete."""
         if self._client.exists(f"{LEDGERS_ROOT}/INSTANCEID"):
             return
         for path, data in (
@@ -65,14 +66,16 @@ class Znodes:
         return self._children(READ_ONLY)
 
     def registration(self, bookie: BookieId) -> int | None:
-        """A number that differs with every registration of the bookie; None while there is none."""
+        """Return a number that differs for every registration of the bookie; None if it is not
+        registered."""
         for parent in (AVAILABLE, READ_ONLY):
             if found := self._client.exists(f"{parent}/{bookie}"):
                 return int(found.czxid)
         return None
 
     def delete_registration(self, bookie: BookieId) -> None:
-        """Of a bookie that does not run: what the expiry of its session would do."""
+        """Delete the registration of a bookie that does not run, as the expiry of its session
+        would."""
         for parent in (AVAILABLE, READ_ONLY):
             with suppress(NoNodeError):
                 self._client.delete(f"{parent}/{bookie}")

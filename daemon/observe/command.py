@@ -81,7 +81,8 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
 async def _observe(
     settings: Settings, output: str, planned_max: int, *, is_watching: bool
 ) -> Sight:
-    """Look, print the result and return it. With ``is_watching``, look until the session ends."""
+    """Look at the cluster, print the result and return it. With ``is_watching``, repeat until the
+    session ends."""
     async with open_observing(settings) as observing:
         await built(observing.updater)
         if not is_watching:

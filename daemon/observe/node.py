@@ -62,7 +62,7 @@ class ReportFile:
     """The last look, as JSON in the file ``observe.json``, which is replaced atomically."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises SettingsError if ``folder`` is not writable."""
+        """Check the folder. Raises SettingsError if ``folder`` is not writable."""
         self.path = folder / "observe.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,8 @@ class Observing:
     clock: Clock
 
     async def look(self, *, planned_max: int) -> Sight:
-        """Raises UnavailableError if something could not be read completely."""
+        """Look once and return the result. Raises UnavailableError if something could not be read
+        completely."""
         seen = await self.observer.observe()
         to_repair = seen.would_repair
         chosen = to_repair[:planned_max]
@@ -79,7 +80,7 @@ class Observing:
         return Sight(observation=seen, plan=plan)
 
     async def looks(self, *, planned_max: int) -> AsyncGenerator[Sight, None]:
-        """Look repeatedly, whenever something may have changed. A failed look is repeated."""
+        """Yield a look whenever something may have changed. A failed look is repeated."""
         while True:
             seen, was_complete = self.views.change_count, self.updater.is_complete
             try:
@@ -143,8 +144,11 @@ async def observe(
     preview: PreviewAll | None = None,
     outages: Outages | None = None,
 ) -> AsyncIterator[Observing]:
-    """Observe in a session that the caller keeps. ``preview``: None plans as ``bookmender plan``
-    does. ``outages``: of earlier sessions, too; None: outages are ignored."""
+    """Observe in a session that the caller keeps open.
+
+    ``preview``: plans the repairs; None: as ``bookmender plan`` does. ``outages``: the ZooKeeper
+    outages, including those of earlier sessions; None: outages are ignored.
+    """
     settings = cluster.settings
     updater = LedgerMapUpdater(
         store=cluster.store,

@@ -13,7 +13,7 @@ from daemon.previews import Previews
 from ledgers.sizes import size_text
 
 SHOWN_MAX = 20
-"""Ledgers or bookies that are named; the others are only counted."""
+"""Number of ledgers or bookies that are listed by name; the others are only counted."""
 
 
 def to_record(sight: Sight) -> dict[str, Any]:

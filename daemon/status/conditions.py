@@ -436,7 +436,7 @@ def _queue_conditions(status: Status) -> Iterator[Condition]:
     if queue.marked_count:
         windows, action = (
             "",
-            "Nothing while workers repair. bookmender queue list shows each ledger.",
+            "Nothing to do while workers repair. bookmender queue list shows each ledger.",
         )
         if notes := queue.waiting_for_maintenance:
             left_ms = min(note.next_try_ms for note in notes) - status.taken_ms

@@ -233,7 +233,7 @@ def test_an_acl_that_shuts_us_out_is_told_in_one_line(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, path: str, commands: Commands
 ) -> None:
     complaint = (
-        "ACL of this znode shuts us out: whoever it admits (getAcl tells) may open it with setAcl "
+        "ACL of this znode denies access. A user with permission can change it with setAcl (see getAcl) "
         f"(path={path}"
     )
 

@@ -202,8 +202,8 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
     for ledger_id in (0, 1, 2):
         await cluster.mark(B1, ledger_id=ledger_id)
     stuck_for_good = Blocked(reason=Reason.NO_TARGET, facts=Facts(replaced=B1))
-    for ledger_id, blocked in ((1, stuck_for_good), (2, Blocked(reason=Reason.NO_ANSWER))):
-        note = WaitingNote(ledger_id=ledger_id, blocked=blocked, node="n", since_ms=1)
+    for ledger_id, why in ((1, stuck_for_good), (2, Blocked(reason=Reason.NO_ANSWER))):
+        note = WaitingNote(ledger_id=ledger_id, blocked=why, node="n", since_ms=1)
         await cluster.store.create(PATHS.waiting_note(ledger_id), note.to_json(), with_parents=True)
     if is_locked:
         await cluster.store.create(PATHS.lock(0), is_ephemeral=True)
