@@ -20,10 +20,10 @@ def sample(*stack: str, cpu_s: float = 1.0, at_s: float = 0.0) -> Sample:
     ("stack", "group"),
     [
         pytest.param(
-            [f"{REPOSITORY}/ledgers/bookie/bulk/source.py:f"], "bulk path", id="by its folder"
+            [f"{REPOSITORY}/ledgers/bulk/source.py:f"], "bulk path", id="by its folder"
         ),
         pytest.param(
-            [f"{REPOSITORY}/ledgers/bookie/client.py:f"], "bookie client", id="the nearest folder"
+            [f"{REPOSITORY}/ledgers/client.py:f"], "bookie client", id="the nearest folder"
         ),
         pytest.param([f"{SITE}/kazoo/client.py:f"], "ZooKeeper client", id="a library of ours"),
         pytest.param(

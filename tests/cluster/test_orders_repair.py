@@ -103,7 +103,7 @@ def test_an_open_ledger_that_lost_too_many_bookies_ends_the_repair_until_one_is_
                 refused = await bookmender(uri, *repair, state=tmp_path)
                 assert refused.exit_code == 1, refused
                 assert f"ledger {ledger_id} waits for help: no-coverage: " in refused.out
-                assert f"; away, and wanted back: {', '.join(sorted((one, other)))}" in refused.out
+                assert f"Start enough of: {', '.join(sorted((one, other)))}" in refused.out
                 assert not (await on.seen.manager.read(ledger_id)).metadata.is_closed
                 status = await bookmender(uri, "status", "-o", "json")
                 assert status.record["waiting"]["ledgers"][0]["reason"] == "no-coverage"
