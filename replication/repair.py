@@ -212,7 +212,7 @@ class RepairAttempt:
 
     async def _repair(self, inspection: Inspection) -> Outcome | None:
         """Plan, copy and commit. The ledger is closed, or its open fragment needs nothing."""
-        if must_finish_recovery(inspection, self._memory.suspects):
+        if must_finish_recovery(inspection, self._memory.found_bad):
             return await self._recover(inspection.versioned, inspection.view)
         # A mark that names bookies is about their entries, not about placement.
         may_move = self._repairer.moves_misplaced and not self._lease.queued.replicas
@@ -473,7 +473,7 @@ class RepairAttempt:
                 await open_ledgers.recover(
                     versioned,
                     view,
-                    suspects=self._memory.suspects,
+                    suspects=self._memory.found_bad,
                     guards=self._queue.guards(self._lease),
                     before_close=record_targets,
                 )

@@ -92,7 +92,7 @@ async def test_a_directory_that_goes_whenever_it_is_made_is_a_refusal_and_no_end
         async def vanish(store: MetadataStore, path: str) -> None:
             assert path == PATHS.findings
 
-        monkeypatch.setattr("auditor.mark_reasons.ensure", vanish)
+        monkeypatch.setattr("auditor.mark_reasons.ensure_znode", vanish)
         with pytest.raises(UnavailableError):
             await findings.write(7, "fsck", {B1}, "missing")
 

@@ -19,9 +19,7 @@ def sample(*stack: str, cpu_s: float = 1.0, at_s: float = 0.0) -> Sample:
 @pytest.mark.parametrize(
     ("stack", "group"),
     [
-        pytest.param(
-            [f"{REPOSITORY}/ledgers/bulk/source.py:f"], "bulk path", id="by its folder"
-        ),
+        pytest.param([f"{REPOSITORY}/ledgers/bulk/source.py:f"], "bulk path", id="by its folder"),
         pytest.param(
             [f"{REPOSITORY}/ledgers/client.py:f"], "bookie client", id="the nearest folder"
         ),

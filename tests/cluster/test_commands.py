@@ -113,7 +113,7 @@ async def assert_blocked(uri: str, ledger_id: int, *, victim: BookieId) -> None:
     assert status.out.startswith("ERROR  REPAIRS_BLOCKED, ")
     assert "add a bookie" in status.out
     assert queue.out.startswith(f"ledger {ledger_id}: misses {victim} [{victim}: lost for ")
-    assert " — no-target: no bookie can" in queue.out
+    assert " — no-target: no bookie may" in queue.out
 
 
 async def is_blocked(uri: str, ledger_id: int, reason: str) -> bool:

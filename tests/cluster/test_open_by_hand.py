@@ -56,10 +56,10 @@ def test_one_that_lacks_copies_at_its_end_is_not_waited_for_and_what_closes_it_i
             listed = await bookmender(uri, "queue", "list")
 
             assert told.exit_code == 1, told
-            assert f"ledger {ledger_id} waits for its writer: open-fragment: {wiped}" in told.out
+            assert f"ledger {ledger_id} waits for its writer: open-fragment: " in told.out
             close = ("ledger", "close", str(ledger_id), "--yes")
-            assert f"bookmender {' '.join(close)} (with --force" in told.out
-            assert f"bookmender {' '.join(close)} (with --force" in listed.out
+            assert f"bookmender {' '.join(close)}`" in told.out
+            assert f"bookmender {' '.join(close)}`" in listed.out
             assert await state_of(on, ledger_id) is LedgerState.OPEN
 
             closed = await bookmender(uri, *close, "--force", state=tmp_path)
@@ -83,7 +83,7 @@ def test_one_whose_last_entries_nobody_can_take_is_not_fenced_in_vain(
                 refused = await bookmender(uri, *close, state=tmp_path)
                 assert refused.exit_code == 1, refused
                 assert f"no answer from {away} (not registered)" in refused.complaint
-                assert f"start {away}, or add a bookie" in refused.complaint
+                assert f"Start {away}" in refused.complaint
                 assert await state_of(on, ledger_id) is LedgerState.OPEN
             finally:
                 await asyncio.to_thread(module_cluster.start_bookie, away)

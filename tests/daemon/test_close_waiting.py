@@ -84,7 +84,7 @@ async def test_a_hold_that_begins_while_somebody_is_waited_for_is_kept_to() -> N
         await cluster.store.delete(PATH)
 
     letting_go = asyncio.create_task(hold_and_let_go())
-    with pytest.raises(CloseRefusedError, match="a hold stands"):
+    with pytest.raises(CloseRefusedError, match="a safety hold forbids fencing"):
         await close(cluster, is_forced=True)
     await letting_go
 

@@ -57,7 +57,7 @@ def test_more_open_ones_than_there_are_is_a_wrong_call(tmp_path: Path) -> None:
     )
 
     assert refused.exit_code == 2
-    assert "--open 3: there are to be 2 --ledgers in all" in refused.stderr
+    assert "--open 3 is more than --ledgers 2" in refused.stderr
 
 
 # --- What ends it early ---------------------------------------------------------------------------

@@ -207,8 +207,8 @@ async def test_bookies_that_a_check_found_bad_are_distrusted(
     seen: dict[int, tuple[BookieId, ...]] = {}
 
     class Noting:
-        async def preview(self, ledger_id: int, *, distrusted: Collection[BookieId]) -> Preview:
-            seen[ledger_id] = tuple(distrusted)
+        async def preview(self, ledger_id: int, *, suspects: Collection[BookieId]) -> Preview:
+            seen[ledger_id] = tuple(suspects)
             return Preview(ledger_id=ledger_id, plan=Plan())
 
     monkeypatch.setattr(planning, "open_previewer", lambda *_, **__: nullcontext(Noting()))

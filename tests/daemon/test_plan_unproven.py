@@ -26,7 +26,7 @@ def _whole_previews(monkeypatch: pytest.MonkeyPatch) -> None:
     """No bookie is asked: of each ledger every copy is there."""
 
     class Whole:
-        async def preview(self, ledger_id: int, *, distrusted: Collection[BookieId]) -> Preview:
+        async def preview(self, ledger_id: int, *, suspects: Collection[BookieId]) -> Preview:
             return Preview(ledger_id=ledger_id, plan=Plan())
 
     monkeypatch.setattr(previews, "open_previewer", lambda *_, **__: nullcontext(Whole()))

@@ -197,7 +197,7 @@ def test_a_hold_that_cannot_be_read_is_shown_as_one_that_stands(
     result, _ = run_in_memory(monkeypatch, hold_command, hold_command.hold, prepare=break_all)
 
     assert result.stdout.startswith("held for")
-    assert "order cannot be read), until it is ended" in result.stdout
+    assert "order cannot be read, so a hold is assumed), until it is ended" in result.stdout
 
 
 def test_a_hold_that_cannot_be_read_is_ended_like_any_other_once_that_is_meant(

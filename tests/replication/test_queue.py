@@ -301,7 +301,9 @@ async def test_a_refusal_that_is_nobodys_lock_is_not_taken_for_one(
             await node.queue.lease(queued)
         with capture_logs() as logs:
             await node.queue.release(lease)  # it ends with the session
-    assert [each["event"] for each in logs if each["log_level"] == "error"] == ["lock.kept"]
+    assert [each["event"] for each in logs if each["log_level"] == "error"] == [
+        "lock.release_denied"
+    ]
 
 
 @pytest.mark.compat(
