@@ -107,7 +107,7 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         "    Ledger 7: no good copy is available of some entries; no absent bookie should have one. "
         "Others: bookmender queue list",
         "LEDGERS_UNDER_REPLICATED  WARN     105 ledgers are under-replicated.",
-        "    Nothing while workers repair. bookmender queue list shows each ledger.",
+        "    Nothing to do while workers repair. bookmender queue list shows each ledger.",
         "",
         "leader    host-a (pid 11)",
         "map       complete, 1,200 ledgers when it was built",
