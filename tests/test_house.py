@@ -402,3 +402,15 @@ def test_what_asks_for_a_person_in_the_log_is_explained() -> None:
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
 
     assert {event for row in rows for event in re.findall(r"`([a-z_.]+)`", row)} == errors_logged()
+
+
+def test_the_daemon_imports_nothing_that_only_fsck_needs() -> None:
+    """PySpark, pyarrow, pandas and numpy are optional, and slow to import."""
+    code = (
+        "import sys, daemon.cli.daemon, daemon.status.command\n"
+        "print(*{'pyspark', 'pyarrow', 'pandas', 'numpy'} & sys.modules.keys())"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.split() == []

@@ -7,12 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from auditor.fsck.options import FsckOptions, Level
-from auditor.fsck.results.files import replace_table
 from auditor.fsck.results.finished_runs import Results, compare
 from auditor.fsck.results.report import UNKNOWN_RACK, WORST_MAX, figures_of
 from auditor.fsck.results.rows import VERSION_NOTE
 from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary, read_summary
+from auditor.fsck.results.tables import replace_table
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.fsck.advice import advice_for, headline
 from ledgers.errors import CorruptionError, SettingsError

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from auditor.fsck.options import FsckOptions, Level
-from auditor.fsck.results.files import replace_table
+from auditor.fsck.results.tables import replace_table
 from auditor.fsck.verdicts import Grade
 
 CHECKED_FILE = "checked.parquet"

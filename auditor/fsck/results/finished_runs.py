@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from auditor.fsck.results.files import read_note
 from auditor.fsck.results.rows import SCHEMA, VERSION, VERSION_NOTE, from_table
 from auditor.fsck.results.run_folder import LEDGERS, unfinished_runs
 from auditor.fsck.results.summary import Summary, check_version, read_summary, summary_runs
+from auditor.fsck.results.tables import read_note
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from ledgers.errors import SettingsError
 

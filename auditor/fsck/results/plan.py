@@ -25,7 +25,7 @@ from auditor.fsck.ledger_list import (
 )
 from auditor.fsck.options import FsckJob, FsckOptions, Level
 from auditor.fsck.results.checked import full_scan_ledgers, last_checks, skippable
-from auditor.fsck.results.files import replace_tables
+from auditor.fsck.results.tables import replace_tables
 
 PART_MIN: Mapping[Level, int] = {Level.METADATA: 3_500, Level.ENDS: 100}
 """Ledgers in a part, if their work is not estimated. Fewer are not worth a Spark job and a session.

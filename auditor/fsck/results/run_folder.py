@@ -24,10 +24,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from auditor.fsck.options import FsckOptions
-from auditor.fsck.results.files import read_note, replace_file, replace_table
+from auditor.fsck.results.files import replace_file
 from auditor.fsck.results.plan import Plan
 from auditor.fsck.results.rows import SCHEMA, VERSION, VERSION_NOTE, counts_of
 from auditor.fsck.results.summary import Counts
+from auditor.fsck.results.tables import read_note, replace_table
 from ledgers.errors import SettingsError
 
 STATE = "state"
