@@ -12,8 +12,8 @@ In reading order, each file above uses only those below it:
 - ``finding_marker`` marks what checks found, and ``marker`` marks under-replicated ledgers.
 - ``records`` are the leader's znodes. ``mark_reasons`` records why ledgers are marked. ``absence``
   decides when a bookie is lost.
-- ``unavailable_ledgers`` counts ledgers that nobody can read, ``underreplication`` decides which
-  ledgers lack copies, and ``scan`` reads all metadata for commands.
+- ``unavailable_ledgers`` counts ledgers with an entry on no registered bookie,
+  ``underreplication`` decides which ledgers lack copies, and ``scan`` reads all metadata for commands.
 - ``ledger_map_updater`` keeps the ``ledger_map`` current, which knows the ledgers of each bookie.
 - ``settings`` are the operator's. ``fsck`` checks every copy, on Spark.
 """

@@ -265,8 +265,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPlacement:
-    """The placement policy of one session. ``rack_keeper`` keeps the racks up to date; None if racks
-    have no source."""
+    """The placement policy of one session. ``rack_keeper`` keeps the racks up to date; None if
+    racks have no source."""
 
     policy: PlacementPolicy
     racks: Racks

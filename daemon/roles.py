@@ -1,8 +1,8 @@
 """The two services of a node, each in one session.
 
 The worker service builds a replication worker and the tasks around it. The auditor service takes
-part in the election, and runs all tasks of the leader while elected. Everything opened here is closed here,
-in reverse order.
+part in the election, and runs all tasks of the leader while elected. Everything opened here is
+closed here, in reverse order.
 """
 
 import asyncio
@@ -302,8 +302,8 @@ async def run_auditor_session(
     """Stand for election, and audit while elected. Ends with SessionLostError, LeadershipLostError
     or another error.
 
-    ``recent_writes``: metadata writes of this node's worker, which the ledger map takes over without
-    reading them again.
+    ``recent_writes``: metadata writes of this node's worker, which the ledger map takes over
+    without reading them again.
     """
     async with (
         open_session(settings, Role.AUDITOR, journal) as session,

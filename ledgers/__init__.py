@@ -1,4 +1,5 @@
-"""A small asyncio client library for Apache BookKeeper. It knows nothing of queues, leaders or audits.
+"""A small asyncio client library for Apache BookKeeper. It knows nothing of queues, leaders or
+audits.
 
 In reading order, which is also the order of the import layers (``pyproject.toml``):
 

@@ -1,14 +1,16 @@
 """Adds entries to their write sets, and replaces bookies that fail. Used by writers and recovery.
 
-``QuorumAppender`` sends entries and confirms them in order. Its user decides how an ensemble change is
-recorded (``OnChange``): a writer writes it to the metadata at once, recovery keeps it in memory until
-the ledger is closed. EFENCED means to a writer that another client recovers the ledger. To recovery it
-means only that this bookie deleted its copy once and accepts no more entries of the ledger.
+``QuorumAppender`` sends entries and confirms them in order. Its user decides how an ensemble change
+is recorded (``OnChange``): a writer writes it to the metadata at once, recovery keeps it in memory
+until the ledger is closed. EFENCED means to a writer that another client recovers the ledger. To
+recovery it means only that this bookie deleted its copy once and accepts no more entries of the
+ledger.
 
 ``CurrentEnsemble`` knows which bookies failed and chooses replacements from a ``BookiePool``.
 
-``AckWindow`` counts acknowledgements: an entry is confirmed when A bookie indexes of its write set have
-acknowledged it, and all lower entries are confirmed. It counts indexes, not bookies, for this reason:
+``AckWindow`` counts acknowledgements: an entry is confirmed when A bookie indexes of its write set
+have acknowledged it, and all lower entries are confirmed. It counts indexes, not bookies, for this
+reason:
 
 1. Bookie X at index 1 acknowledges entry 7, which is not confirmed yet.
 2. X fails. Bookie Y replaces it at index 1, from entry 7 on.
@@ -43,7 +45,8 @@ WritableBookies = Callable[[], Awaitable[Collection[Candidate]]]
 """Returns the bookies that may be chosen now: writable, not draining, not in maintenance."""
 ENTRIES_MAX = 512
 BYTES_MAX = 8 * 1024 * 1024
-"""Limits on unconfirmed entries and their bytes. A single entry always passes, however large it is."""
+"""Limits on unconfirmed entries and their bytes. A single entry always passes, however large it is.
+"""
 
 OnChange = Callable[[Segment], Awaitable[None]]
 """Records the new ensemble, which applies from the first entry of this segment on."""
@@ -75,8 +78,8 @@ class QuorumAppender:
         on_change: OnChange,
         unregistered: Collection[BookieId] = (),
     ) -> None:
-        """``unregistered``: bookies that receive nothing, because another bookie may answer at their
-        address."""
+        """``unregistered``: bookies that receive nothing, because another bookie may answer at
+        their address."""
         self._bookies, self._clock, self._scope = bookies, clock, scope
         self._master_key, self._is_recovery = master_key, is_recovery
         self._on_change = on_change
@@ -102,7 +105,8 @@ class QuorumAppender:
         return self._acks.confirmed
 
     async def wait_for_room(self, entry_bytes: int) -> None:
-        """Wait until another entry of this size may be added. Raises the error that ended appending."""
+        """Wait until another entry of this size may be added. Raises the error that ended
+        appending."""
         while self._pending and not self._has_room(entry_bytes):
             await self._progress.wait()
         self._raise_if_ended()
@@ -287,8 +291,8 @@ class AckWindow:
         return confirmed
 
     def withdraw(self, index: int) -> list[int]:
-        """Discard all acknowledgements of this index. Returns the unconfirmed entries that it should
-        store."""
+        """Discard all acknowledgements of this index. Returns the unconfirmed entries that it
+        should store."""
         striped = [entry_id for entry_id in self._acks if index in self._write_set(entry_id)]
         for entry_id in striped:
             self._acks[entry_id].discard(index)
@@ -303,8 +307,8 @@ class AckWindow:
 class CurrentEnsemble:
     """The ensemble that a ledger is being written to, and its failures.
 
-    A bookie without a replacement keeps its place and is ``dead``: it receives nothing more. At each
-    further failure a replacement for it is looked for again.
+    A bookie without a replacement keeps its place and is ``dead``: it receives nothing more. At
+    each further failure a replacement for it is looked for again.
     """
 
     def __init__(self, metadata: LedgerMetadata, *, pool: BookiePool, clock: Clock) -> None:
@@ -338,7 +342,8 @@ class CurrentEnsemble:
         return "; ".join(f"{bookie}: {error}" for bookie, (_, error) in self._failures.items())
 
     def note_failure(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
-        """Record that ``bookie`` failed at ``index``. Ignored after it was replaced or given up there."""
+        """Record that ``bookie`` failed at ``index``. Ignored after it was replaced or given up
+        there."""
         if self.bookies[index] == bookie and index not in self.dead:
             self._failed.add(index)
             self._failures[bookie] = (self._clock.now_s(), error)
@@ -379,8 +384,8 @@ class CurrentEnsemble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleChange:
-    """A new ensemble. ``replaced``: indexes with a new bookie. ``given_up``: indexes that keep a failed
-    one."""
+    """A new ensemble. ``replaced``: indexes with a new bookie. ``given_up``: indexes that keep a
+    failed one."""
 
     bookies: tuple[BookieId, ...]
     replaced: frozenset[int]

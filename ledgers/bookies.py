@@ -1,8 +1,8 @@
 """The interface of bookies: the requests, and the possible answers.
 
-``client`` implements ``Bookies`` for real bookies, ``memory.bookies`` for tests and simulation. Both pass
-``tests/contract/test_bookies.py``. Answers are three-valued (rule S5): present, an explicit "no", or
-unknown. Only ``NoSuchEntryError`` is a "no".
+``client`` implements ``Bookies`` for real bookies, ``memory.bookies`` for tests and simulation.
+Both pass ``tests/contract/test_bookies.py``. Answers are three-valued (rule S5): present, an
+explicit "no", or unknown. Only ``NoSuchEntryError`` is a "no".
 """
 
 import enum
@@ -156,8 +156,8 @@ class Bookies(Protocol):
         ...
 
     async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
-        """Read the LAC without fencing. Raises NoSuchEntryError, also if the bookie could only not find
-        out."""
+        """Read the LAC without fencing. Raises NoSuchEntryError, also if the bookie could only not
+        find out."""
         ...
 
     async def read_batch(

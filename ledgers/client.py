@@ -7,8 +7,9 @@
 - V2, for single reads and adds if so configured, and for the largest entries;
 - V2 for batch reads only, because a bookie before 4.17 closes the connection on the first one.
 
-Transfers go to the bulk path (``bulk``), which has its own connections. Both share the read budgets.
-``open_bookies`` returns a client with a bulk path of its own, without the daemon's flow control.
+Transfers go to the bulk path (``bulk``), which has its own connections. Both share the read
+budgets. ``open_bookies`` returns a client with a bulk path of its own, without the daemon's flow
+control.
 """
 
 import asyncio
@@ -51,8 +52,8 @@ from ledgers.wire.messages import (
 )
 
 V3_ENTRY_BYTES_MAX = 4 * 1024 * 1024
-"""Larger entries are added over V2. A V3 frame is longer, so an entry that just fitted into the frame of
-its writer could exceed the limit of every bookie."""
+"""Larger entries are added over V2. A V3 frame is longer, so an entry that just fitted into the
+frame of its writer could exceed the limit of every bookie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +157,8 @@ class BookieClient:
         return [await self.read(bookie, ledger_id, first_entry_id)]
 
     async def _probe_batch(self, bookie: BookieId, request: ReadBatch) -> list[bytes]:
-        """Send the first batch read, on a connection of its own. If the bookie closes the connection,
-        it may not support batch reads, and a single read replaces it."""
+        """Send the first batch read, on a connection of its own. If the bookie closes the
+        connection, it may not support batch reads, and a single read replaces it."""
         connections = self._to(bookie)
         connection = await connections.batch.connection()
         try:
@@ -296,8 +297,8 @@ def _batch(bookie: BookieId, request: ReadBatch, reply: Reply) -> list[bytes]:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Connections:
-    """The connections to one bookie, made on demand. ``data``, for single reads and adds, is ``v3`` or
-    ``v2``."""
+    """The connections to one bookie, made on demand. ``data``, for single reads and adds, is ``v3``
+    or ``v2``."""
 
     v3: Channel
     v2: Channel

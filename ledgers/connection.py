@@ -1,13 +1,14 @@
 """One pipelined connection to a bookie, for either protocol, and its replacement after failures.
 
-``Connection`` sends requests at once as far as its limits allow; replies may arrive in any order. The
-requests in flight are limited in number and in bytes. Every reply has a deadline. When the connection
-breaks, all its requests fail at that moment. A request counts as in flight until its reply is received
-or can no longer arrive, even if its caller was cancelled, because the bookie still works on it.
+``Connection`` sends requests at once as far as its limits allow; replies may arrive in any order.
+The requests in flight are limited in number and in bytes. Every reply has a deadline. When the
+connection breaks, all its requests fail at that moment. A request counts as in flight until its
+reply is received or can no longer arrive, even if its caller was cancelled, because the bookie
+still works on it.
 
-``Channel`` makes a connection when it is first needed, and again after it broke. After a failure it does
-not try again for a while, which doubles with each failure. Requests fail at once meanwhile: a reader
-goes on to the next bookie, and other callers repeat their request later anyway.
+``Channel`` makes a connection when it is first needed, and again after it broke. After a failure it
+does not try again for a while, which doubles with each failure. Requests fail at once meanwhile: a
+reader goes on to the next bookie, and other callers repeat their request later anyway.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ class Connection(asyncio.Protocol):
     async def request(self, request: Request) -> Reply:
         """Send the request when the limits allow it, and return its reply, with any status.
 
-        Raises UnavailableError (BrokenConnectionError if the connection broke), RejectedError if the
-        request is too large for a frame, ValueError if this protocol has no such request.
+        Raises UnavailableError (BrokenConnectionError if the connection broke), RejectedError if
+        the request is too large for a frame, ValueError if this protocol has no such request.
         """
         room, room_bytes = self._room(request)
         await self._wait_for_room(room, room_bytes)
@@ -297,8 +298,8 @@ OnBroken = Callable[[Connection, Exception], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackOffSettings:
-    """The pause after a failed connection: the first, and the longest. Jitter shortens a pause by up to
-    half."""
+    """The pause after a failed connection: the first, and the longest. Jitter shortens a pause by
+    up to half."""
 
     first_s: float = 0.1
     max_s: float = 5.0

@@ -1,8 +1,8 @@
 """Fencing: the part of a recovery that talks to bookies.
 
-``EndFinder`` fences the last ensemble of a ledger, finds the last entry that may be acknowledged, and
-stores all entries up to it on A bookies. ``Rescue`` runs if the end cannot be proven. Both change no
-metadata; ``recovery`` does. Earlier segments are complete and are not read.
+``EndFinder`` fences the last ensemble of a ledger, finds the last entry that may be acknowledged,
+and stores all entries up to it on A bookies. ``Rescue`` runs if the end cannot be proven. Both
+change no metadata; ``recovery`` does. Earlier segments are complete and are not read.
 
 Every read that searches for the end also fences. Otherwise this could happen:
 
@@ -11,28 +11,29 @@ Every read that searches for the end also fences. Otherwise this could happen:
 3. Recovery closes the ledger before entry 7, although the writer told its user that entry 7 is
    stored.
 
-Only an explicit "no such entry" counts as a "no" (rule S5). By the protocol, W - A + 1 of them prove
-that an entry was not acknowledged. But a bookie that lost entries also answers "no", and quickly:
+Only an explicit "no such entry" counts as a "no" (rule S5). By the protocol, W - A + 1 of them
+prove that an entry was not acknowledged. But a bookie that lost entries also answers "no", and
+quickly:
 
 1. Bookies A and B store entry 7, which is acknowledged (W = 3, A = 2). C does not have it yet.
 2. A loses its index.
 3. Fenced, B returns entry 7 as its last one.
 4. A and C answer "no" for entry 7. Two "no" would prove that it was not acknowledged.
 
-So a bookie that returned an entry when it was fenced must answer before any "no" counts. If it times
-out, recovery continues without it.
+So a bookie that returned an entry when it was fenced must answer before any "no" counts. If it
+times out, recovery continues without it.
 
-*Distrusted* bookies are those whose "no" proves nothing: bookies that are known to have lost entries,
-reformatted ones, and unregistered ones (another bookie may answer at their address).
+*Distrusted* bookies are those whose "no" proves nothing: bookies that are known to have lost
+entries, reformatted ones, and unregistered ones (another bookie may answer at their address).
 
 *Latecomers* are reformatted bookies that joined the ledger by an ensemble change. A latecomer was
 either formatted before it joined, and then has all its entries, or wiped after it joined. It is
 trusted again if it still stores its first entry of the last segment.
 
-A rescue restores the copies of the last segment. A ledger whose end is not proven cannot be closed, and
-is therefore not repaired (rule S4), so the loss of another bookie could destroy its last copies.
-Every entry that any bookie returns is added to the members of its write set that lack it: entries up
-to the LAC, and entries beyond missing ones, because the end may lie there.
+A rescue restores the copies of the last segment. A ledger whose end is not proven cannot be closed,
+and is therefore not repaired (rule S4), so the loss of another bookie could destroy its last
+copies. Every entry that any bookie returns is added to the members of its write set that lack it:
+entries up to the LAC, and entries beyond missing ones, because the end may lie there.
 """
 
 from __future__ import annotations
@@ -440,8 +441,8 @@ class EndFinder:
         self._changed[segment.first_entry_id] = segment
 
     def _lac_for_header(self, confirmed: int) -> int:
-        """Return the LAC for the header of an entry that is written back: the confirmed entry, but not
-        beyond an ensemble change of this recovery. Otherwise:
+        """Return the LAC for the header of an entry that is written back: the confirmed entry, but
+        not beyond an ensemble change of this recovery. Otherwise:
 
         1. This recovery replaces bookie B by D from entry 5 on. Only the CLOSED metadata will say so.
         2. It confirms entries 5 to 9 on the new ensemble, and writes entry 10 with LAC 9.

@@ -7,10 +7,10 @@ Every request to such a bookie costs its caller a timeout. So the first timeout 
 3. An answer to the probe, of any kind, ends the quarantine. No answer doubles the wait, up to
    ``WAIT_MAX_S``.
 
-``QuarantiningBookies`` applies this to all requests of other ``Bookies``. ``Quarantine`` has the state and
-sends nothing. To the caller, a bookie in quarantine does not answer: its copies are unknown, never
-missing (rule S5). BookKeeper's client has a quarantine for bookies that fail reads; Java's repair has
-none.
+``QuarantiningBookies`` applies this to all requests of other ``Bookies``. ``Quarantine`` has the
+state and sends nothing. To the caller, a bookie in quarantine does not answer: its copies are
+unknown, never missing (rule S5). BookKeeper's client has a quarantine for bookies that fail reads;
+Java's repair has none.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 Life = Callable[[BookieId], int]
-"""Returns a number that differs for each registration of a bookie, such as its czxid; 0: the bookie is
-not registered."""
+"""Returns a number that differs for each registration of a bookie, such as its czxid; 0: the bookie
+is not registered."""
 
 WAIT_MIN_S = 10.0
 """The first wait. Each unanswered probe doubles it."""
@@ -301,8 +301,8 @@ class Quarantine:
         return True
 
     def note_answer(self, bookie: BookieId) -> float | None:
-        """Record an answer. Returns for how many seconds the bookie was in quarantine; None if it was
-        not."""
+        """Record an answer. Returns for how many seconds the bookie was in quarantine; None if it
+        was not."""
         stay = self._stays.pop(bookie, None)
         return None if stay is None else self._clock.now_s() - stay.since_s
 

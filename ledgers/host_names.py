@@ -2,9 +2,9 @@
 
 ``HostNames`` looks up names on its own threads, and ``connect`` uses it to open connections.
 
-The resolver may need ten seconds or more to report a dead name, and ``getaddrinfo`` blocks its thread
-for all that time. In asyncio's own thread pool a handful of dead names would delay every connection.
-So:
+The resolver may need ten seconds or more to report a dead name, and ``getaddrinfo`` blocks its
+thread for all that time. In asyncio's own thread pool a handful of dead names would delay every
+connection. So:
 
 - The threads are our own. Names whose last lookup failed share only a few of them.
 - A caller waits for a limited time, and not at all for a name that failed recently.
@@ -64,7 +64,8 @@ class HostNames:
         self._names: dict[str, _Name] = {}
         self._waiting: list[tuple[str, _Name]] = []
         self._running = {False: 0, True: 0}
-        """Number of running lookups: of names whose last lookup succeeded (False) or failed (True)."""
+        """Number of running lookups: of names whose last lookup succeeded (False) or failed (True).
+        """
 
     async def addresses(self, host: str) -> Sequence[str]:
         """Return the numeric addresses of a host. Raises NameNotResolvedError."""
@@ -91,7 +92,8 @@ class HostNames:
             self._look_up(host, name)
 
     def _look_up(self, host: str, name: _Name) -> "asyncio.Future[None]":
-        """Start a lookup, unless one is running. Returns the future of its end, which callers share."""
+        """Start a lookup, unless one is running. Returns the future of its end, which callers
+        share."""
         loop = asyncio.get_running_loop()
         if name.lookup is None:
             if loop.time() < name.retry_at_s:  # only a refresh, which can wait

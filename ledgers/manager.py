@@ -1,8 +1,8 @@
 """The ledger manager: reads, creates, changes, deletes and lists the metadata of ledgers.
 
-``LedgerManager`` is the entry point. Metadata changes by compare-and-set only: every write names the
-version that its decision was based on (rule S2). Before the write, the bytes before and after are given
-to the journal.
+``LedgerManager`` is the entry point. Metadata changes by compare-and-set only: every write names
+the version that its decision was based on (rule S2). Before the write, the bytes before and after
+are given to the journal.
 
 Below it:
 

@@ -1,17 +1,17 @@
 """Ledgers as values: metadata, striping, fragments. No I/O.
 
-``LedgerMetadata`` and ``Segment`` are the metadata. A change returns a new value, which may be written only
-over the znode version that it was made from (rule S2). ``codec.metadata`` converts them to znode bytes
-and back; ``manager`` reads and writes the znodes.
+``LedgerMetadata`` and ``Segment`` are the metadata. A change returns a new value, which may be
+written only over the znode version that it was made from (rule S2). ``codec.metadata`` converts
+them to znode bytes and back; ``manager`` reads and writes the znodes.
 
 Striping, from ``write_set`` on: which bookie indexes store which entries, and which sets of answers
 cover all acknowledged entries. BookKeeper distributes entries round robin
-(RoundRobinDistributionSchedule): entry ``e`` is stored at the W bookie indexes from ``e mod E`` on. From
-entry 2^31 on Java's membership test disagrees with its own writers, because it narrows the id to 32
-bits. This module follows the writers.
+(RoundRobinDistributionSchedule): entry ``e`` is stored at the W bookie indexes from ``e mod E`` on.
+From entry 2^31 on Java's membership test disagrees with its own writers, because it narrows the id
+to 32 bits. This module follows the writers.
 
-``Fragment``: the range of entries of a segment, and which bookie should store which of them. What the
-bookies really store is found out elsewhere (``replication.copy_checks``).
+``Fragment``: the range of entries of a segment, and which bookie should store which of them. What
+the bookies really store is found out elsewhere (``replication.copy_checks``).
 """
 
 import enum

@@ -1,9 +1,9 @@
 """Sends one request to several bookies until their replies decide the outcome.
 
-``ask`` sends the requests. Opening, reading and recovery pass their own request and their own decision,
-a pure function of the results so far. The other functions judge results for recovery: what the answers
-of fenced bookies prove about an entry, and which answers count (rule S5). No retries and no deadline:
-each request has its own.
+``ask`` sends the requests. Opening, reading and recovery pass their own request and their own
+decision, a pure function of the results so far. The other functions judge results for recovery:
+what the answers of fenced bookies prove about an entry, and which answers count (rule S5). No
+retries and no deadline: each request has its own.
 """
 
 import asyncio

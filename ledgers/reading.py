@@ -62,10 +62,11 @@ class LedgerReader:
         self._bookies, self._clock = bookies, clock
 
     async def read(self, entry_id: int) -> bytes:
-        """Return the stored entry, with header and digest. After an error the next replica is asked.
+        """Return the stored entry, with header and digest. After an error the next replica is
+        asked.
 
-        Raises NoSuchEntryError if every replica answered "no", DigestMismatchError if some have a bad
-        copy and the others answered "no", else UnavailableError.
+        Raises NoSuchEntryError if every replica answered "no", DigestMismatchError if some have a
+        bad copy and the others answered "no", else UnavailableError.
         """
         entry, results = await ask(
             replicas_in(
@@ -106,8 +107,8 @@ class LedgerReader:
 
 
 def replicas_in(segment: Segment, entry_id: int, *, write_quorum: int) -> list[BookieId]:
-    """Return the bookies of the entry's write set in this segment, in the order in which readers ask
-    them."""
+    """Return the bookies of the entry's write set in this segment, in the order in which readers
+    ask them."""
     indexes = write_set(entry_id, ensemble_size=len(segment.ensemble), write_quorum=write_quorum)
     return [segment.ensemble[index] for index in indexes]
 

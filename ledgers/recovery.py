@@ -34,8 +34,8 @@ METADATA_TRIES_MAX = 10
 
 
 Confirm = Callable[[RecoveredEnd], Awaitable[None]]
-"""Called after the end is found and before CLOSED is written. Raises UnavailableError if an answer that
-the end is based on may be wrong. It defends against this interleaving:
+"""Called after the end is found and before CLOSED is written. Raises UnavailableError if an answer
+that the end is based on may be wrong. It defends against this interleaving:
 
 1. The caller determines which bookies are ``reformatted`` and which are ``registered``.
 2. A bookie is wiped, or another bookie registers at its address.
@@ -80,14 +80,14 @@ async def recover_ledger(
     ``found``: the metadata from which the caller decided to recover. If the ledger is OPEN, the
     compare-and-set that locks the writer out applies to this version (rule S2). ``fallback``: see
     ``ledger_digest``. ``distrusted``: bookies that are known to have lost entries. Their "no"
-    proves nothing. ``reformatted``: bookies that were reformatted after the ledger was created. Their
-    "no" proves nothing either, unless they prove that they lost nothing. ``registered``: registered
-    bookies, each the latest one at its address (None: all). At the address of any other bookie
-    another one may answer. So its "no" proves nothing, it does not count as fenced, and it receives
-    no entries. An entry that it returns counts, because the digest proves it. ``gives_up_damaged``:
-    the ledger may end before an entry that has only damaged copies, although the entry may be
-    acknowledged. Only an operator may order this. ``guards``: operations in the transaction of each
-    metadata write.
+    proves nothing. ``reformatted``: bookies that were reformatted after the ledger was created.
+    Their "no" proves nothing either, unless they prove that they lost nothing. ``registered``:
+    registered bookies, each the latest one at its address (None: all). At the address of any other
+    bookie another one may answer. So its "no" proves nothing, it does not count as fenced, and it
+    receives no entries. An entry that it returns counts, because the digest proves it.
+    ``gives_up_damaged``: the ledger may end before an entry that has only damaged copies, although
+    the entry may be acknowledged. Only an operator may order this. ``guards``: operations in the
+    transaction of each metadata write.
 
     Raises UnavailableError (too few bookies answer; the ledger stays IN_RECOVERY),
     NoSuchLedgerError (it was deleted), UnauthorizedError (wrong master key), LockLostError (a guard

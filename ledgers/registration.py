@@ -1,9 +1,11 @@
-"""The bookies of a cluster: their registrations below ``<root>/available``, their cookies, the instance id.
+"""The bookies of a cluster: their registrations below ``<root>/available``, their cookies, the
+instance id.
 
-``Registration`` reads them, and ``BookieView`` is the result. A bookie that changes between writable and
-read-only during a read is still in the result. An empty or missing list is an error, never a mass loss
-(rule S8). The instance id is a UUID that BookKeeper creates when it formats a cluster; cookies contain
-it. How long a bookie is absent, and what follows from that, is decided elsewhere (``auditor.absence``).
+``Registration`` reads them, and ``BookieView`` is the result. A bookie that changes between
+writable and read-only during a read is still in the result. An empty or missing list is an error,
+never a mass loss (rule S8). The instance id is a UUID that BookKeeper creates when it formats a
+cluster; cookies contain it. How long a bookie is absent, and what follows from that, is decided
+elsewhere (``auditor.absence``).
 """
 
 import asyncio

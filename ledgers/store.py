@@ -1,8 +1,9 @@
 """The interface of the metadata store: a tree of versioned znodes.
 
-``zookeeper`` implements ``MetadataStore`` for ZooKeeper, ``memory.store`` for tests and simulation. Both pass
-``tests/contract/test_metadata_store*.py``. A store lives as long as one session. After the session is
-lost, every call raises ``SessionLostError``, and the owner of the store opens a new one.
+``zookeeper`` implements ``MetadataStore`` for ZooKeeper, ``memory.store`` for tests and simulation.
+Both pass ``tests/contract/test_metadata_store*.py``. A store lives as long as one session. After
+the session is lost, every call raises ``SessionLostError``, and the owner of the store opens a new
+one.
 
 ``ReadOnlyStore`` only reads. With it, a bug in an observing program cannot change anything.
 """

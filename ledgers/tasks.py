@@ -53,8 +53,8 @@ async def wake_on(events: AsyncGenerator[object, None], wake: asyncio.Event) -> 
 
 
 async def wait_woken(wake: asyncio.Event, *, timeout_s: float | None) -> bool:
-    """Wait until ``wake`` is set. Returns False after ``timeout_s`` (None or infinity: no limit). Does
-    not clear ``wake``."""
+    """Wait until ``wake`` is set. Returns False after ``timeout_s`` (None or infinity: no limit).
+    Does not clear ``wake``."""
     try:
         async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
             await wake.wait()
@@ -87,7 +87,8 @@ class TaskScope:
 
 @asynccontextmanager
 async def task_scope() -> AsyncIterator[TaskScope]:
-    """A TaskGroup that cancels its remaining tasks at the end of the block, and raises errors unwrapped.
+    """A TaskGroup that cancels its remaining tasks at the end of the block, and raises errors
+    unwrapped.
 
     A question to several bookies often ends before all tasks have ended. Callers sort errors by
     class, so with a plain TaskGroup each would have to unwrap the ExceptionGroup.
@@ -231,9 +232,9 @@ async def read_ahead(
 
     A failed read counts only in its turn, because reads run beyond the end. The number in flight
     grows as in TCP's slow start: two at first, one more with each entry that arrived, up to a limit
-    in entries and in bytes. So the short tail of an abandoned ledger costs few reads beyond its end,
-    and entries of 5 MB do not fill the memory. Use it within ``contextlib.aclosing``, so that reads in
-    flight end with the loop over it.
+    in entries and in bytes. So the short tail of an abandoned ledger costs few reads beyond its
+    end, and entries of 5 MB do not fill the memory. Use it within ``contextlib.aclosing``, so that
+    reads in flight end with the loop over it.
     """
     remaining = iter(entry_ids)
     # Not a TaskGroup, which must not stay open across a yield, because another task may close the

@@ -2,8 +2,8 @@
 
 ``LedgerWriter`` promises that every entry whose ``add`` returned stays readable: the entry, and all
 entries before it, are on A bookies that the metadata names. The writer stops for good when another
-client recovers or closes the ledger. ``appending`` sends the entries; ``recovery`` ends a ledger whose
-writer is gone.
+client recovers or closes the ledger. ``appending`` sends the entries; ``recovery`` ends a ledger
+whose writer is gone.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class LedgerOptions:
 class LedgerWriter:
     """The only writer of a ledger, which it created. Used by the tasks of one event loop.
 
-    Leaving the ``create`` block waits up to ``STRAGGLERS_S`` for copies beyond the ack quorum, so that
-    entries are on W bookies if possible. Without ``close`` the ledger stays open, and a recovery must
-    find its end.
+    Leaving the ``create`` block waits up to ``STRAGGLERS_S`` for copies beyond the ack quorum, so
+    that entries are on W bookies if possible. Without ``close`` the ledger stays open, and a
+    recovery must find its end.
     """
 
     @classmethod
@@ -301,8 +301,8 @@ def changed_by_writer(
     """Return the metadata with the writer's new ensemble.
 
     Returns it unchanged if it has the new ensemble already, because a write with a lost reply
-    succeeded. ``before``: the last segment that the writer wrote to. Raises LedgerClosedError if the
-    ledger is no longer open. Raises ConflictError if another client changed the ensemble: then
+    succeeded. ``before``: the last segment that the writer wrote to. Raises LedgerClosedError if
+    the ledger is no longer open. Raises ConflictError if another client changed the ensemble: then
     bookies that the metadata does not name may have acknowledged entries.
     """
     if metadata.state is not LedgerState.OPEN:

@@ -1,12 +1,13 @@
 """When a deferred ledger is tried again, and how all nodes learn it.
 
 A worker defers a ledger whose repair is blocked. ``WaitingList`` writes a note for all nodes
-(``ledger_record.WaitingNote``), and ``Deferrals`` remembers which ledgers this node leaves alone and
-until when.
+(``ledger_record.WaitingNote``), and ``Deferrals`` remembers which ledgers this node leaves alone
+and until when.
 
-The first and the longest wait depend on the reason (``PACES``): an unresponsive bookie may answer in a
-moment, damaged metadata stays damaged. Each failure for the same reason doubles the wait. A success,
-another reason, or a change in the cluster that warrants a retry starts from the first wait.
+The first and the longest wait depend on the reason (``PACES``): an unresponsive bookie may answer
+in a moment, damaged metadata stays damaged. Each failure for the same reason doubles the wait. A
+success, another reason, or a change in the cluster that warrants a retry starts from the first
+wait.
 """
 
 import asyncio
@@ -107,8 +108,8 @@ class Deferrals:
     def is_due(
         self, ledger_id: int, *, now_s: float, fingerprint: ClusterFingerprint, is_loss: bool = True
     ) -> bool:
-        """Return True if the ledger may be tried. ``is_loss``: it has lost copies now. A ledger that
-        was deferred while being moved is due once it lost copies."""
+        """Return True if the ledger may be tried. ``is_loss``: it has lost copies now. A ledger
+        that was deferred while being moved is due once it lost copies."""
         deferral = self._deferrals.get(ledger_id)
         return (
             deferral is None
@@ -384,8 +385,8 @@ class WaitingList:
         await self._try_to_tell(self._notes.write(leased.note, is_likely_there=True))
 
     def back_off_after_error(self, queued: QueuedLedger, fingerprint: ClusterFingerprint) -> None:
-        """Defer the ledger on this node after an unexpected error. ``fingerprint``: the cluster when
-        the try began."""
+        """Defer the ledger on this node after an unexpected error. ``fingerprint``: the cluster
+        when the try began."""
         tries = 1 + self._deferrals.tries(queued.ledger_id, None, fingerprint=fingerprint)
         wait_s = self._pace.wait_s(None, tries=tries, rng=self._rng)
         self._defer(
@@ -464,8 +465,8 @@ class WaitingList:
         wait_s: float | None,
         grace_until_ms: int = 0,
     ) -> bool:
-        """Write the note that says why the ledger waits. ``wait_s``: for how long; None: other nodes
-        need not wait."""
+        """Write the note that says why the ledger waits. ``wait_s``: for how long; None: other
+        nodes need not wait."""
         before, blocked, now_ms = leased.note, outcome.blocked, self._clock.wall_ms()
         assert blocked is not None, outcome
         reason = blocked.reason

@@ -71,8 +71,8 @@ class ClusterView:
 
     @cached_property
     def answering(self) -> frozenset[BookieId]:
-        """Available bookies whose address no other bookie took since, so that their "no" is their own
-        (rule S5)."""
+        """Available bookies whose address no other bookie took since, so that their "no" is their
+        own (rule S5)."""
         return self.available - self.bookies.superseded
 
     @cached_property
@@ -95,8 +95,8 @@ class ClusterView:
     def initialised_after(self, zxid: int) -> frozenset[BookieId]:
         """Return the bookies whose cookie is newer than ``zxid`` and not trusted by an order.
 
-        They may have been reformatted after ``zxid`` and have lost what they stored before. So their
-        "no" does not count, and their first and last entries prove nothing (rules S5, S6).
+        They may have been reformatted after ``zxid`` and have lost what they stored before. So
+        their "no" does not count, and their first and last entries prove nothing (rules S5, S6).
         """
         if zxid >= self._last_cookie_zxid:  # nearly always; saves a loop over all bookies
             return frozenset()

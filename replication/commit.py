@@ -33,8 +33,8 @@ from replication.plan import Plan, Repair
 from replication.reasons import Blocked, Facts, Reason, absence_facts, named
 
 LOST_PLACES_MAX = 10
-"""Runs of lost entries around which a ledger is split at most. With more runs, a ledger of very many
-segments would help nobody."""
+"""Runs of lost entries around which a ledger is split at most. With more runs, a ledger of very
+many segments would help nobody."""
 ENTRIES_NAMED_MAX = 5
 """Entry ids in the facts of a blocked repair. The others are counted."""
 
@@ -137,8 +137,8 @@ def _with_changes(segment: Segment, changes: Iterable[Change]) -> Segment:
 class CopyDoubt(Struct, frozen=True, kw_only=True):
     """A bookie that restored metadata would name although its copies may be incomplete.
 
-    ``bad_count``: how many of its ``entry_count`` entries it lacks or has damaged, if it is MISSING.
-    The counts and ids are None in an open last fragment.
+    ``bad_count``: how many of its ``entry_count`` entries it lacks or has damaged, if it is
+    MISSING. The counts and ids are None in an open last fragment.
     """
 
     bookie: BookieId
@@ -305,8 +305,8 @@ def simulated(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair
 
 
 UNTARGETED_TOLD_MAX = 1_000
-"""Entries without a copy that are counted for a copy without a target. Counting more would take long
-for a large ledger, at every attempt."""
+"""Entries without a copy that are counted for a copy without a target. Counting more would take
+long for a large ledger, at every attempt."""
 
 
 # --- Results --------------------------------------------------------------------------------------
@@ -317,11 +317,11 @@ class CopyResults(
 ):  # dict: the properties are computed once
     """What the copies of a plan yielded, and what follows from it.
 
-    ``outcomes``: one for each repair of the plan. ``is_unchanged``: returns True if a target is still
-    the registration that acknowledged its copies. ``has_bad_sources``: members lack entries that a
-    check does not ask for, so they must be read completely. ``are_foreseen``: the outcomes are
-    predictions (``PlannedOutcome``). ``may_split``: a segment may be split around entries that an
-    absent bookie may still have.
+    ``outcomes``: one for each repair of the plan. ``is_unchanged``: returns True if a target is
+    still the registration that acknowledged its copies. ``has_bad_sources``: members lack entries
+    that a check does not ask for, so they must be read completely. ``are_foreseen``: the outcomes
+    are predictions (``PlannedOutcome``). ``may_split``: a segment may be split around entries that
+    an absent bookie may still have.
     """
 
     inspection: Inspection

@@ -1,18 +1,18 @@
 """Which copies of a ledger are missing, from its metadata, the bookies' states and their answers.
 
-``check`` does it all: ``plan_reads`` decides what to ask of each bookie, ``probe_bookies`` asks, and
-``judge`` interprets the answers. Answers are three-valued (rule S5): only an explicit "no" is a
+``check`` does it all: ``plan_reads`` decides what to ask of each bookie, ``probe_bookies`` asks,
+and ``judge`` interprets the answers. Answers are three-valued (rule S5): only an explicit "no" is a
 missing copy; a digest mismatch counts as one (rule S7); without an answer the copy is unknown.
 
-Every registered bookie is asked for the first and the last entry that it stores of each fragment, and
-for a share of the entries between them, as set. All entries are asked for if one of these is missing,
-or if the bookie is a suspect; for example, its cookie is newer than the ledger (rule S6).
+Every registered bookie is asked for the first and the last entry that it stores of each fragment,
+and for a share of the entries between them, as set. All entries are asked for if one of these is
+missing, or if the bookie is a suspect; for example, its cookie is newer than the ledger (rule S6).
 
 ``EntryLists`` asks bookies for the list of the entries that they store: one request instead of many
-reads. A list proves nothing about the content of entries, so what is missing is read, and so are the
-first and last entries of the rest. A bookie 4.18.0 with little memory for its index was seen to hang
-on such a request, and DbLedgerStorage never answers it. So a bookie that did not answer is not asked
-again for a while.
+reads. A list proves nothing about the content of entries, so what is missing is read, and so are
+the first and last entries of the rest. A bookie 4.18.0 with little memory for its index was seen to
+hang on such a request, and DbLedgerStorage never answers it. So a bookie that did not answer is not
+asked again for a while.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ def plan_reads(
 ) -> ReadPlan:
     """Return what to ask of each available bookie: ends and a sample, or all entries of a suspect.
 
-    A bookie that is in an ensemble twice, which conflicting repairs by Java may cause, is asked once
-    for each entry.
+    A bookie that is in an ensemble twice, which conflicting repairs by Java may cause, is asked
+    once for each entry.
 
     ``suspects``: bookies whose copies are read entry by entry, because their first and last entries
     prove nothing. ``share``: the share of the other copies' entries to ask for besides the ends, 0
@@ -92,8 +92,8 @@ def _ends_and_sample(
 class Sample(Sequence[int]):
     """``size`` of ``entries``, evenly spread; ``phase`` decides which.
 
-    ``1 <= size <= len(entries)`` and ``0 <= phase < len(entries)``, so no entry occurs twice. Builds no
-    list, because half of ten million entries may be asked for.
+    ``1 <= size <= len(entries)`` and ``0 <= phase < len(entries)``, so no entry occurs twice.
+    Builds no list, because half of ten million entries may be asked for.
     """
 
     entries: Sequence[int]
@@ -225,7 +225,8 @@ async def probe_bookies(
 
 
 def transfer_slices(runs: Iterable[Sequence[int]], *, sharing: int = 1) -> Iterator[list[int]]:
-    """Yield the ids of ascending, disjoint runs in lists; one transfer may contain ``sharing`` lists."""
+    """Yield the ids of ascending, disjoint runs in lists; one transfer may contain ``sharing``
+    lists."""
     count_max = TRANSFER_ENTRIES_MAX // sharing
     part: list[int] = []
     for run in runs:

@@ -8,9 +8,9 @@ memory in use does not grow with it.
 ``transfer_replacing_lac`` copies entry by entry and rewrites each LAC (rule S12). It serves targets
 in the last ensemble of an open ledger. A reader asks these bookies for their last entry, and takes
 the LAC in its header for what the writer had confirmed; an entry of an earlier fragment carries an
-old LAC. So the header gets a LAC that is known now, and the digest is computed again, as BookKeeper's
-LedgerFragmentReplicator does. This is needed only if no other bookie is left, so its speed does not
-matter.
+old LAC. So the header gets a LAC that is known now, and the digest is computed again, as
+BookKeeper's LedgerFragmentReplicator does. This is needed only if no other bookie is left, so its
+speed does not matter.
 """
 
 import asyncio
@@ -94,7 +94,8 @@ class CopyOutcome(Struct, frozen=True, kw_only=True):
     unknown: tuple[int, ...] = ()
     """Entries for which a registered bookie did not answer."""
     withheld: tuple[int, ...] = ()
-    """The first or last entry, if it was not written, so that checks find what is without a copy."""
+    """The first or last entry, if it was not written, so that checks find what is without a copy.
+    """
     gave_all_asked: bool = False
     """True if additional reads were asked for, and bookies returned all of them."""
     suspects: frozenset[BookieId] = frozenset()
@@ -106,8 +107,8 @@ class CopyOutcome(Struct, frozen=True, kw_only=True):
 
 
 SOURCE_RUN_ENTRIES = 64
-"""Length of a run of entries that is read from one source, if several sources have them: consecutive
-entries can be read in batches."""
+"""Length of a run of entries that is read from one source, if several sources have them:
+consecutive entries can be read in batches."""
 IDLE_BYTES = 64 * 1024
 """Load of an idle source, so that a slow source is not preferred only because it is idle."""
 REPLY_MIN_S = 0.001
@@ -248,7 +249,8 @@ class _Loads:
         self._assigned_bytes: dict[BookieId, int] = {}
 
     def pick(self, sources: Sequence[BookieId], count: int) -> BookieId:
-        """Return the least loaded source and add ``count`` entries to its load. The first of equals."""
+        """Return the least loaded source and add ``count`` entries to its load. The first of
+        equals."""
         source = min(sources, key=self._load) if len(sources) > 1 else sources[0]
         self._assigned_bytes[source] = self._assigned_to(source) + count * self._entry_bytes
         return source

@@ -1,7 +1,7 @@
 """``EntryRuns``: ascending entry ids, stored as runs of consecutive ids.
 
-A bookie that was reformatted lacks every entry of a ledger, and there may be ten million of them. Runs
-keep that small.
+A bookie that was reformatted lacks every entry of a ledger, and there may be ten million of them.
+Runs keep that small.
 """
 
 from array import array

@@ -1,8 +1,9 @@
 """The inspection of one ledger: its metadata, its end, its missing copies. Writes and fences
 nothing.
 
-``Inspector`` returns a value: an ``Inspection``, from which a plan is made, ``RecoveryRequired``, or
-the reason why there is neither (``Blocked``). The worker, the dry run and ``ledger restore`` use it.
+``Inspector`` returns a value: an ``Inspection``, from which a plan is made, ``RecoveryRequired``,
+or the reason why there is neither (``Blocked``). The worker, the dry run and ``ledger restore`` use
+it.
 
 The last fragment of a ledger that is not closed is special, because its end is unknown. Entries up
 to the LAC are acknowledged. Entries after it may be acknowledged, as far as any bookie has them;
@@ -450,8 +451,8 @@ def _without_end(
 
 
 def under_orders(findings: tuple[IndexFinding, ...], view: ClusterView) -> tuple[IndexFinding, ...]:
-    """Return the findings as the operator's orders change them: a draining bookie counts as missing,
-    an absent one in maintenance does not.
+    """Return the findings as the operator's orders change them: a draining bookie counts as
+    missing, an absent one in maintenance does not.
 
     Draining bookies were not asked, so they seem lost in ``findings``.
     """

@@ -1,10 +1,10 @@
 """A local record of every metadata write: the bytes before and after (rule S2).
 
-The record lets a command restore a ledger's metadata (``restore``). It is a file of JSON lines for each
-process, so that several daemons of a host never write into each other's lines. A file that reaches its
-maximum size is renamed, and the oldest files of all processes are deleted beyond a total maximum. A
-process whose file or folder was deleted creates it again; a process that wrote nothing leaves no file.
-Only the owner may read the folder and the files.
+The record lets a command restore a ledger's metadata (``restore``). It is a file of JSON lines for
+each process, so that several daemons of a host never write into each other's lines. A file that
+reaches its maximum size is renamed, and the oldest files of all processes are deleted beyond a
+total maximum. A process whose file or folder was deleted creates it again; a process that wrote
+nothing leaves no file. Only the owner may read the folder and the files.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecord:
-    """One write of a ledger's metadata. ``time_ms``: this host's wall clock; it identifies the record.
+    """One write of a ledger's metadata. ``time_ms``: this host's wall clock; it identifies the
+    record.
 
     ``cluster``: the instance id of the cluster; None if it has none.
     """
@@ -250,8 +251,8 @@ def _encoded(record: JournalRecord) -> bytes:
 
 
 def _make_private(directory: Path) -> None:
-    """Create the folder, and restrict it and its files to the owner: metadata contains the passwords of
-    ledgers in clear text."""
+    """Create the folder, and restrict it and its files to the owner: metadata contains the
+    passwords of ledgers in clear text."""
     directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     _tighten(directory, FOLDER_MODE)
     for file in directory.glob("metadata-*.jsonl"):

@@ -285,8 +285,8 @@ class LedgerPicker:
         return [*ours, *theirs]
 
     def _left_by_owner(self, others: Collection[int]) -> list[int]:
-        """Return the ledgers that were unlocked at every poll for so long that their owner must have
-        polled, too."""
+        """Return the ledgers that were unlocked at every poll for so long that their owner must
+        have polled, too."""
         now_s, before = self._clock.now_s(), self._free_since_s
         watched = sorted(others)[:OTHERS_WATCHED_MAX]
         self._free_since_s = {i: before.get(i, now_s) for i in watched}

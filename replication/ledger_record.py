@@ -12,9 +12,9 @@
 - ``GivenUpEntries``, ``<ur>/bookmender/given_up/<ledger id>``: the entries that an operator gave up
   when closing a ledger. It is written before CLOSED, and it stays.
 
-``ClusterFingerprint`` is the part of a note that tells when a retry may help before its time: a bookie
-registered, or an order changed. That a bookie disappeared seldom helps. Each new registration has a
-greater czxid than all earlier ones, so registrations tell the two cases apart.
+``ClusterFingerprint`` is the part of a note that tells when a retry may help before its time: a
+bookie registered, or an order changed. That a bookie disappeared seldom helps. Each new
+registration has a greater czxid than all earlier ones, so registrations tell the two cases apart.
 """
 
 import asyncio
@@ -192,8 +192,8 @@ async def _still_open(manager: LedgerManager, ledger_ids: Sequence[int]) -> list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUpEntries:
-    """The first and the last entry, both inclusive. ``replies``: what bookies answered for the first
-    one. ``by``: the user and host of the command. ``at_ms``: wall-clock time."""
+    """The first and the last entry, both inclusive. ``replies``: what bookies answered for the
+    first one. ``by``: the user and host of the command. ``at_ms``: wall-clock time."""
 
     first_entry_id: int
     last_entry_id: int
@@ -343,8 +343,8 @@ BINDING_MAX_MS = 86_400_000
 class WaitingNote:
     """Why a ledger was blocked at the last of ``tries``, and when the next try is due.
 
-    Times are wall-clock milliseconds of the node that wrote the note. ``node``: its host, for people.
-    ``since_ms``: the first try that failed for this reason.
+    Times are wall-clock milliseconds of the node that wrote the note. ``node``: its host, for
+    people. ``since_ms``: the first try that failed for this reason.
     """
 
     ledger_id: int
@@ -372,8 +372,8 @@ class WaitingNote:
         return self.blocked.reason
 
     def is_older_than(self, mark_czxid: int) -> bool:
-        """Return True if the note was written before that mark was created, so that it belongs to an
-        earlier mark.
+        """Return True if the note was written before that mark was created, so that it belongs to
+        an earlier mark.
 
         The last write of the note counts, because an existing note is written again for the next
         mark. The creation of the mark counts, because the leader adds bookies to an existing one.
@@ -504,8 +504,8 @@ class WaitingNotes:
         """Make the ledger due at once. Delete its note, unless the note or ``beside`` names bad
         sources.
 
-        ``beside``: a note to write instead. ``guards``: prove that the caller may do this (rule S3).
-        Raises LockLostError if they fail.
+        ``beside``: a note to write instead. ``guards``: prove that the caller may do this (rule
+        S3). Raises LockLostError if they fail.
         """
         path = self._paths.waiting_note(ledger_id)
         for _ in range(LET_GO_TRIES_MAX):

@@ -20,8 +20,8 @@ from replication.marks import prepare_tree, read_locks
 from replication.znodes import ClusterPaths
 
 WAIT_MAX_S, PAUSE_S = 10.0, 0.25
-"""How long to wait for a worker that repairs the ledger, and the pause between two attempts. A worker
-waits five seconds for bookies that do not answer."""
+"""How long to wait for a worker that repairs the ledger, and the pause between two attempts. A
+worker waits five seconds for bookies that do not answer."""
 GRACE_WAIT_MAX_S = 60.0
 """Maximum total wait for open-ledger graces: twice the default grace."""
 TELL_INTERVAL_S = 10.0

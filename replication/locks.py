@@ -127,8 +127,8 @@ class QueuedLedger(
 
     @property
     def czxid(self) -> int:
-        """The czxid of the shared mark, or else of the private one. Older waiting notes do not count:
-        they explain what blocked a repair before copies were lost."""
+        """The czxid of the shared mark, or else of the private one. Older waiting notes do not
+        count: they explain what blocked a repair before copies were lost."""
         return self.marks[0].czxid
 
 

@@ -250,8 +250,8 @@ class MarkedLedger:
     """A marked ledger. ``mark`` is None if it is unreadable or access is denied; it may then name
     any bookie. ``czxid``: of the mark; 0 if access is denied.
 
-    ``refusal``: ZooKeeper's error if access is denied, else empty. Workers to which access is denied
-    do not lease the ledger.
+    ``refusal``: ZooKeeper's error if access is denied, else empty. Workers to which access is
+    denied do not lease the ledger.
     """
 
     ledger_id: int
@@ -264,8 +264,8 @@ class MarkedLedger:
 class LockedLedger:
     """A locked ledger. ``since_ms``: wall-clock time by ZooKeeper.
 
-    ``holder``: the name in the lock; None if it is unreadable. ``session_id``: 0 for a lock that was
-    created by hand, which ends with no session. If access is denied, all numbers are 0.
+    ``holder``: the name in the lock; None if it is unreadable. ``session_id``: 0 for a lock that
+    was created by hand, which ends with no session. If access is denied, all numbers are 0.
     """
 
     ledger_id: int

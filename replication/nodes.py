@@ -1,14 +1,14 @@
 """Sessions and their clock: one ephemeral znode for each session, below ``<ur>/bookmender/nodes``.
 
 ``Membership`` owns this session's znode, the proof of rule S3: every write made under a lock, or as
-leader, is a multi that also checks the znode. kazoo may replace an expired session unnoticed, but it
-cannot bring this znode back.
+leader, is a multi that also checks the znode. kazoo may replace an expired session unnoticed, but
+it cannot bring this znode back.
 
-``SharedClock`` is the wall-clock time that all nodes agree on: ZooKeeper's. One host writes until when
-safety holds, maintenance windows and retries last, and other hosts act on that. A host whose clock is
-an hour ahead would end a hold too early, and fence. So every session takes its time from the stamp
-(``mtime``) of a write of its own, and adds the elapsed time. If the servers' clocks differ, the
-leading server's counts.
+``SharedClock`` is the wall-clock time that all nodes agree on: ZooKeeper's. One host writes until
+when safety holds, maintenance windows and retries last, and other hosts act on that. A host whose
+clock is an hour ahead would end a hold too early, and fence. So every session takes its time from
+the stamp (``mtime``) of a write of its own, and adds the elapsed time. If the servers' clocks
+differ, the leading server's counts.
 """
 
 import asyncio
@@ -213,8 +213,8 @@ class Membership:
         """Return all registered sessions, including this one.
 
         Raises SessionLostError if this session's own znode was deleted. Every write would fail by
-        its guard (rule S3), and the other nodes would divide the limits among too few sessions (rule
-        S10). So this session ends, and the next one registers again.
+        its guard (rule S3), and the other nodes would divide the limits among too few sessions
+        (rule S10). So this session ends, and the next one registers again.
         """
         nodes = await live_nodes(self._store, self._paths, self._known)
         if self.uuid not in self._known:
@@ -232,8 +232,8 @@ class Membership:
 
 
 def reader_count(nodes: Iterable[LiveNode], *, executor_count: int) -> int:
-    """Return how many processes share the limit of reads at a bookie (rule S10): workers, repairs by
-    hand, executors of fsck, and one for the checks of the leader."""
+    """Return how many processes share the limit of reads at a bookie (rule S10): workers, repairs
+    by hand, executors of fsck, and one for the checks of the leader."""
     return sum(node.info.role is not Role.AUDITOR for node in nodes) + executor_count + 1
 
 

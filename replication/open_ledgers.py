@@ -66,8 +66,8 @@ class WriterSighting:
 
     ``last_entries``: for each absent or lacking bookie the last entry id that it reported, -1 for
     none, None if it did not answer. ``lacking``: those of them that are registered;
-    ``first_lacking``: as in ``RecoveryRequired``. ``draining``: registered members whose drain allows
-    fencing.
+    ``first_lacking``: as in ``RecoveryRequired``. ``draining``: registered members whose drain
+    allows fencing.
     """
 
     segment: Segment
@@ -415,8 +415,8 @@ class OpenLedgers:
     ) -> Blocked:
         """Return why ``recover`` cannot write the last entries back.
 
-        ``error``: the error of ``recover``, if it was tried. ``silent``: members of the last ensemble
-        that do not answer, besides those that are not registered.
+        ``error``: the error of ``recover``, if it was tried. ``silent``: members of the last
+        ensemble that do not answer, besides those that are not registered.
         """
         metadata, view = versioned.metadata, self._views.current
         members = metadata.last_segment.ensemble

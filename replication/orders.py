@@ -1,10 +1,10 @@
-"""What operators order for the whole cluster: drains, maintenance windows, limits, holds, pauses of the
-checks, retries, trusted identities; and the disable switch that Java's nodes share.
+"""What operators order for the whole cluster: drains, maintenance windows, limits, holds, pauses of
+the checks, retries, trusted identities; and the disable switch that Java's nodes share.
 
-Orders are versioned JSON below ``<ur>/bookmender/orders``. Commands write them, and the leader writes
-safety holds. A writer names the version that it overwrites, so of two operators who change the same
-order at once, one gets an error. Every session reads the orders through ``OrderStore`` as part of its
-``ClusterView``.
+Orders are versioned JSON below ``<ur>/bookmender/orders``. Commands write them, and the leader
+writes safety holds. A writer names the version that it overwrites, so of two operators who change
+the same order at once, one gets an error. Every session reads the orders through ``OrderStore`` as
+part of its ``ClusterView``.
 
 An unreadable order (of a later release, or edited by hand) is reported and never stops a node:
 
@@ -50,12 +50,12 @@ from replication.znodes import (
 )
 
 VERSION = 1
-"""Version of every order. It is raised when older releases would misunderstand an order, and not for
-fields that they may ignore."""
+"""Version of every order. It is raised when older releases would misunderstand an order, and not
+for fields that they may ignore."""
 
 TRIES_TOLD_S = 600.0
-"""How long an ordered retry is kept, so that a node that had lost its connection learns of it, even if
-other retries were ordered since."""
+"""How long an ordered retry is kept, so that a node that had lost its connection learns of it, even
+if other retries were ordered since."""
 TRIES_TOLD_MAX = 1_000
 
 LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
@@ -64,7 +64,8 @@ LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
     "reads_in_flight_per_bookie": (1, 500),
     "requests_per_s": (0, 1_000_000),
 }
-"""Minimum and maximum of each number in ``LimitsOrder``, equal to those of the setting of that name."""
+"""Minimum and maximum of each number in ``LimitsOrder``, equal to those of the setting of that
+name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +173,8 @@ class HoldOrder:
 
     @classmethod
     def unreadable(cls, *, since_ms: int) -> Self:
-        """Return the hold that replaces an unreadable order. An unneeded hold only costs time, while
-        unneeded fencing stops writers. ``since_ms``: when the order was written."""
+        """Return the hold that replaces an unreadable order. An unneeded hold only costs time,
+        while unneeded fencing stops writers. ``since_ms``: when the order was written."""
         reason = "the order cannot be read, so a hold is assumed"
         return cls(since_ms=since_ms, reason=reason, is_by_operator=True)
 
@@ -195,8 +196,8 @@ class ChecksOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriesOrder:
-    """Marked ledgers that must be retried now, and when that was ordered (wall-clock). Each node acts
-    on each order once."""
+    """Marked ledgers that must be retried now, and when that was ordered (wall-clock). Each node
+    acts on each order once."""
 
     ordered_ms: Mapping[int, int] = field(default_factory=dict)
 
@@ -222,10 +223,10 @@ class TriesOrder:
 class IdentitiesOrder:
     """These bookies were not reformatted, although their cookies are newer than ledgers.
 
-    A cookie that is newer than a ledger usually means that the bookie was reformatted. That is wrong
-    after ZooKeeper was imported by a tool that creates znodes again, or after bookie ids were changed
-    (``updatecookie``). ``cookies``: the czxid of each bookie's cookie when the order was given. The
-    order does not apply to a bookie whose cookie was replaced since.
+    A cookie that is newer than a ledger usually means that the bookie was reformatted. That is
+    wrong after ZooKeeper was imported by a tool that creates znodes again, or after bookie ids were
+    changed (``updatecookie``). ``cookies``: the czxid of each bookie's cookie when the order was
+    given. The order does not apply to a bookie whose cookie was replaced since.
     """
 
     since_ms: int
@@ -391,7 +392,8 @@ class OrderStore:
 
         If limits are unreadable, the former ones apply, because a mistake must not let every node
         run at full speed. If drains or windows cannot be listed, the former ones apply as well
-        (rule S8). A session that has read none before uses its settings, without drains and windows.
+        (rule S8). A session that has read none before uses its settings, without drains and
+        windows.
         """
         unreadable: list[str] = []
         identities_read = self._readable(identities_znode(self._paths), unreadable)
@@ -466,8 +468,8 @@ class OrderStore:
         znode_of: Callable[[ClusterPaths, BookieId], OrderZnode[T]],
         unreadable: list[str],
     ) -> dict[BookieId, T]:
-        """Return the orders below ``parent`` by bookie. Adds ``parent`` to ``unreadable`` if access is
-        denied."""
+        """Return the orders below ``parent`` by bookie. Adds ``parent`` to ``unreadable`` if access
+        is denied."""
         try:
             names = sorted(await children_if_any(self._store, parent))
         except UnauthorizedError as error:
@@ -521,8 +523,8 @@ class DisableSwitch:
         self._is_watched = False
         self.may_lease = True
         """True if the switch was off when it was last read, and no attempt to read it has failed
-        since. While it is False, no lock is created, not even for a lease whose transaction waits in
-        the batcher already."""
+        since. While it is False, no lock is created, not even for a lease whose transaction waits
+        in the batcher already."""
 
     async def is_on(self) -> bool:
         """Return True if auto-recovery is disabled. Reads the znode only while it is not watched.

@@ -22,9 +22,9 @@ class OutcomeKind(enum.Enum):
 class Outcome(Struct, frozen=True, kw_only=True):
     """The result of one repair.
 
-    ``blocked``: set if and only if the ledger is WAITING. ``sighting``: set during a grace; the next
-    attempt needs it. ``suspects``: bookies whose copies were found bad, so that the next attempt
-    must read them completely.
+    ``blocked``: set if and only if the ledger is WAITING. ``sighting``: set during a grace; the
+    next attempt needs it. ``suspects``: bookies whose copies were found bad, so that the next
+    attempt must read them completely.
     """
 
     kind: OutcomeKind

@@ -28,9 +28,9 @@ from replication.targets import (
 class Repair(Struct, frozen=True, kw_only=True):
     """Copy the entries that bookie index ``index`` of ``fragment`` lacks to ``target``.
 
-    ``entry_ids`` ascend. ``byte_count`` is an estimate of their stored size. If ``target`` is already
-    the bookie at that index, the metadata stays. ``rewrites_lac``: the target belongs to the last
-    ensemble of a ledger that is not closed (rule S12).
+    ``entry_ids`` ascend. ``byte_count`` is an estimate of their stored size. If ``target`` is
+    already the bookie at that index, the metadata stays. ``rewrites_lac``: the target belongs to
+    the last ensemble of a ledger that is not closed (rule S12).
     """
 
     fragment: Fragment

@@ -1,8 +1,8 @@
 """The dry run: what a worker would do about a ledger now. It takes no lock, writes and fences
 nothing.
 
-A dry run uses the worker's own inspection and plan. ``PlannedOutcome`` then predicts what the copies
-would yield, so that no copy is promised whose entries no registered bookie has.
+A dry run uses the worker's own inspection and plan. ``PlannedOutcome`` then predicts what the
+copies would yield, so that no copy is promised whose entries no registered bookie has.
 """
 
 from collections.abc import Collection
@@ -55,8 +55,8 @@ class Previewer:
         moves_misplaced: bool = False,
     ) -> None:
         """``view``: the cluster as it is, or as it would be under other orders.
-        ``moves_misplaced``: move misplaced copies, as a worker does with ledgers that are marked for
-        their placement."""
+        ``moves_misplaced``: move misplaced copies, as a worker does with ledgers that are marked
+        for their placement."""
         self._inspector, self._target_selector, self._view = inspector, target_selector, view
         self._moves_misplaced = moves_misplaced
 

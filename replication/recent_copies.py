@@ -176,8 +176,8 @@ class CopyRecorder:
         self.on_ended(CopiesToRead(ledger_id=ledger_id, targets=frozenset(targets), record=record))
 
     async def _write(self, record: CopyRecord) -> None:
-        """Write a record. A rejected record (ACLs, a quota) stops no repair, because this process knows
-        its copies."""
+        """Write a record. A rejected record (ACLs, a quota) stops no repair, because this process
+        knows its copies."""
         path = f"{self._directory}/{self._session}.{next(self._numbers)}"
         try:
             await self._create(path, record.to_json())
@@ -215,8 +215,8 @@ async def record_by_hand(
     session: Check,
     guards: Sequence[Check],
 ) -> None:
-    """Record the targets that a command is about to write into metadata. Nodes read the copies again
-    after the command has ended.
+    """Record the targets that a command is about to write into metadata. Nodes read the copies
+    again after the command has ended.
 
     ``session``: the check of the command's own session znode, whose name the record carries. Raises
     LockLostError, UnavailableError, and RejectedError where ZooKeeper refuses the record.

@@ -1,10 +1,10 @@
 """The repair of one leased ledger: inspect, plan, copy, commit, until it is whole or blocked.
 
 A repair runs in rounds (``RepairAttempt._round``). A round reads the metadata, inspects the copies,
-plans, copies, and writes all changed ensembles in one compare-and-set (rule S2) under the lock (rule
-S3). Another round follows after a conflict, after a failed target, and after a bookie of the ledger
-registered or disappeared. Copies of earlier rounds count while the registration of their target is
-the same znode.
+plans, copies, and writes all changed ensembles in one compare-and-set (rule S2) under the lock
+(rule S3). Another round follows after a conflict, after a failed target, and after a bookie of the
+ledger registered or disappeared. Copies of earlier rounds count while the registration of their
+target is the same znode.
 
 An open last fragment that misses a bookie is not changed. The closed fragments are repaired; then
 the outcome says to wait, and the worker calls again after the open-ledger grace (``open_ledgers``).
@@ -131,8 +131,8 @@ class Repairer:
         return self._remembered.of(ledger_id)
 
     async def _found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
-        """Return the bookies of the mark whose copies must all be read. Absent bookies are not among
-        them: they count as missing."""
+        """Return the bookies of the mark whose copies must all be read. Absent bookies are not
+        among them: they count as missing."""
         if self.views.current.available.isdisjoint(lease.queued.replicas):
             return frozenset()
         _, found_bad = await asyncio.gather(

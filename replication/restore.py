@@ -1,9 +1,10 @@
 """Restoring a ledger's metadata to the bytes before a recorded write (rule S2).
 
-``Restorer`` works under the ledger's lock. It writes by compare-and-set on the version that it decided
-upon, and records its own write, so that this can be undone in turn. Only metadata is restored, not
-entries: copies that the old metadata names may have been deleted since. So its bookies are asked
-first, and the same transaction marks the ledger in the private queue. Nodes then inspect and repair it.
+``Restorer`` works under the ledger's lock. It writes by compare-and-set on the version that it
+decided upon, and records its own write, so that this can be undone in turn. Only metadata is
+restored, not entries: copies that the old metadata names may have been deleted since. So its
+bookies are asked first, and the same transaction marks the ledger in the private queue. Nodes then
+inspect and repair it.
 """
 
 from collections.abc import Sequence
@@ -36,8 +37,8 @@ from replication.recent_copies import record_by_hand
 from replication.znodes import ClusterPaths
 
 MARK_TRIES_MAX = 5
-"""An attempt fails only if at that moment a worker deletes the mark's empty directories, or the leader
-writes the mark."""
+"""An attempt fails only if at that moment a worker deletes the mark's empty directories, or the
+leader writes the mark."""
 _CHANGED = NodeExistsError | NoNodeError | ConflictError
 
 
@@ -56,8 +57,8 @@ class RestoreRefusedError(RejectedError):
 class Restoring:
     """The bytes to restore, the present bytes of the ledger's znode, and their meaning.
 
-    ``now``: None if the present bytes are not readable metadata. ``copy_doubts``: missing or damaged
-    copies on bookies that the restored metadata would name again.
+    ``now``: None if the present bytes are not readable metadata. ``copy_doubts``: missing or
+    damaged copies on bookies that the restored metadata would name again.
     """
 
     record: JournalRecord

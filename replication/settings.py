@@ -19,9 +19,9 @@ class ReplicationSettings:
     """Maximum number of ledgers repaired at the same time. 1: one after the other, as Java does. A
     ledger that waits for a slow bookie does not count."""
     open_ledger_grace_s: float = 30.0
-    """How long an open ledger that misses a bookie in its last fragment is left to its writer before
-    it is fenced. 0: fenced at once, which may interrupt a writer that is replacing the bookie
-    itself."""
+    """How long an open ledger that misses a bookie in its last fragment is left to its writer
+    before it is fenced. 0: fenced at once, which may interrupt a writer that is replacing the
+    bookie itself."""
     retry_min_s: float = 10.0
     """First wait after a ledger could not be repaired; doubles up to ``retry_max_s``."""
     retry_max_s: float = 300.0
@@ -30,24 +30,25 @@ class ReplicationSettings:
     five times less often, because the first mark wakes it. All nodes together poll at most 20 times
     per second, so with more than 20 × ``idle_wait_s`` nodes each node polls less often."""
     target: str = "placement"
-    """``placement``: bookies that the placement policy allows, the least loaded first, and this host's
-    among equals. ``local``: only this host's bookie; ledgers that have it already are left to other
-    nodes."""
+    """``placement``: bookies that the placement policy allows, the least loaded first, and this
+    host's among equals. ``local``: only this host's bookie; ledgers that have it already are left
+    to other nodes."""
     free_disk_share_min: float = 0.1
     """The share of a bookie's disk space that must be free for it to be a target. BookKeeper's
     bookies turn read-only at 5 % free (its diskUsageThreshold). 0: no floor."""
     copies_reread_after_s: float = 120.0
-    """How long after a repair its copies are read again. Must exceed the bookies' ``flushInterval`` (10
-    s by default, 60 s in Pulsar's configuration). 0: never; then copies that DbLedgerStorage loses
-    after it deleted the same ledger are not noticed."""
+    """How long after a repair its copies are read again. Must exceed the bookies' ``flushInterval``
+    (10 s by default, 60 s in Pulsar's configuration). 0: never; then copies that DbLedgerStorage
+    loses after it deleted the same ledger are not noticed."""
     checked_share: float = 0.0
     """The share of a copy's entries that a repair reads besides the first and the last. 1: all."""
     entry_lists: bool = False
-    """True: ask bookies for lists of their entries. That is cheap on most bookies, but a bookie 4.18.0
-    with little memory for its index was seen to hang. Without an answer, entries are read."""
+    """True: ask bookies for lists of their entries. That is cheap on most bookies, but a bookie
+    4.18.0 with little memory for its index was seen to hang. Without an answer, entries are read.
+    """
     reads_in_flight_per_bookie: int = 500
-    """Maximum number of reads in flight of this process at one bookie (rule S10). A bookie 4.18.0 stops
-    for good beyond 10,000 from all clients together, so all nodes together keep to 2,000."""
+    """Maximum number of reads in flight of this process at one bookie (rule S10). A bookie 4.18.0
+    stops for good beyond 10,000 from all clients together, so all nodes together keep to 2,000."""
     bytes_per_s: int = 0
     """Maximum stored bytes that this node copies per second. 0: no limit."""
     entries_per_s: int = 0
@@ -99,7 +100,8 @@ class PlacementSettings:
     """The absolute path of a text file of racks: on each line ``bookie = /rack``. At most one of
     these three is set; without any, all bookies are in the same rack."""
     racks_script: str = ""
-    """A command that receives hosts and prints a rack for each, as networkTopologyScriptFileName."""
+    """A command that receives hosts and prints a rack for each, as networkTopologyScriptFileName.
+    """
     racks_znode: str = ""
     """The path of Pulsar's znode of racks, usually ``/bookies``."""
     min_racks: int = 2
@@ -107,7 +109,8 @@ class PlacementSettings:
     enforce_min_racks: bool = False
     """True: a ledger stays under-replicated rather than break that rule."""
     regions: str = ""
-    """``region``: the regions that may store copies, as ``R1;R2`` (reppRegionsToWrite). Empty: all."""
+    """``region``: the regions that may store copies, as ``R1;R2`` (reppRegionsToWrite). Empty: all.
+    """
     min_regions: int = 2
     """Minimum number of regions of each acknowledged entry (reppMinimumRegionsForDurability)."""
     enforce_min_regions: bool = True

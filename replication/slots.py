@@ -3,8 +3,8 @@
 A ledger whose bookie does not answer does nothing until its requests time out. If it kept its slot
 meanwhile, a few such ledgers would stop all others, so it lends the slot.
 
-Some slots are reserved for ledgers that lost copies. Other ledgers (of draining bookies, or repaired
-by hand) may be many, and slow if they are throttled.
+Some slots are reserved for ledgers that lost copies. Other ledgers (of draining bookies, or
+repaired by hand) may be many, and slow if they are throttled.
 """
 
 import asyncio
@@ -17,14 +17,16 @@ not fill the slots, and a throttled node must not lock the whole queue."""
 
 
 def kept_for_losses(count: int) -> int:
-    """Return how many of the slots are reserved for ledgers that lost copies; 0 if there is only one."""
+    """Return how many of the slots are reserved for ledgers that lost copies; 0 if there is only
+    one."""
     return max(1, count // 4) if count > 1 else 0
 
 
 class Slots:
     """A number of slots. A holder may lend its slot while it waits. Belongs to one event loop.
 
-    ``within``: the set of slots that these are part of. Taking one of these takes one of those, too.
+    ``within``: the set of slots that these are part of. Taking one of these takes one of those,
+    too.
     """
 
     def __init__(self, count: int, *, within: "Slots | None" = None) -> None:
@@ -134,8 +136,8 @@ class Slots:
 
 
 class DelayedLoan(AbstractAsyncContextManager[None]):
-    """``Slots.lent_after``. A class instead of a generator, because it must be cheap: there are two for
-    each ledger, and nearly every block ends in time."""
+    """``Slots.lent_after``. A class instead of a generator, because it must be cheap: there are two
+    for each ledger, and nearly every block ends in time."""
 
     __slots__ = ("_alarm", "_is_lent", "_slots")
 

@@ -1,8 +1,8 @@
 """Which bookies may receive copies now, and why the others may not (rule S11).
 
 ``TargetSelector`` knows how many bytes this process is sending to each bookie, so that the next
-plan spreads its copies. ``Targets`` is its answer for one ledger at one moment: a value from which a
-plan is made. ``Refusals`` remembers which bookies refused copies of a ledger.
+plan spreads its copies. ``Targets`` is its answer for one ledger at one moment: a value from which
+a plan is made. ``Refusals`` remembers which bookies refused copies of a ledger.
 """
 
 from collections import Counter, OrderedDict

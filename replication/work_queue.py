@@ -1,8 +1,8 @@
 """The queue of marked ledgers: the tree shared with Java, bookmender's private tree, and one set of
 locks for both.
 
-A worker locks a marked ledger (``Queue.lease``). It then deletes the marks, each at the version read
-before locking (``Queue.complete``, rule S6), or only unlocks the ledger (``Queue.release``).
+A worker locks a marked ledger (``Queue.lease``). It then deletes the marks, each at the version
+read before locking (``Queue.complete``, rule S6), or only unlocks the ledger (``Queue.release``).
 
 The private tree holds marks of ledgers that Java would find fully replicated: ledgers of draining
 bookies, repairs made by hand, and damage where Java's workers do not look. A ledger marked in both
@@ -445,7 +445,8 @@ class GivenLedgers(Queue):
         """Ledgers that are still marked, as far as is known. At first all of them are."""
 
     async def list_ledgers(self, rng: random.Random) -> QueueListing:
-        """List the given ledgers that are not locked. A listing of a long queue would be incomplete."""
+        """List the given ledgers that are not locked. A listing of a long queue would be
+        incomplete."""
         free = frozenset(self._left - await locked_ledger_ids(self._store, self._paths))
         return QueueListing(free=free, losses=free, urgent=())
 

@@ -1,9 +1,9 @@
 """The ReplicationWorker: leases marked ledgers, repairs many of them at once, and releases them.
 
-``LedgerPicker`` selects ledgers, the most endangered first, and ``Repairer`` does the work. A ledger
-that waits for its open-ledger grace keeps its lock but lends its slot. A ledger that cannot be
-repaired now is deferred with a reason. Any node retries it after a growing backoff, or as soon as a
-bookie registers or an order changes. Nothing is retried in a hot loop.
+``LedgerPicker`` selects ledgers, the most endangered first, and ``Repairer`` does the work. A
+ledger that waits for its open-ledger grace keeps its lock but lends its slot. A ledger that cannot
+be repaired now is deferred with a reason. Any node retries it after a growing backoff, or as soon
+as a bookie registers or an order changes. Nothing is retried in a hot loop.
 
 The log gets one line every few seconds while the worker repairs anything (``Summary``).
 """

@@ -82,8 +82,8 @@ class DamagedCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyReport:
-    """What is known of the copies in the closed fragments of a ledger. ``damaged``: confirmed by a
-    second reading."""
+    """The copies of a ledger's closed fragments, as read by a check. ``damaged`` holds damage that
+    a second read confirmed."""
 
     metadata: LedgerMetadata
     fragments: tuple[Fragment, ...]
@@ -96,7 +96,8 @@ class CopyReport:
 
     @property
     def visibility(self) -> JavaVisibility:
-        """What Java's workers can detect. Only registered bookies were asked."""
+        """Return the damage that Java's workers can detect. The check asked registered bookies
+        only."""
         damage = {bookie: copy.damage for bookie, copy in self.damaged.items()}
         return java_visibility(self.fragments, damage, registered=damage)
 

@@ -1,5 +1,5 @@
-"""Reports idle open ledgers: nobody has written them for long, though all their bookies are
-registered (gap G35).
+"""Reports idle open ledgers: all their bookies are registered, but no entry was added for a long
+time (gap G35).
 
 The check asks the bookies of the last ensemble for their last entry, without fencing. If neither
 that entry nor the metadata changes from one run to the next, the ledger is idle. It is reported
@@ -166,14 +166,14 @@ class IdleOpenCheck(Check):
         self._clock = clock
         self._known: dict[int, LastChange] = {}
         self._started_ms: int | None = None
-        """Of the run that ``_known`` is of."""
+        """Start of the run that ``_known`` belongs to, in milliseconds since 1970."""
         self._next_read_s = 0.0
         self._warned_of: frozenset[int] = frozenset()
         """The idle ledgers that were logged last."""
 
     async def begin(self, run: CheckRun) -> None:
-        """What an earlier leader read in this run is lost. For those ledgers the previous run
-        counts."""
+        """Start or continue a run. The sightings that an earlier leader made in this run are lost,
+        so those of the previous run are used for its ledgers."""
         if self._started_ms != run.started_ms:
             self._known = await self._idle_records.read()
             self._started_ms = run.started_ms

@@ -81,8 +81,8 @@ class CheckRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRecord:
-    """``running``: the unfinished run, also if nobody continues it now. ``last``: the last finished
-    run."""
+    """The progress of one check. ``running``: the unfinished run, even if no leader is continuing
+    it now. ``last``: the last finished run."""
 
     running: CheckRun | None = None
     last: CheckRun | None = None
@@ -211,7 +211,7 @@ PLACEMENT = CheckKind(
 )
 IDLE_OPEN = CheckKind(
     name="idle-open",
-    about="finds open ledgers that nobody writes any more",
+    about="finds open ledgers without a writer",
     interval_of=lambda settings: settings.idle_open_after_s,
 )
 RECENT_COPIES = CheckKind(

@@ -1,9 +1,10 @@
 """fsck: checks every copy of every ledger, and proves that the data is there. Runs on Spark.
 
-Core: ``options`` of a run; ``ledger_list``, its ledgers and the work for each; ``executor`` inspects
-many ledgers. For each, ``ledger_inspector`` finds the end, ``copy_inspection`` asks the bookies through
-``copy_reader``, ``judge`` judges the answers, and ``verdicts`` are the result. ``budget`` shares the
-read limits among executors, and ``damage_marker`` marks damaged ledgers for repair.
+Core: ``options`` of a run; ``ledger_list``, its ledgers and the work for each; ``executor``
+inspects many ledgers. For each, ``ledger_inspector`` finds the end, ``copy_inspection`` asks the
+bookies through ``copy_reader``, ``judge`` judges the answers, and ``verdicts`` are the result.
+``budget`` shares the read limits among executors, and ``damage_marker`` marks damaged ledgers for
+repair.
 
 ``results`` writes and reads results and needs pyarrow; ``spark`` alone needs PySpark. Imports point
 one way: ``spark``, ``results``, core.

@@ -1,10 +1,10 @@
 """The inspection of one ledger's copies: asks its bookies as the level requires, and judges the
 answers.
 
-A fragment is inspected in ranges of entries, so that memory does not depend on its size. At the levels
-``ends`` and ``sample``, a bookie that lacks a requested entry is asked for all its entries of that
-fragment. If no recorded copy of an entry is good, former members of the ensemble are asked too. The
-recheck also asks all other registered bookies.
+A fragment is inspected in ranges of entries, so that memory does not depend on its size. At the
+levels ``ends`` and ``sample``, a bookie that lacks a requested entry is asked for all its entries
+of that fragment. If no recorded copy of an entry is good, former members of the ensemble are asked
+too. The recheck also asks all other registered bookies.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,8 +39,8 @@ NO_FAILURES: FailuresByBookie = MappingProxyType({})
 
 
 class CopyInspection:
-    """One inspection of one ledger's copies. Call ``run`` once, then ``verdict``; ``builder`` collects
-    the result."""
+    """One inspection of one ledger's copies. Call ``run`` once, then ``verdict``; ``builder``
+    collects the result."""
 
     def __init__(
         self,

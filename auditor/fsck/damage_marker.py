@@ -1,11 +1,11 @@
 """Marks the ledgers that a run found damaged, so that workers repair them.
 
 Damage that Java's workers can detect is marked in the shared queue, other damage in bookmender's
-private queue (``java_visibility``). A mark names the bookies. A finding beside it says why, and makes
-workers check all entries that these bookies should have.
+private queue (``java_visibility``). A mark names the bookies. A finding beside it says why, and
+makes workers check all entries that these bookies should have.
 
-Not marked are: unknown copies; absent bookies, whose recovery delay the leader keeps; copies that the
-ack quorum allows to be missing; and copies that differ, because nobody knows which is right.
+Not marked are: unknown copies; absent bookies, whose recovery delay the leader keeps; copies that
+the ack quorum allows to be missing; and copies that differ, because nobody knows which is right.
 """
 
 import asyncio
@@ -71,10 +71,10 @@ class DamagedLedger:
 class MarkCounts:
     """Counts of the outcomes.
 
-    ``new``: ledgers with a new mark, or a mark that names more bookies than before. ``known``: ledgers
-    that had this mark already. ``changed``: not marked, because the ledger is deleted or unreadable, or
-    its metadata was written since and the damage may be repaired. ``own``: marked ledgers with a
-    mark in our private queue, which Java's workers do not read.
+    ``new``: ledgers with a new mark, or a mark that names more bookies than before. ``known``:
+    ledgers that had this mark already. ``changed``: not marked, because the ledger is deleted or
+    unreadable, or its metadata was written since and the damage may be repaired. ``own``: marked
+    ledgers with a mark in our private queue, which Java's workers do not read.
     """
 
     new: int = 0

@@ -1,8 +1,8 @@
 """An executor of fsck: inspects ledgers independently of each other, and yields a verdict for each.
 
-Changes no ledger, and fences none. An executor has one ZooKeeper session, one view of the bookies and
-one connection of each kind to each bookie. Only the pace writes through the session; everything else
-gets a read-only store.
+Changes no ledger, and fences none. An executor has one ZooKeeper session, one view of the bookies
+and one connection of each kind to each bookie. Only the pace writes through the session; everything
+else gets a read-only store.
 
 Ledgers that seem wrong are rechecked later in the run, with metadata read again. Only then are they
 reported.
@@ -70,8 +70,8 @@ def recheck(
     """Yield the final verdicts on ledgers whose first verdict ``needs_recheck``. Otherwise as
     ``inspect``.
 
-    Of open ledgers, only entries acknowledged at the first inspection are expected. They are idle if
-    nothing has been written since.
+    Of open ledgers, only entries acknowledged at the first inspection are expected. They are idle
+    if nothing has been written since.
     """
     return _verdicts(options, verdicts, recheck_ledger, begin_pace)
 

@@ -1,11 +1,11 @@
 """Judges what bookies answered about one ledger's copies, and builds the ledger's verdict. Pure.
 
-``judge`` judges one range of a fragment's entries; ``VerdictBuilder`` merges the ranges. So only some
-thousand of ten million entries are in memory at a time, and each takes a few bytes there: its number
-of bad, absent and unanswered copies. Ranges without findings, nearly all, cost nothing.
+``judge`` judges one range of a fragment's entries; ``VerdictBuilder`` merges the ranges. So only
+some thousand of ten million entries are in memory at a time, and each takes a few bytes there: its
+number of bad, absent and unanswered copies. Ranges without findings, nearly all, cost nothing.
 
-``differing_copies`` compares copies with correct digests. LAC and digest may differ: a recovery, and
-Java's repair, write the LAC that they know by then. Payload and length may not differ.
+``differing_copies`` compares copies with correct digests. LAC and digest may differ: a recovery,
+and Java's repair, write the LAC that they know by then. Payload and length may not differ.
 """
 
 import re
@@ -378,8 +378,8 @@ or -1; the last item is the code."""
 
 
 class VerdictBuilder:
-    """The verdict on one ledger while it is built. Its size depends on the metadata, not on the number
-    of entries."""
+    """The verdict on one ledger while it is built. Its size depends on the metadata, not on the
+    number of entries."""
 
     def __init__(self, versioned: VersionedMetadata) -> None:
         self._versioned = versioned
@@ -393,8 +393,8 @@ class VerdictBuilder:
         self.length = versioned.metadata.length
 
     def add_fragment(self, position: int, fragment: Fragment, *, is_unknown: bool = False) -> None:
-        """Add a fragment that is whole until ``add_range`` says otherwise. ``is_unknown``: True if its
-        end is unknown."""
+        """Add a fragment that is whole until ``add_range`` says otherwise. ``is_unknown``: True if
+        its end is unknown."""
         assert fragment.last_entry_id is not None, fragment
         self._fragments[position] = FragmentVerdict(
             first_entry_id=fragment.first_entry_id,

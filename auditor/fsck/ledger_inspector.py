@@ -1,5 +1,5 @@
-"""The inspection of one ledger: its end, its copies (``copy_inspection``), its placement, and whether
-it is idle.
+"""The inspection of one ledger: its end, its copies (``copy_inspection``), its placement, and
+whether it is idle.
 
 In a ledger that is not closed, only acknowledged entries are expected. Bookies report the last one
 without being fenced. The recheck expects only what was acknowledged at the first inspection.

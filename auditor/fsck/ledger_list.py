@@ -1,9 +1,9 @@
 """What a run learns about its ledgers from ZooKeeper alone: their ids, the work that each one
 takes, and which of them are unchanged.
 
-Ids are listed once per run, and sent to executors in few bytes. The work is estimated from metadata;
-it sizes the parts of a run and measures its progress. Its unit is one small copy: a large copy counts
-as many units as small copies are read in the same time.
+Ids are listed once per run, and sent to executors in few bytes. The work is estimated from
+metadata; it sizes the parts of a run and measures its progress. Its unit is one small copy: a large
+copy counts as many units as small copies are read in the same time.
 """
 
 import asyncio
@@ -56,8 +56,8 @@ async def list_ledger_ids(
 
 
 def is_estimated(level: Level) -> bool:
-    """True if the work is estimated at this level. At the others ledgers are much alike, and reading
-    their metadata would be half of the work."""
+    """True if the work is estimated at this level. At the others ledgers are much alike, and
+    reading their metadata would be half of the work."""
     return level in (Level.SAMPLE, Level.FULL)
 
 
@@ -78,7 +78,8 @@ async def estimate_work(
 ) -> "array[int]":
     """Return the work for each ledger, in the given order. Opens a session of its own.
 
-    A deleted or unreadable ledger counts ``LEDGER_WORK_MIN``. Raises UnavailableError, SettingsError.
+    A deleted or unreadable ledger counts ``LEDGER_WORK_MIN``. Raises UnavailableError,
+    SettingsError.
     """
     work = array("q")
     async with read_session(options.metadata_service_uri, options.timeouts) as (store, uri):

@@ -1,6 +1,5 @@
-"""The options of a run: its level, what its executors need, and what only the driver needs. All values
-can be pickled.
-"""
+"""The options of a run: its level, what its executors need, and what only the driver needs. All
+values can be pickled."""
 
 import enum
 from collections.abc import Callable, Mapping
@@ -101,8 +100,8 @@ class FsckJob:
     """Begin no further part after this time. The ledgers whose last check at this level or closer
     is the oldest come first. 0: no limit."""
     partition_count: int = 0
-    """Number of parts, or of ledgers if these are fewer, whatever the work of each part. 0: chosen by
-    the amount to read and the number of cores."""
+    """Number of parts, or of ledgers if these are fewer, whatever the work of each part. 0: chosen
+    by the amount to read and the number of cores."""
 
     def __post_init__(self) -> None:
         for name in ("checked_within_s", "time_budget_s", "partition_count"):

@@ -1,7 +1,8 @@
-"""Verdicts: the grade of a ledger, which its worst entry decides, its findings and the evidence. Pure.
+"""Verdicts: the grade of a ledger, which its worst entry decides, its findings and the evidence.
+Pure.
 
-``EntryCopies`` grades a single entry. Each of its ``write_quorum`` copies is good, bad, excused, on an
-absent bookie, or unanswered.
+``EntryCopies`` grades a single entry. Each of its ``write_quorum`` copies is good, bad, excused, on
+an absent bookie, or unanswered.
 """
 
 import enum
@@ -200,8 +201,8 @@ _RECHECKED = frozenset({Finding.SUSPECT, Finding.IDLE_OPEN, Finding.UNREADABLE_M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryCopies:
-    """Counts of the copies of one entry, or of many entries with equal counts. A copy in no count is
-    good, or presumed good."""
+    """Counts of the copies of one entry, or of many entries with equal counts. A copy in no count
+    is good, or presumed good."""
 
     write_quorum: int
     ack_quorum: int

@@ -2,6 +2,6 @@
 
 ``daemon`` runs a node. ``bookie`` (``bookies`` gathers its rows), ``drain``, ``maintenance``,
 ``decommission`` and ``identities`` concern bookies; ``ledger``, ``idle``, ``close_ledger``,
-``restore``, ``repair``, ``plan`` and ``queue`` ledgers; ``hold``, ``limits``, ``check`` and ``switch``
-the cluster. ``orders``, ``blocked``, ``progress`` and ``option_types`` are shared.
+``restore``, ``repair``, ``plan`` and ``queue`` ledgers; ``hold``, ``limits``, ``check`` and
+``switch`` the cluster. ``orders``, ``blocked``, ``progress`` and ``option_types`` are shared.
 """

@@ -1,8 +1,8 @@
 """``bookmender check``: shows the periodic checks, and asks the leader to run one.
 
-The command only writes a request, and the leader reads it. For a check of ledgers it resets the time
-of the last run, as Java's ``forceauditchecks`` does. For the audit of bookies it writes the recovery
-delay again, as Java's ``triggeraudit`` does.
+The command only writes a request, and the leader reads it. For a check of ledgers it resets the
+time of the last run, as Java's ``forceauditchecks`` does. For the audit of bookies it writes the
+recovery delay again, as Java's ``triggeraudit`` does.
 """
 
 import json

@@ -1,7 +1,7 @@
 """``bookmender ledger idle`` and ``bookmender ledger close``.
 
-``idle`` lists open ledgers without new entries, as the last periodic check saw them. ``close`` shows
-or closes one ledger; ``close_ledger`` decides and does it.
+``idle`` lists open ledgers without new entries, as the last periodic check saw them. ``close``
+shows or closes one ledger; ``close_ledger`` decides and does it.
 """
 
 import asyncio
@@ -120,8 +120,8 @@ def idle(idle_s: int | None, config: Path | None, output: str) -> None:
     """List open ledgers that get no more entries, longest idle first.
 
     The data comes from the periodic check idle-open. A ledger is idle if its last entry and its
-    metadata have not changed for checks.idle_open_after_s. bookmender never closes idle ledgers by itself: use
-    bookmender ledger close.
+    metadata have not changed for checks.idle_open_after_s. bookmender never closes idle ledgers by
+    itself: use bookmender ledger close.
 
     Exit codes: 0 none. 1 some. 3 unknown, also if the check has never run.
     """

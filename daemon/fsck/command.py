@@ -475,7 +475,8 @@ def report_command(results: str) -> None:
 def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
     """Show the last verdict on a ledger with its evidence, and those of closer earlier runs.
 
-    Exit codes: 0 whole. 1 wrong by one of these verdicts. 3 unknown, or not checked by any run in DIR.
+    Exit codes: 0 whole. 1 wrong by one of these verdicts. 3 unknown, or not checked by any run in
+    DIR.
     """
     require_modules("pyarrow")
     from auditor.fsck.results.finished_runs import verdict_history
@@ -507,8 +508,8 @@ def _exit_code(history: "Sequence[RunVerdict]") -> int:
 def diff_command(before: str, after: str | None, output_format: str) -> None:
     """Show ledgers that are new, deleted, or with another verdict, between two runs.
 
-    With one folder, compare its last two runs. Exit codes: 0 nothing is worse. 1 something is worse.
-    2 there are no such results. 3 the results are unreadable.
+    With one folder, compare its last two runs. Exit codes: 0 nothing is worse. 1 something is
+    worse. 2 there are no such results. 3 the results are unreadable.
     """
     require_modules("pyarrow")
     from auditor.fsck.results.cluster import check_same_cluster

@@ -1,5 +1,5 @@
-"""One run of fsck from the command: checks what it needs before Spark starts, runs it, and publishes
-its summary and marks.
+"""One run of fsck from the command: checks what it needs before Spark starts, runs it, and
+publishes its summary and marks.
 
 The cluster is asked for what executors cannot know from the settings: the racks of bookies, and the
 rule of the placement policy.
@@ -170,8 +170,8 @@ def _spark(request: RunRequest) -> Iterator[Any]:
 
 
 def next_job(request: RunRequest, *, now_s: float) -> FsckJob:
-    """Return the unfinished run, if there is one and it is not discarded; else a new one. The caller has
-    locked the output."""
+    """Return the unfinished run, if there is one and it is not discarded; else a new one. The
+    caller has locked the output."""
     from auditor.fsck.results.run_folder import RunFolder, delete_remains, unfinished_runs
 
     delete_remains(request.output)
@@ -198,8 +198,8 @@ def check_spark(
 ) -> LaunchEnvironment | None:
     """Return what Spark starts with; None if spark-submit has started it.
 
-    Raises SettingsError if something must be installed, or if an environment variable makes the start
-    impossible.
+    Raises SettingsError if something must be installed, or if an environment variable makes the
+    start impossible.
     """
     if _is_submitted(request, environment):
         require_modules("pyspark", "pyarrow")
@@ -229,7 +229,8 @@ def _launch_environment(request: RunRequest, environment: Mapping[str, str]) -> 
 
 
 def require_modules(*names: str) -> None:
-    """Raise SettingsError if one of these modules, which the daemon does not need, is not installed."""
+    """Raise SettingsError if one of these modules, which the daemon does not need, is not
+    installed."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -269,8 +270,8 @@ def locked_output(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """The cluster, the present or last known racks, and the placement rule; None without a source of
-    racks."""
+    """The cluster, the present or last known racks, and the placement rule; None without a source
+    of racks."""
 
     cluster: Cluster
     rule: Rule | None
@@ -352,8 +353,8 @@ async def preview_in_session(
 async def mark_damaged(
     settings: Settings, folder: Path, run: str, damaged: Sequence[DamagedLedger], show: Show
 ) -> MarkResult:
-    """Mark the damaged ledgers that ``run`` found, whose results are in ``folder``, and record their
-    number. Raises SettingsError if the results belong to another cluster, RejectedError while
+    """Mark the damaged ledgers that ``run`` found, whose results are in ``folder``, and record
+    their number. Raises SettingsError if the results belong to another cluster, RejectedError while
     auto-recovery is disabled, SessionLostError, UnavailableError."""
     async with admin_session(settings) as cluster:
         check_cluster(folder, await cluster_identity(cluster))
@@ -402,8 +403,8 @@ STARTS_OVER = "no part was finished; the same command starts over"
 
 @contextmanager
 def failures_exit_unknown(advice: Callable[[], str]) -> Iterator[None]:
-    """Exit with ``EXIT_UNKNOWN`` on an unexpected error, or if something cannot be read. Python's own
-    exit code 1 would mean damage.
+    """Exit with ``EXIT_UNKNOWN`` on an unexpected error, or if something cannot be read. Python's
+    own exit code 1 would mean damage.
 
     ``advice``: returns what to do next; also printed on Ctrl-C.
     """

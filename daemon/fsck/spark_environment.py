@@ -1,8 +1,8 @@
 """Decides which environment variables Spark starts with, and which of them make a start impossible.
 
 A storage host may have the variables of another Spark. A run on this machine uses none of them:
-PySpark brings all that the run needs. On a cluster the variables may be needed to reach that cluster,
-so they stay; a variable with which no start can succeed is named before anything starts.
+PySpark brings all that the run needs. On a cluster the variables may be needed to reach that
+cluster, so they stay; a variable with which no start can succeed is named before anything starts.
 """
 
 import importlib.util
@@ -52,8 +52,9 @@ class PySpark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEnvironment:
-    """The variables that Spark starts with. ``ignored``: names that this process has and Spark does not
-    get, sorted. ``suspects``: names that Spark gets and that may be the reason of a failed start."""
+    """The variables that Spark starts with. ``ignored``: names that this process has and Spark does
+    not get, sorted. ``suspects``: names that Spark gets and that may be the reason of a failed
+    start."""
 
     variables: Mapping[str, str]
     ignored: tuple[str, ...] = ()

@@ -1,6 +1,5 @@
-"""What ``bookmender fsck`` prints: progress, the result of a run, marks, the history of a ledger, and the
-differences between two runs. As lines for people, and as records for programs.
-"""
+"""What ``bookmender fsck`` prints: progress, the result of a run, marks, the history of a ledger,
+and the differences between two runs. As lines for people, and as records for programs."""
 
 import sys
 import time

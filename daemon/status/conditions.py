@@ -1,7 +1,7 @@
 """The conditions of ``bookmender status``: what is wrong, unknown or worth knowing, and what to do.
 
-``conditions`` is a pure function of a ``Status``. It lists every condition that holds. The health is
-the worst severity among them. Codes are stable; docs/status.md lists them and ``explanations``
+``conditions`` is a pure function of a ``Status``. It lists every condition that holds. The health
+is the worst severity among them. Codes are stable; docs/status.md lists them and ``explanations``
 describes each.
 """
 

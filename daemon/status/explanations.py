@@ -1,4 +1,5 @@
-"""What each condition of ``bookmender status`` means, its usual causes, what to do and how it clears."""
+"""What each condition of ``bookmender status`` means, its usual causes, what to do and how it
+clears."""
 
 import textwrap
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""What a bookmender leader recorded in ZooKeeper: its ledger map, absent bookies, running checks, and
-why ledgers are marked."""
+"""What a bookmender leader recorded in ZooKeeper: its ledger map, absent bookies, running checks,
+and why ledgers are marked."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,5 @@
-"""The state of a cluster's recovery at one moment: what ``bookmender status`` gathers and judges. No I/O."""
+"""The state of a cluster's recovery at one moment: what ``bookmender status`` gathers and judges.
+No I/O."""
 
 from dataclasses import dataclass, field
 

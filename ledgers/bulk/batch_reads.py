@@ -10,10 +10,11 @@ A bookie before 4.17 does not know batch reads, and closes the connection when i
    gets no more batch reads until it registers again, or until ``REFUSAL_AGES_S`` have passed. It may
    know batch reads after all, because it may have been stopped at this moment.
 
-Compared with single reads in the same run (64 reads in flight, best passes): copying entries of 1 KB
-costs 2.9 us of our CPU instead of 4.8, entries of 100 B 1.8 us instead of 4.1, at 1.6 and 2.0 times
-the rate. Verifying costs 1.4 us instead of 3.5, and 0.9 instead of 2.6. Entries above 16 KB are read
-singly, because single reads become adds in place, and a batch would contain only a few of them.
+Compared with single reads in the same run (64 reads in flight, best passes): copying entries of 1
+KB costs 2.9 us of our CPU instead of 4.8, entries of 100 B 1.8 us instead of 4.1, at 1.6 and 2.0
+times the rate. Verifying costs 1.4 us instead of 3.5, and 0.9 instead of 2.6. Entries above 16 KB
+are read singly, because single reads become adds in place, and a batch would contain only a few of
+them.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 it is idle, broken or outdated. Its subclasses send requests and interpret replies (``source``,
 ``target``). ``BulkProtocol`` cuts received bytes into whole frames, mostly without copying them.
 
-All connections of a loop receive into one buffer. It stays in the CPU cache, and 400 bookies need no
-more memory than one. Sharing is possible because asyncio asks for the buffer, fills it and hands it
-over without a pause. An incomplete frame is kept beside its connection. A long frame gets a buffer of
-its own size, after its length was checked.
+All connections of a loop receive into one buffer. It stays in the CPU cache, and 400 bookies need
+no more memory than one. Sharing is possible because asyncio asks for the buffer, fills it and hands
+it over without a pause. An incomplete frame is kept beside its connection. A long frame gets a
+buffer of its own size, after its length was checked.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class BulkConnection(ABC):
         self._received_bytes = 0
         """Received bytes at the last check."""
         self._checks_without_bytes = 0
-        """Checks in a row without received bytes. Checks are counted instead of seconds, because a loop
-        that was delayed itself checks only once."""
+        """Checks in a row without received bytes. Checks are counted instead of seconds, because a
+        loop that was delayed itself checks only once."""
 
     @property
     def is_open(self) -> bool:
@@ -214,8 +214,8 @@ class BulkConnection(ABC):
         self._checks_without_bytes = self._checks_without_bytes + 1 if is_unchanged else 0
 
     def _ignore_unrequested(self) -> None:
-        """Ignore a late, repeated or unrequested reply. Raises CorruptionError if there are too many in
-        a row."""
+        """Ignore a late, repeated or unrequested reply. Raises CorruptionError if there are too
+        many in a row."""
         self._unrequested_count += 1
         if self._unrequested_count > UNREQUESTED_MAX:
             raise CorruptionError("too many replies that were not requested", bookie=self.bookie)

@@ -1,7 +1,7 @@
 """Flow control: how much this process may request of each bookie.
 
-An entry to be copied passes these limits, in this order. "Active" limits apply only to bookies whose
-clients are active, or whose activity is unknown.
+An entry to be copied passes these limits, in this order. "Active" limits apply only to bookies
+whose clients are active, or whose activity is unknown.
 
     limit                          applies to         set by                waits here
     -----------------------------  -----------------  --------------------  --------------------
@@ -16,18 +16,21 @@ clients are active, or whose activity is unknown.
     7 read budget (rule S10)       source, shared     hard cap              the connection, in
                                    with control path                        the budget's line
 
-An entry that is only verified passes limits 5 to 7. For ``fsck`` and commands it also passes limit 3.
+An entry that is only verified passes limits 5 to 7. For ``fsck`` and commands it also passes limit
+3.
 
-Limits 1 to 5 form the ``LimiterChain`` of a transfer. A limiter without credit takes the read part out
-of its source's turns, and other transfers go on; the limiters before it get their credit back. So the
-scarcest credit comes first: then a part seldom takes credit only to return it. Limits 6 and 7 come
-last because they concern the whole connection. What they do not grant is also returned to the chain.
+Limits 1 to 5 form the ``LimiterChain`` of a transfer. A limiter without credit takes the read part
+out of its source's turns, and other transfers go on; the limiters before it get their credit back.
+So the scarcest credit comes first: then a part seldom takes credit only to return it. Limits 6 and
+7 come last because they concern the whole connection. What they do not grant is also returned to
+the chain.
 
 Three kinds of limits cannot be merged into one, because they measure different things: entries per
-second, entries in flight from request to acknowledgement, and reads in flight from request to reply.
+second, entries in flight from request to acknowledgement, and reads in flight from request to
+reply.
 
-Reply times (``ReplyTimes``): at a bookie with active clients, the requests in flight shrink while the
-bookie replies later than it does under little load. All nodes share the rates 1 and 2. Without
+Reply times (``ReplyTimes``): at a bookie with active clients, the requests in flight shrink while
+the bookie replies later than it does under little load. All nodes share the rates 1 and 2. Without
 active clients only hard caps and the operator's limit apply.
 
 ``flow_limits`` decides; ``FlowControl`` applies the decision to rate limiters and connections.

@@ -45,8 +45,8 @@ class SizeEstimate(Protocol):
 
 
 class Applicant(Protocol):
-    """The properties of a read part that limiters use. A read part is what one transfer reads from one
-    source."""
+    """The properties of a read part that limiters use. A read part is what one transfer reads from
+    one source."""
 
     woken_by: set[Limiter]
     """Limiters that took the part out of their waiting line and did not see it since. There it goes
@@ -144,7 +144,8 @@ class Limiter(ABC):
             self._waiting.append(part)
 
     def _wake(self, free_count: float, free_bytes: float) -> None:
-        """Give a turn to the parts that have waited longest, as many as the free credit suffices for.
+        """Give a turn to the parts that have waited longest, as many as the free credit suffices
+        for.
 
         A woken part takes its credit later, in the next turn of the event loop.
         """

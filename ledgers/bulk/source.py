@@ -1,8 +1,8 @@
 """Reading from one bookie: which transfer may request entries next, and what replies lead to.
 
-``SourceConnection`` has the parts that both kinds of reading share: turns, credit, back-pressure and
-timeouts. ``single_reads`` requests entries one by one, ``batch_reads`` requests runs of consecutive
-entries. ``ReadPart`` is the part of one transfer that is read here.
+``SourceConnection`` has the parts that both kinds of reading share: turns, credit, back-pressure
+and timeouts. ``single_reads`` requests entries one by one, ``batch_reads`` requests runs of
+consecutive entries. ``ReadPart`` is the part of one transfer that is read here.
 
 All code in this module runs once per turn or per arrival of bytes. Nothing here runs per entry.
 """

@@ -1,8 +1,8 @@
 """Writing to one bookie: which entries of a transfer are unacknowledged, and the replies to adds.
 
-``TargetConnection`` sends adds as a source hands them over, limits how many are in flight, and fails
-what is not acknowledged in time. ``WritePart`` is the part of one transfer that is written here.
-Nothing is retried.
+``TargetConnection`` sends adds as a source hands them over, limits how many are in flight, and
+fails what is not acknowledged in time. ``WritePart`` is the part of one transfer that is written
+here. Nothing is retried.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class PausableSource(Protocol):
 class TargetConnection(BulkConnection):
     """Sends the adds of all transfers that write to one bookie.
 
-    The window of ``limiter`` counts an entry from before it is requested from its source until it is
-    acknowledged. So the window has room for every entry that was read.
+    The window of ``limiter`` counts an entry from before it is requested from its source until it
+    is acknowledged. So the window has room for every entry that was read.
     """
 
     def __init__(self, bookie: BookieId, shared: SharedState, flow: BookieFlow) -> None:

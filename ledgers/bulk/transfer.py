@@ -1,9 +1,10 @@
 """The state of one running transfer: which entries are decided, and how. No socket here.
 
 A transfer has one read part for each source, and one write part if it has a target (``source``,
-``target``). An entry is *pending* until it is requested, and *outstanding* until its source replies.
-With a target it is then *unacknowledged* until the target replies. In the end it is exactly one of
-good, failed or unwritten. Each end lowers ``undecided_count``; at 0 the transfer is done.
+``target``). An entry is *pending* until it is requested, and *outstanding* until its source
+replies. With a target it is then *unacknowledged* until the target replies. In the end it is
+exactly one of good, failed or unwritten. Each end lowers ``undecided_count``; at 0 the transfer is
+done.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class TransferState:
         self.quantum = QUANTUM_COUNT
         """The number of entries that may be requested from a source in one turn."""
         self.has_measured_size = False
-        """True once an entry was received. Before, ``expected_bytes`` is the guess of the caller."""
+        """True once an entry was received. Before, ``expected_bytes`` is the guess of the caller.
+        """
         self.has_started = False
         """True once an entry passed the rate limit of the target."""
         self.is_over = False
@@ -232,15 +234,15 @@ P = TypeVar("P", bound=TransferPart)
 def has_first_claim(parts: Sequence[P], part: P) -> bool:
     """Return True if no earlier part can wait for the same entries.
 
-    Replies to single reads and adds carry no request id. If several parts wait for an entry, its reply
-    goes to the first of them:
+    Replies to single reads and adds carry no request id. If several parts wait for an entry, its
+    reply goes to the first of them:
 
     1. Part A requests entries 5 to 9. Its transfer ends, but A still waits for the replies.
     2. Part B of another transfer requests entries 0 to 9.
     3. Replies to entries 0 to 9 arrive. Those to 5 to 9 go to A. B gets the second replies to them.
 
-    So a run of replies may be given to B in one go only if no earlier part can wait for any of them.
-    Slices of a ledger never overlap, so the common case is fast.
+    So a run of replies may be given to B in one go only if no earlier part can wait for any of
+    them. Slices of a ledger never overlap, so the common case is fast.
     """
     for other in parts:
         if other is part:

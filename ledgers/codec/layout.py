@@ -1,7 +1,9 @@
-"""Where the metadata of ledgers is stored: layouts, znode paths, the content of LAYOUT, the service URI.
+"""Where the metadata of ledgers is stored: layouts, znode paths, the content of LAYOUT, the service
+URI.
 
-Names and text only; ``manager`` walks the tree with them. A layout is what BookKeeper calls a ledger
-manager. ``root`` is always the path of the ledgers root, ``/ledgers`` unless configured otherwise.
+Names and text only; ``manager`` walks the tree with them. A layout is what BookKeeper calls a
+ledger manager. ``root`` is always the path of the ledgers root, ``/ledgers`` unless configured
+otherwise.
 """
 
 import enum
@@ -53,7 +55,8 @@ class Layout(enum.Enum):
     def ledgers_among(
         self, root: str, directory: str, names: Iterable[str]
     ) -> tuple[list[int], list[str]]:
-        """Return the ledgers among the children of a znode, in the given order, and all other names."""
+        """Return the ledgers among the children of a znode, in the given order, and all other
+        names."""
         names = list(names)
         if not self._holds_ledgers(root, directory):
             return [], names
@@ -134,9 +137,9 @@ _FIRST_FORMAT_NAMES = {"flat": Layout.FLAT, "hierarchical": Layout.HIERARCHICAL}
 def parse_layout(data: bytes) -> Layout:
     """Return the layout that the content of LAYOUT names.
 
-    Raises CorruptionError if it cannot be parsed, SettingsError if the layout is not supported. Only
-    the end of the class name is compared, because applications that relocate BookKeeper's classes
-    put a prefix before it.
+    Raises CorruptionError if it cannot be parsed, SettingsError if the layout is not supported.
+    Only the end of the class name is compared, because applications that relocate BookKeeper's
+    classes put a prefix before it.
     """
     match = _LAYOUT_CONTENT.fullmatch(data)
     if match is None:
@@ -185,10 +188,10 @@ _ROOT = re.compile(r"(?:/[A-Za-z0-9._:@=+~-]+)+")
 class MetadataUri:
     """Where the metadata of a cluster is stored.
 
-    ``hosts``: ZooKeeper's connect string, ``host:port`` joined by commas. ``layout``: None if the URI
-    does not name one. Otherwise LAYOUT must agree (rule S8). ``pulsar_root``: the ledgers root that
-    Pulsar's metadata driver uses for this URI, if it differs from ``root``; else empty. It must not
-    hold a cluster. ``LedgerManager.open`` checks both.
+    ``hosts``: ZooKeeper's connect string, ``host:port`` joined by commas. ``layout``: None if the
+    URI does not name one. Otherwise LAYOUT must agree (rule S8). ``pulsar_root``: the ledgers root
+    that Pulsar's metadata driver uses for this URI, if it differs from ``root``; else empty. It
+    must not hold a cluster. ``LedgerManager.open`` checks both.
     """
 
     hosts: str
@@ -228,11 +231,11 @@ class MetadataUri:
         """Parse a URI of Pulsar's bookkeeper.conf, ``metadata-store:zk:HOSTS/PATH``; ``zk:`` may be
         left out.
 
-        Pulsar's driver uses the path as a chroot, with the ledgers root ``/ledgers`` in it, because the
-        URI is opaque to Java and its path is null (``AbstractMetadataDriver.resolveLedgersRootPath``).
-        Many operators take the path for the ledgers root, as in BookKeeper's own URIs. So here a
-        path that ends with ``/ledgers`` is the ledgers root, and ``pulsar_root`` is the one that the
-        driver would use.
+        Pulsar's driver uses the path as a chroot, with the ledgers root ``/ledgers`` in it, because
+        the URI is opaque to Java and its path is null
+        (``AbstractMetadataDriver.resolveLedgersRootPath``). Many operators take the path for the
+        ledgers root, as in BookKeeper's own URIs. So here a path that ends with ``/ledgers`` is the
+        ledgers root, and ``pulsar_root`` is the one that the driver would use.
         """
         place = uri[len(_PULSAR_SCHEME) :]
         _refuse_other_store(uri, place)

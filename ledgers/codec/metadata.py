@@ -1,13 +1,13 @@
-"""Converts the metadata of a ledger to znode bytes and back: versions 1 (lines), 2 (protobuf text) and
-3 (protobuf binary).
+"""Converts the metadata of a ledger to znode bytes and back: versions 1 (lines), 2 (protobuf text)
+and 3 (protobuf binary).
 
-``serialize_metadata(parse_metadata(data))`` preserves the version, the presence of optional fields, the
-order of segments, bookies and custom metadata, and in version 3 unknown fields (rule S2). For metadata
-that Java wrote it returns the same bytes, except for escapes in version 2 that differ between Java's
-own versions.
+``serialize_metadata(parse_metadata(data))`` preserves the version, the presence of optional fields,
+the order of segments, bookies and custom metadata, and in version 3 unknown fields (rule S2). For
+metadata that Java wrote it returns the same bytes, except for escapes in version 2 that differ
+between Java's own versions.
 
-Parsing is stricter than Java's LedgerMetadataSerDe, so that a person is asked and no guess is written
-back. In addition to what Java rejects, this module rejects:
+Parsing is stricter than Java's LedgerMetadataSerDe, so that a person is asked and no guess is
+written back. In addition to what Java rejects, this module rejects:
 
 - a first segment that does not begin at entry 0;
 - a closed ledger without a last entry id (Java assumes 0), or with one below -1;
@@ -15,8 +15,8 @@ back. In addition to what Java rejects, this module rejects:
 - in version 1: lines behind the end (Java ignores them), plus signs, carriage returns;
 - in version 2: bytes that are not UTF-8, and escapes that Java reads but never writes.
 
-As in Java, bytes behind the message of version 3 are ignored. ``length`` and ``lastEntryId`` of a ledger that
-is not closed have no meaning and are written as 0 and -1.
+As in Java, bytes behind the message of version 3 are ignored. ``length`` and ``lastEntryId`` of a
+ledger that is not closed have no meaning and are written as 0 and -1.
 
 ``may_name`` reports whether metadata that cannot be parsed may still name a bookie.
 """
@@ -35,13 +35,14 @@ from ledgers.errors import CorruptionError
 from ledgers.model import LAC_NONE, BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 
 LAST_ENTRY_MAX = 1 << 40
-"""A writer with 100,000 entries per second needs four months to get there. A loop over the entries of
-such a ledger would not end."""
+"""A writer with 100,000 entries per second needs four months to get there. A loop over the entries
+of such a ledger would not end."""
 _HEADER = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,10})\n")
 
 
 def parse_metadata(data: bytes) -> LedgerMetadata:
-    """Return the metadata in the znode's bytes. Raises CorruptionError, whose text names the problem."""
+    """Return the metadata in the znode's bytes. Raises CorruptionError, whose text names the
+    problem."""
     version, body = split_version(data)
     match version:
         case 1:
@@ -330,8 +331,8 @@ def _check(
 def may_name(data: bytes, bookie: BookieId) -> bool:
     """Return True if metadata that cannot be parsed may name the bookie.
 
-    That the bytes do not contain the id proves nothing by itself: they may be cut short, or empty. So
-    ``named_bookies`` must show that the metadata names other bookies only.
+    That the bytes do not contain the id proves nothing by itself: they may be cut short, or empty.
+    So ``named_bookies`` must show that the metadata names other bookies only.
     """
     if bookie.encode() in data:  # every format contains ids as plain text
         return True

@@ -16,7 +16,8 @@ _HOST_AND_PORT = re.compile(r"(.+):([0-9]{1,5})")
 
 @lru_cache(maxsize=65_536)
 def parse_bookie_id(text: str) -> BookieId:
-    """Return the text as a bookie id. Raises CorruptionError if it is not valid (BookieId.validate).
+    """Return the text as a bookie id. Raises CorruptionError if it is not valid
+    (BookieId.validate).
 
     Because of the cache, equal ids are one object. A million ledgers name the same few bookies.
     """
@@ -33,8 +34,8 @@ class Address(NamedTuple):
 
 
 Resolve = Callable[[BookieId], Address]
-"""Returns the address of a bookie. Raises UnavailableError, with the reason, if no address is known to be
-its own."""
+"""Returns the address of a bookie. Raises UnavailableError, with the reason, if no address is known
+to be its own."""
 
 
 def parse_address(bookie_id: str) -> Address | None:
@@ -46,8 +47,8 @@ def parse_address(bookie_id: str) -> Address | None:
 
 
 def spelled_address(bookie: BookieId) -> Address:
-    """Return the address in the bookie's id, without regard to registrations. Raises UnavailableError
-    if the id contains none."""
+    """Return the address in the bookie's id, without regard to registrations. Raises
+    UnavailableError if the id contains none."""
     address = parse_address(bookie)
     if address is None:
         raise UnavailableError("no known address", bookie=bookie)
@@ -55,8 +56,8 @@ def spelled_address(bookie: BookieId) -> Address:
 
 
 def registered_address(bookie_id: str, data: bytes) -> Address | None:
-    """Return the address in a registration (``available/<id>`` or ``available/readonly/<id>``); None if it
-    has none.
+    """Return the address in a registration (``available/<id>`` or ``available/readonly/<id>``);
+    None if it has none.
 
     Old bookies register without data. Then the id is the address. Raises CorruptionError.
     """

@@ -1,12 +1,12 @@
 """``Bookies`` in memory, for tests and simulations, with faults on request.
 
-``MemoryBookies`` passes the same contract tests as ``client``. Time passes only on the given clock, so a
-simulation with its own clock is deterministic.
+``MemoryBookies`` passes the same contract tests as ``client``. Time passes only on the given clock,
+so a simulation with its own clock is deterministic.
 
-Each bookie is a plain state machine. It behaves as bookies of 4.16 to 4.18 were seen to behave where
-this matters here: fences and the requests that they admit, master keys, the meaning of the last entry,
-ledgers deleted by garbage collection. Disks, journals and the differences between storages are left
-out, except for a crash that forgets the fence of a ledger without entries.
+Each bookie is a plain state machine. It behaves as bookies of 4.16 to 4.18 were seen to behave
+where this matters here: fences and the requests that they admit, master keys, the meaning of the
+last entry, ledgers deleted by garbage collection. Disks, journals and the differences between
+storages are left out, except for a crash that forgets the fence of a ledger without entries.
 """
 
 from __future__ import annotations
@@ -65,9 +65,11 @@ class Op(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault of one request: the request is late, its reply is late, it fails, or several of these.
+    """A fault of one request: the request is late, its reply is late, it fails, or several of
+    these.
 
-    ``is_executed``: the bookie executes the request before ``error`` is raised, so its reply is lost.
+    ``is_executed``: the bookie executes the request before ``error`` is raised, so its reply is
+    lost.
     """
 
     delay_s: float = 0.0
@@ -82,8 +84,8 @@ NO_LEDGER = -1
 """The ledger id in a request that concerns no ledger."""
 
 Faults = Callable[[BookieId, Op, int], Fault]
-"""Returns the fault of a request to a bookie about a ledger. Called once for each request, so it may be
-random."""
+"""Returns the fault of a request to a bookie about a ledger. Called once for each request, so it
+may be random."""
 
 
 def no_faults(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
@@ -280,7 +282,8 @@ class MemoryBookies:
     async def _read_verified(
         self, transfer: Transfer, source: BookieId, entry_id: int, unresponsive: set[BookieId]
     ) -> bytes | Answer:
-        """Return the entry, or why there is none. Adds a source that does not answer to ``unresponsive``."""
+        """Return the entry, or why there is none. Adds a source that does not answer to
+        ``unresponsive``."""
         ledger_id = transfer.ledger_id
         try:
             entry = await self.read(source, ledger_id, entry_id)
@@ -456,8 +459,8 @@ class MemoryBookie:
             self._collected.add(ledger_id)
 
     def collect_late(self, ledger_id: int) -> None:
-        """Delete an unused ledger as DbLedgerStorage does: the next flush deletes the index of all its
-        entries, including entries that are added before it."""
+        """Delete an unused ledger as DbLedgerStorage does: the next flush deletes the index of all
+        its entries, including entries that are added before it."""
         self._ledgers.pop(ledger_id, None)
         self._index_deletions.add(ledger_id)
 

@@ -1,10 +1,10 @@
 """A ZooKeeper in memory, for tests and simulations: one tree, and any number of sessions on it.
 
 ``MemoryStore`` is one session, and ``MemoryTree`` the server. They behave like ZooKeeper as far as
-``tests/contract/test_metadata_store*.py`` checks: versions, one zxid for each transaction, ephemeral
-owners, counters of sequential names, persistent watches. Sessions are suspended and expired by hand,
-and ``MemoryTree.faults`` loses requests and replies. Every request yields to the loop on its way to the
-tree and back, so that sessions interleave. ACLs and quotas are left out.
+``tests/contract/test_metadata_store*.py`` checks: versions, one zxid for each transaction,
+ephemeral owners, counters of sequential names, persistent watches. Sessions are suspended and
+expired by hand, and ``MemoryTree.faults`` loses requests and replies. Every request yields to the
+loop on its way to the tree and back, so that sessions interleave. ACLs and quotas are left out.
 """
 
 from __future__ import annotations
@@ -250,7 +250,8 @@ class MemoryTree:
             store.session.lose()
 
     def lag(self, store: MemoryStore) -> None:
-        """Let the session's server lag: it reads the present state until its next write or ``sync``.
+        """Let the session's server lag: it reads the present state until its next write or
+        ``sync``.
 
         Its watches do not lag.
         """

@@ -58,8 +58,8 @@ POLICY_CLASSES = frozenset(
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """The names of groups whose bookies may store a ledger. ``secondary``: used if the primary groups
-    have too few bookies."""
+    """The names of groups whose bookies may store a ledger. ``secondary``: used if the primary
+    groups have too few bookies."""
 
     primary: frozenset[str]
     secondary: frozenset[str] = frozenset()

@@ -1,15 +1,16 @@
 """The rules that keep the copies of a write set from failing together: racks, regions, zones.
 
 The rules are BookKeeper's (RackawareEnsemblePlacementPolicy, RegionAwareEnsemblePlacementPolicy,
-ZoneawareEnsemblePlacementPolicy). Each ``Rule`` judges one write set at a time. A write set is a sequence
-of locations. ``None`` is a bookie that is not chosen yet; it counts as the best possible location.
+ZoneawareEnsemblePlacementPolicy). Each ``Rule`` judges one write set at a time. A write set is a
+sequence of locations. ``None`` is a bookie that is not chosen yet; it counts as the best possible
+location.
 
-``Arrangements`` searches for good ensembles. An arrangement is a sequence of racks, one for each bookie
-index. Bookies of the same rack are equivalent here; ``selection`` chooses among them.
+``Arrangements`` searches for good ensembles. An arrangement is a sequence of racks, one for each
+bookie index. Bookies of the same rack are equivalent here; ``selection`` chooses among them.
 
-``rank_racks`` and ``judge_racks`` are the judgements: which racks suit a replacement, and whether an existing
-ensemble follows the rule. All functions are pure and cached, because most of thousands of ledgers are
-alike, and each is judged several times.
+``rank_racks`` and ``judge_racks`` are the judgements: which racks suit a replacement, and whether
+an existing ensemble follows the rule. All functions are pure and cached, because most of thousands
+of ledgers are alike, and each is judged several times.
 """
 
 from collections import Counter

@@ -1,9 +1,9 @@
 """The placement policies: each follows one rule, and chooses among the bookies that keep it.
 
-``RuledPlacement`` promises that a choice breaks no rule that can be kept. If an enforced rule cannot be
-kept, the choice fails. If another rule cannot be kept, the bookie that breaks it for the fewest write
-sets is chosen. Among bookies that are equal to the rule, load, free space and locality decide, then
-chance.
+``RuledPlacement`` promises that a choice breaks no rule that can be kept. If an enforced rule
+cannot be kept, the choice fails. If another rule cannot be kept, the bookie that breaks it for the
+fewest write sets is chosen. Among bookies that are equal to the rule, load, free space and locality
+decide, then chance.
 """
 
 import math

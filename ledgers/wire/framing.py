@@ -2,9 +2,9 @@
 
 Frames are the same in both protocols and both directions. A bookie closes the connection without a
 reply if a frame is longer than its ``nettyMaxFrameSizeBytes``, which includes the length field
-(BookKeeper's default is 5,242,880, Pulsar's 5,253,120; operators may raise it). The limit is not known
-to clients. They need not know it if all bookies have the same one: entries that one bookie accepted,
-the others accept too.
+(BookKeeper's default is 5,242,880, Pulsar's 5,253,120; operators may raise it). The limit is not
+known to clients. They need not know it if all bookies have the same one: entries that one bookie
+accepted, the others accept too.
 """
 
 import struct
@@ -12,8 +12,8 @@ import struct
 from ledgers.errors import CorruptionError, RejectedError
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""Limit in both directions, including the length field. It exceeds any sensible setting of a bookie, so a
-greater length is an error."""
+"""Limit in both directions, including the length field. It exceeds any sensible setting of a
+bookie, so a greater length is an error."""
 
 _LENGTH = struct.Struct(">i")
 
@@ -28,8 +28,8 @@ def frame(packet: bytes, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
 class FrameReader:
     """Cuts a stream of bytes into packets, independent of how the stream was split in transit.
 
-    Stores at most one incomplete frame and the bytes fed since. A length is checked as soon as it is
-    received, before its packet.
+    Stores at most one incomplete frame and the bytes fed since. A length is checked as soon as it
+    is received, before its packet.
     """
 
     def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
@@ -42,8 +42,8 @@ class FrameReader:
     def next_packet(self) -> bytes | None:
         """Return the next whole packet; None if more bytes are needed.
 
-        Raises CorruptionError if a length is not positive or exceeds the limit. The start of the next
-        frame is then unknown, so the stream cannot be used any more.
+        Raises CorruptionError if a length is not positive or exceeds the limit. The start of the
+        next frame is then unknown, so the stream cannot be used any more.
         """
         if len(self._buffer) < _LENGTH.size:
             return None

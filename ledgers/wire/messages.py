@@ -1,21 +1,21 @@
 """Requests and replies of bookies, in terms that both protocols share.
 
-A codec (the modules ``v2`` and ``v3``) converts a request to a packet and a packet to a reply, and gives both
-the key by which they are matched. Ids are checked here, before anything is sent: SortedLedgerStorage
-accepts a negative entry id, and can then neither flush nor restart; and a read of a negative id other
-than -1 gets no reply over V3.
+A codec (the modules ``v2`` and ``v3``) converts a request to a packet and a packet to a reply, and
+gives both the key by which they are matched. Ids are checked here, before anything is sent:
+SortedLedgerStorage accepts a negative entry id, and can then neither flush nor restart; and a read
+of a negative id other than -1 gets no reply over V3.
 
-``Status`` is the one table of the bookies' status codes and of the error that each becomes. The table
-follows what a caller may conclude (rule S5). Only ENOLEDGER and ENOENTRY prove that an entry is not
-there. Codes that prove nothing become ``UnavailableError``: disk errors, a ledger in limbo after an unclean
-shutdown, a failed request, unknown codes. Source: BookieProtocol (V2) and
+``Status`` is the one table of the bookies' status codes and of the error that each becomes. The
+table follows what a caller may conclude (rule S5). Only ENOLEDGER and ENOENTRY prove that an entry
+is not there. Codes that prove nothing become ``UnavailableError``: disk errors, a ledger in limbo
+after an unclean shutdown, a failed request, unknown codes. Source: BookieProtocol (V2) and
 BookkeeperProtocol.StatusCode (V3).
 
 ``decode_availability`` parses the list of entries that a bookie stores of a ledger
-(GET_LIST_OF_ENTRIES_OF_LEDGER): a 64-byte header (version, number of groups, zeros), then groups of 24
-bytes: first and last start of a periodic sequence, the length of its runs, its period. BookKeeper's
-encoder (AvailabilityOfEntriesOfLedger) writes one group for each run. Its decoder and ours also accept
-folded groups.
+(GET_LIST_OF_ENTRIES_OF_LEDGER): a 64-byte header (version, number of groups, zeros), then groups of
+24 bytes: first and last start of a periodic sequence, the length of its runs, its period.
+BookKeeper's encoder (AvailabilityOfEntriesOfLedger) writes one group for each run. Its decoder and
+ours also accept folded groups.
 """
 
 import enum
@@ -40,8 +40,8 @@ from ledgers.errors import (
 )
 
 RUN_COUNT_MAX = 1_000_000
-"""A folded group of 24 bytes can stand for 2^63 runs. A real list has at most one frame of groups, with
-one run each."""
+"""A folded group of 24 bytes can stand for 2^63 runs. A real list has at most one frame of groups,
+with one run each."""
 
 _HEADER = struct.Struct(">ii56x")
 _GROUP = struct.Struct(">qqii")
@@ -119,7 +119,8 @@ MASTER_KEY_BYTES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Read one entry, or ``LAST_ENTRY``. With a master key as ``fencing_key``, fence the ledger first."""
+    """Read one entry, or ``LAST_ENTRY``. With a master key as ``fencing_key``, fence the ledger
+    first."""
 
     ledger_id: int
     entry_id: int
@@ -134,7 +135,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBatch:
-    """Read consecutive entries. V2 only. The bookie stops at the first missing entry, or at a limit.
+    """Read consecutive entries. V2 only. The bookie stops at the first missing entry, or at a
+    limit.
 
     ``bytes_max`` includes 36 bytes for the reply and 4 for each entry. The first entry is returned
     even if it exceeds the limit.
@@ -220,7 +222,8 @@ class Reply:
     entries: tuple[bytes, ...] = ()
     """The entries of a read (exactly one if the status is EOK) or of a batch read. Not verified."""
     lac: LacAnswer = field(default_factory=LacAnswer)
-    """The reply to READ_LAC. One of its fields may be set although the status is EIO for the other."""
+    """The reply to READ_LAC. One of its fields may be set although the status is EIO for the other.
+    """
     availability: bytes = b""
     """The encoded list of entries."""
     room: DiskSpace | None = None
@@ -241,8 +244,8 @@ class Encoded:
     key: Hashable
     packet: bytes
     is_key_unique: bool
-    """True if no other request on the connection has this key: always in V3, only for batch reads in
-    V2."""
+    """True if no other request on the connection has this key: always in V3, only for batch reads
+    in V2."""
 
 
 class Codec(Protocol):

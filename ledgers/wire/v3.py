@@ -1,8 +1,8 @@
 """The V3 protocol: one protobuf message in each packet, matched by transaction id and operation.
 
-The only protocol with LAC reads and writes and with lists of entries. Every reply names its request, so
-fencing, recovery and LAC reads use this protocol (rule S5). The order of fields does not matter:
-BookKeeper 4.18 writes ``flag`` first, older versions write it last.
+The only protocol with LAC reads and writes and with lists of entries. Every reply names its
+request, so fencing, recovery and LAC reads use this protocol (rule S5). The order of fields does
+not matter: BookKeeper 4.18 writes ``flag`` first, older versions write it last.
 """
 
 from google.protobuf.message import DecodeError

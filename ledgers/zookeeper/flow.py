@@ -1,14 +1,14 @@
 """The queue of requests to ZooKeeper. It keeps their order, limits their rate and joins reads.
 
-``Outbox`` is the queue. Many ledgers are repaired at a time, and each repair reads a mark and metadata.
-Without joining, these reads would be most of the load that a repair puts on ZooKeeper. kazoo's pings do
-not pass through this queue, so a long queue does not endanger the session.
+``Outbox`` is the queue. Many ledgers are repaired at a time, and each repair reads a mark and
+metadata. Without joining, these reads would be most of the load that a repair puts on ZooKeeper.
+kazoo's pings do not pass through this queue, so a long queue does not endanger the session.
 
-Two limits apply: ``RequestRate``, which the operator sets, and ``RequestWindow``, which adapts the number
-of requests in flight to ZooKeeper's latency. The window works like congestion control: it is halved
-while replies are slow, and else grows a little if it was full. A reply is slow if it took far longer
-than the best recent latency, because a distant server is not an overloaded one. It must also exceed
-``SLOW_MIN_S``, because a full window delays its own requests even at an idle server.
+Two limits apply: ``RequestRate``, which the operator sets, and ``RequestWindow``, which adapts the
+number of requests in flight to ZooKeeper's latency. The window works like congestion control: it is
+halved while replies are slow, and else grows a little if it was full. A reply is slow if it took
+far longer than the best recent latency, because a distant server is not an overloaded one. It must
+also exceed ``SLOW_MIN_S``, because a full window delays its own requests even at an idle server.
 
 Not here: the session and its thread (``kazoo_session``), and retries (``store``).
 """

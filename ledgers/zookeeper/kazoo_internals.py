@@ -2,8 +2,8 @@
 
 Private attributes and methods of kazoo may change in any release, so ``pyproject.toml`` pins
 ``KAZOO_VERSION``, and no other module uses them. To upgrade kazoo, compare its new
-``protocol/connection.py`` and ``handlers/threading.py`` with the overrides here, run the tests against a
-real ZooKeeper (``tests/cluster``), and change the pin and ``KAZOO_VERSION`` together.
+``protocol/connection.py`` and ``handlers/threading.py`` with the overrides here, run the tests
+against a real ZooKeeper (``tests/cluster``), and change the pin and ``KAZOO_VERSION`` together.
 
 - ``PipelinedConnection`` sends many requests at a time. For each request kazoo makes four selects,
   each with a new epoll object, a wake-up byte, two reads, one write, one lock and a hand-over to a

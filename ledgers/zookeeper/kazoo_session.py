@@ -1,8 +1,8 @@
 """One ZooKeeper session through kazoo, whose thread hands replies and events to the event loop.
 
 ``KazooSession`` opens the session, sends requests and reports its state. A lost session stays lost:
-its locks may belong to others (rule S3), so kazoo must not replace it by a new session. The order and
-the rate of requests are the business of ``flow``; everything about kazoo's insides is in
+its locks may belong to others (rule S3), so kazoo must not replace it by a new session. The order
+and the rate of requests are the business of ``flow``; everything about kazoo's insides is in
 ``kazoo_internals``. ``LoopInbox`` passes calls from kazoo's thread to the loop.
 """
 

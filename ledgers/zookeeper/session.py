@@ -1,7 +1,7 @@
 """What the ZooKeeper store and the store in memory share: session state, watches, size limit.
 
-``Session`` has the state of a session and its watch subscriptions. Used only by the event loop of its
-store.
+``Session`` has the state of a session and its watch subscriptions. Used only by the event loop of
+its store.
 """
 
 import asyncio

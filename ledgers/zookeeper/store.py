@@ -1,6 +1,7 @@
 """The metadata store on ZooKeeper, through kazoo: one session, asynchronous and pipelined.
 
-``ZooKeeperStore`` promises the behaviour of ``ledgers.store`` when the connection breaks during a call:
+``ZooKeeperStore`` promises the behaviour of ``ledgers.store`` when the connection breaks during a
+call:
 
 - A read is sent again once the same session is connected again, up to ``READ_TRIES_MAX`` tries.
 - The registration of a watch is sent again until it succeeds.

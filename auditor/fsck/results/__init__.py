@@ -2,6 +2,6 @@
 
 ``plan`` is what a run will check, from ``checked``, which says when each ledger was checked last.
 ``run_folder`` are the run's files, ``rows`` its verdicts as rows, ``summary`` its counts, and
-``cluster`` the cluster that they belong to; ``files`` and ``tables`` write them. ``finished_runs`` reads and compares
-runs, and ``report`` is the page for people.
+``cluster`` the cluster that they belong to; ``files`` and ``tables`` write them. ``finished_runs``
+reads and compares runs, and ``report`` is the page for people.
 """

@@ -1,5 +1,5 @@
-"""The cluster that a folder of results belongs to: ``cluster.json``, and ``racks.json`` with the racks of
-its bookies. The first run writes them, and each later one updates the URI and the racks.
+"""The cluster that a folder of results belongs to: ``cluster.json``, and ``racks.json`` with the
+racks of its bookies. The first run writes them, and each later one updates the URI and the racks.
 
 Ledger ids are meaningful within one cluster only. Results of another cluster are neither compared
 nor marked.

@@ -1,7 +1,7 @@
 """Reads the results of finished runs, a few columns at a time, and compares runs.
 
-``Results`` is one run. ``verdict_history`` returns what runs found for one ledger: a run that skipped
-or did not reach the ledger has no row for it, so its last verdict may be in an earlier run.
+``Results`` is one run. ``verdict_history`` returns what runs found for one ledger: a run that
+skipped or did not reach the ledger has no row for it, so its last verdict may be in an earlier run.
 ``compare`` returns the ledgers whose verdict changed, that are new, or that are absent.
 """
 
@@ -185,8 +185,8 @@ class Changes:
     counted.
 
     ``is_newness_certain``: True if the earlier run checked all ledgers. Then a ledger without a
-    verdict in it is new; else that run may have left it out. ``is_absence_certain``: True if the later
-    run checked all ledgers, so that a ledger without a verdict in it is deleted.
+    verdict in it is new; else that run may have left it out. ``is_absence_certain``: True if the
+    later run checked all ledgers, so that a ledger without a verdict in it is deleted.
     """
 
     changed: Sequence[Change]

@@ -58,8 +58,8 @@ PLANNED = pa.schema(
     ]
 )
 KNOWN = ["known_version", "known_mtime_ms"]
-"""Both or neither are set: the write to the metadata (``MetadataStamp``) since which the ledger needs no
-check."""
+"""Both or neither are set: the write to the metadata (``MetadataStamp``) since which the ledger
+needs no check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,11 +217,11 @@ def _work_range(options: FsckOptions, slot_count: int) -> tuple[int, int]:
 def _bounds(
     ends: Sequence[int], work_max: Callable[[int], int], slot_count: int, count_max: int
 ) -> list[tuple[int, int]]:
-    """Return the begin and the end (exclusive) of each part. A ledger with more work than the limit is
-    a part of its own.
+    """Return the begin and the end (exclusive) of each part. A ledger with more work than the limit
+    is a part of its own.
 
-    ``ends``: the cumulative work. ``work_max``: returns the limit of each part of the next
-    round, by the remaining work.
+    ``ends``: the cumulative work. ``work_max``: returns the limit of each part of the next round,
+    by the remaining work.
     """
     bounds: list[tuple[int, int]] = []
     start, count, limit = 0, len(ends) - 1, 0

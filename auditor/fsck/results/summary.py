@@ -3,9 +3,9 @@
 
 The keys are stable: a new one keeps ``version``, a change of meaning raises it.
 
-The znode ``closer`` beside ``last`` holds the summary of an earlier run at a closer level that found
-something wrong. Until a run as close follows, nobody knows whether this was repaired. Each summary in
-ZooKeeper also says how many ledgers were marked since, if any.
+The znode ``closer`` beside ``last`` holds the summary of an earlier run at a closer level that
+found something wrong. Until a run as close follows, nobody knows whether this was repaired. Each
+summary in ZooKeeper also says how many ledgers were marked since, if any.
 """
 
 import json
@@ -207,7 +207,8 @@ class Advice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTexts:
     """The sentences of a page that the caller words: ``headline`` on the whole result, ``tails`` on
-    open ledgers whose tail was not checked (may be empty), and what to do, the most urgent first."""
+    open ledgers whose tail was not checked (may be empty), and what to do, the most urgent first.
+    """
 
     headline: str
     tails: str

@@ -1,5 +1,5 @@
-"""Runs the tasks of a run on Spark: gives them out, does the work of each in an executor, and returns
-its verdicts as rows.
+"""Runs the tasks of a run on Spark: gives them out, does the work of each in an executor, and
+returns its verdicts as rows.
 
 - ``Dispatch`` (driver) submits many small concurrent jobs, so that each result arrives at once. One job
   over all parts would return nothing before its last part is done. A job has one task, or a few if
@@ -84,8 +84,8 @@ class Dispatch:
 
     @contextmanager
     def warmed_up(self, work: Work) -> Iterator[None]:
-        """Start Python in every slot during the block, and import there what ``work`` needs. ``work``
-        is not called.
+        """Start Python in every slot during the block, and import there what ``work`` needs.
+        ``work`` is not called.
 
         Errors are ignored here: the first tasks need the same, and report them.
         """
@@ -254,8 +254,8 @@ def check_work(checks: Sequence[Check], options: FsckOptions, begin_pace: BeginP
 def _by_options(
     ledger_ids: Collection[int], full_scan: frozenset[int], options: FsckOptions
 ) -> Iterator[tuple[FsckOptions, Sequence[int]]]:
-    """Yield ledgers with the options for them: those of ``full_scan`` are read completely. Empty groups
-    are left out."""
+    """Yield ledgers with the options for them: those of ``full_scan`` are read completely. Empty
+    groups are left out."""
     if others := [ledger_id for ledger_id in ledger_ids if ledger_id not in full_scan]:
         yield options, others
     if whole := [ledger_id for ledger_id in ledger_ids if ledger_id in full_scan]:
@@ -297,8 +297,8 @@ GC_THRESHOLD = 10_000
 
 
 def set_up() -> None:
-    """Turn off what only costs time in an executor. Call before the work of each task: one process runs
-    many tasks."""
+    """Turn off what only costs time in an executor. Call before the work of each task: one process
+    runs many tasks."""
     _quiet_logs()
     _hide_pandas()
     _collect_garbage_less()

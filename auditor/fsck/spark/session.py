@@ -1,5 +1,5 @@
-"""Starts and stops Spark for fsck, on this machine or on a standalone cluster; ``spark-submit`` brings
-its own.
+"""Starts and stops Spark for fsck, on this machine or on a standalone cluster; ``spark-submit``
+brings its own.
 
 Opens a context only: a run makes no query, and a session would take 1.4 s longer. ``launching``
 watches the JVM that PySpark starts for a context: PySpark waits for it without limit, even if the

@@ -6,8 +6,8 @@ All sources need the option ``metadataServiceUri``. ``bookkeeper-entries`` also 
 ``numPartitions``; by default the number of ledgers decides.
 
 Ledger ids are listed once, when the query is planned, and are part of its plan. So a repeated task
-reads the same ledgers. An incomplete listing raises (rule S8). Conditions on ``ledger_id`` are pushed
-down. Nothing is written, and no ledger is fenced.
+reads the same ledgers. An incomplete listing raises (rule S8). Conditions on ``ledger_id`` are
+pushed down. Nothing is written, and no ledger is fenced.
 
 The columns are stable: columns may be added, but a change of meaning needs a new name. Times are
 milliseconds since 1970. Ranges are inclusive at both ends.
