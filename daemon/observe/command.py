@@ -41,31 +41,14 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
       bookmender observe             once, in the foreground
       bookmender observe --watch     again after each change
 
-    The command reads all metadata, decides as our leader would, and compares the result with the
-    existing marks. So it may run beside Java's AutoRecovery, before any node does. It takes part in
-    no election and takes no lock, its ZooKeeper session cannot write, and it fences no ledger. A
-    node with node.mode = "observe" does the same in the background. It writes what it saw to
-    observe.json in its state directory.
+    It reads all metadata, decides as a leader would, and compares the result with the existing
+    marks. It votes for no leader, takes no lock and fences nothing; its ZooKeeper session cannot
+    write. So it may run beside Java's AutoRecovery. An absent bookie is lost after the recovery
+    delay, counted from the start of this command if no leader of ours recorded the absence.
+    docs/json.md describes the JSON.
 
-    An absent bookie is lost after the recovery delay. The delay counts from the start of this
-    command, unless a leader of ours recorded when the bookie disappeared.
-
-    JSON output (with --watch one object a line):
-    ledger_map: whether it is complete, and how many ledgers are known and unreadable.
-    bookies: affected: by bookie its state (lost; absent, lost in left_s; reformatted) and ledgers.
-    hold, is_disabled: what keeps ledgers from being marked.
-    underreplicated: ledgers that lack copies, most endangered first.
-    would_mark: how many of them would be marked now.
-    marks: total; shared (in the queue shared with Java); agreed; unmarked (we would mark them, and
-    they have no mark); partly_marked (their marks lack a lost bookie); surplus (we would not mark
-    them); own_marked (in our private queue, which Java does not read); own_damaged (those
-    of them with damage that Java cannot detect).
-    would_repair: as bookmender plan --json.
-
-    Exit codes: 0 nothing to do except drains and repairs that operators ordered. 1 there is
-    something to do, or a bookie is absent that ledgers name. 3 undetermined: ZooKeeper does not
-    answer, or no ledger is known to lack a copy, but the metadata of some ledgers cannot be read,
-    or an ACL denies listing some of them.
+    Exit codes: 0 nothing to do except what operators ordered. 1 something to do, or a bookie with
+    ledgers is absent. 3 unknown: ZooKeeper or some metadata cannot be read.
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)

@@ -17,7 +17,7 @@ SHOWN_MAX = 20
 
 
 def to_record(sight: Sight) -> dict[str, Any]:
-    """Return the look as JSON. ``bookmender observe --help`` describes the fields."""
+    """Return what was seen as JSON. docs/json.md describes the fields."""
     seen = sight.observation
     return {
         "version": 1,

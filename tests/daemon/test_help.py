@@ -16,8 +16,6 @@ PROSE_LINES_MAX = 15
 WIDTH = 80
 OTHER_PAGES = ("status", "fsck")
 """docs/status.md and docs/fsck.md describe these commands."""
-LONG = ("observe",)
-"""Commands whose help is not held to the limit yet."""
 
 
 def commands(
@@ -44,8 +42,6 @@ def is_below(name: str, tops: tuple[str, ...]) -> bool:
 def test_the_text_of_a_command_is_short(
     name: str, command: click.Command, context: click.Context
 ) -> None:
-    if is_below(name, LONG):
-        pytest.skip("its help is rewritten elsewhere")
     formatter = context.make_formatter()
 
     command.format_help_text(context, formatter)
