@@ -104,7 +104,7 @@ def _message(ledger_id: int, reason: Reason, facts: Facts) -> Message:
             return _end_unproven(ledger_id, facts)
         case Reason.CORRUPT_METADATA:
             return Message(errors, f"{earlier_metadata_hint(ledger_id)}.")
-        case Reason.SHUT_AWAY:
+        case Reason.ACCESS_DENIED:
             return Message(
                 f"its metadata cannot be read: {errors}",
                 "If an ACL denies access, a ZooKeeper user with permission can change it with `setAcl`.",
@@ -230,7 +230,7 @@ def _exclusions(facts: Facts) -> str:
 _EXCLUSIONS = {
     Exclusion.MEMBER: "already in the ensemble",
     Exclusion.REFUSED: "refused the ledger",
-    Exclusion.SHORT_OF_ROOM: "short of disk space",
+    Exclusion.SHORT_OF_SPACE: "short of disk space",
     Exclusion.DRAINING: "draining",
     Exclusion.MAINTENANCE: "in maintenance",
     Exclusion.QUARANTINED: "unresponsive",

@@ -42,7 +42,7 @@ LONG, SHORT = (6.0, 12.0), (0.2, 0.2)
 PACES: Mapping[Reason, tuple[float, float]] = {
     Reason.NO_COPY: LONG,
     Reason.CORRUPT_METADATA: LONG,
-    Reason.SHUT_AWAY: LONG,
+    Reason.ACCESS_DENIED: LONG,
     Reason.WRITE_REFUSED: LONG,
     Reason.DIGEST_SUSPECT: LONG,
     Reason.MISPLACED: LONG,

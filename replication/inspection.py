@@ -296,7 +296,7 @@ class Inspector:
         except CorruptionError as error:
             return Blocked(reason=Reason.CORRUPT_METADATA, facts=Facts(errors=(str(error),)))
         except UnauthorizedError as error:
-            return Blocked(reason=Reason.SHUT_AWAY, facts=Facts(errors=(str(error),)))
+            return Blocked(reason=Reason.ACCESS_DENIED, facts=Facts(errors=(str(error),)))
 
     def inspect_optimistically(
         self,

@@ -6,11 +6,17 @@ Workers store the same values in ZooKeeper (``ledger_record.WaitingNote``).
 
 To add a reason for blocking a repair:
 
-1. Add a member with a docstring to ``Reason``, and to the sets below it where they apply.
+1. Add a member with a docstring to ``Reason``. Add it where it applies to the sets below it, to
+   ``_ANY_CHANGE_HELPS`` in ``ledger_record.py``, and in ``daemon/`` to ``_ENDED_BY_OTHERS``
+   (``cli/repair.py``), ``_WAITED_FOR`` (``status/records.py``) and the explanation of
+   ``REPAIRS_BLOCKED`` (``status/explanations.py``).
 2. If no field of ``Facts`` fits, add one with a default.
 3. Return ``Blocked(reason=..., facts=Facts(...))`` where the repair cannot go on.
-4. Add a branch to ``_message`` in ``daemon/messages.py``. mypy fails until it exists.
-5. Add a row to the table in ``tests/daemon/test_messages.py``.
+4. Add a branch to ``_message`` in ``daemon/messages.py``. mypy fails until it exists. The text must
+   also read well without any facts.
+5. Add a row to the tables in ``tests/daemon/test_messages.py`` and ``test_status_conditions.py``.
+
+A node of an older release rejects a note with a reason that it does not know.
 
 Retries wait as the settings say, unless ``backoff.PACES`` has another pace for the reason.
 """
@@ -59,7 +65,7 @@ class Reason(enum.Enum):
     """A draining bookie holds an open fragment of a ledger whose recovery was never finished."""
     CORRUPT_METADATA = "corrupt-metadata"
     """The metadata is damaged or of an unknown version."""
-    SHUT_AWAY = "shut-away"
+    ACCESS_DENIED = "access-denied"
     """An ACL denies access to the metadata."""
     WRITE_REFUSED = "write-refused"
     """ZooKeeper refuses to store the new metadata."""
@@ -116,7 +122,7 @@ _NEEDS_HELP = frozenset(
         Reason.END_UNPROVEN,
         Reason.RECOVERY_UNENDED,
         Reason.CORRUPT_METADATA,
-        Reason.SHUT_AWAY,
+        Reason.ACCESS_DENIED,
         Reason.WRITE_REFUSED,
         Reason.DIGEST_SUSPECT,
         Reason.JOURNAL,
@@ -131,7 +137,7 @@ class Exclusion(enum.Enum):
     """It stores this part of the ledger already, or belongs to the last ensemble of an open one."""
     REFUSED = "refused"
     """It refused a copy of this ledger."""
-    SHORT_OF_ROOM = "short-of-room"
+    SHORT_OF_SPACE = "short-of-space"
     """Its disks have too little free space."""
     DRAINING = "draining"
     MAINTENANCE = "maintenance"

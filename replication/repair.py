@@ -162,7 +162,7 @@ class RepairAttempt:
         self._inspector, self._copier = repairer.inspector, repairer.copier
         self._lease = lease
         self._sighting = sighting
-        self._memory = progress
+        self._progress = progress
         self._slots = slots
 
     async def run(self) -> Outcome:
@@ -183,8 +183,8 @@ class RepairAttempt:
             if outcome is not None:
                 return replace(
                     outcome,
-                    entry_count=self._memory.entry_count,
-                    entry_bytes=self._memory.entry_bytes,
+                    entry_count=self._progress.entry_count,
+                    entry_bytes=self._progress.entry_bytes,
                 )
         return waiting(Blocked(reason=Reason.CONFLICTS, facts=Facts(round_count=ROUNDS_MAX)))
 
@@ -198,21 +198,21 @@ class RepairAttempt:
                 return await self._finish()
             case Blocked() as blocked:
                 return waiting(blocked)
-        if not self._memory.has_presumed:
-            self._memory.has_presumed = True
+        if not self._progress.has_presumed:
+            self._progress.has_presumed = True
             if results := await self._copy_optimistically(versioned, view):
                 return await self._commit(results)
         match await self._inspect(versioned, view):
             case Blocked() as blocked:
                 return waiting(blocked)
             case RecoveryRequired() as found:
-                return await self._close(found)
+                return await self._handle_open_fragment(found)
             case Inspection() as inspection:
                 return await self._repair(inspection)
 
     async def _repair(self, inspection: Inspection) -> Outcome | None:
         """Plan, copy and commit. The ledger is closed, or its open fragment needs nothing."""
-        if must_finish_recovery(inspection, self._memory.found_bad):
+        if must_finish_recovery(inspection, self._progress.found_bad):
             return await self._recover(inspection.versioned, inspection.view)
         # A mark that names bookies is about their entries, not about placement.
         may_move = self._repairer.moves_misplaced and not self._lease.queued.replicas
@@ -230,11 +230,11 @@ class RepairAttempt:
     ) -> Inspection | RecoveryRequired | Blocked:
         async with self._slots.lent_after(PATIENCE_S):
             return await self._inspector.inspect_metadata(
-                versioned, view, suspects=self._memory.all_suspects
+                versioned, view, suspects=self._progress.all_suspects
             )
 
     def _plan(self, inspection: Inspection, *, moves_misplaced: bool = False) -> Plan:
-        targets = self._copier.targets(inspection, self._memory)
+        targets = self._copier.targets(inspection, self._progress)
         return plan_repair(inspection, targets, moves_misplaced=moves_misplaced)
 
     def _write_refusal(self, versioned: VersionedMetadata, plan: Plan) -> Blocked | None:
@@ -258,7 +258,7 @@ class RepairAttempt:
         self, plan: Plan, inspection: Inspection, *, asked: ReadPlan = NOTHING_ASKED
     ) -> CopyResults:
         """Make the copies of a plan. ``asked``: reads that check other copies at the same time."""
-        progress, byte_count = self._memory, sum(repair.byte_count for repair in plan.repairs)
+        progress, byte_count = self._progress, sum(repair.byte_count for repair in plan.repairs)
         # The record is written while the copies are made, so that no repair waits for it.
         progress.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
         async with self._slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
@@ -287,7 +287,7 @@ class RepairAttempt:
         first.
         """
         presumed = self._inspector.inspect_optimistically(
-            versioned, view, suspects=self._memory.all_suspects
+            versioned, view, suspects=self._progress.all_suspects
         )
         if presumed is None:
             return None
@@ -365,7 +365,7 @@ class RepairAttempt:
 
         Returns False if another round is needed. Raises UnavailableError.
         """
-        await self._memory.copies.wait_recorded()
+        await self._progress.copies.wait_recorded()
         return await self._views.are_as_in(results.inspection.view, results.new_targets)
 
     def _member_checks(self, inspection: Inspection) -> list[Check]:
@@ -422,7 +422,7 @@ class RepairAttempt:
 
     # --- Open ledgers -----------------------------------------------------------------------------
 
-    async def _close(self, found: RecoveryRequired) -> Outcome | None:
+    async def _handle_open_fragment(self, found: RecoveryRequired) -> Outcome | None:
         """An open fragment lacks copies: repair the closed fragments, leave the open one to its
         writer, and recover the ledger after the grace."""
         if self._sighting is None and await self._repair_closed_part(found):
@@ -442,7 +442,7 @@ class RepairAttempt:
         """
         async with self._slots.lent_after(PATIENCE_S):
             inspection = await self._inspector.inspect_closed_part(
-                found, suspects=self._memory.all_suspects
+                found, suspects=self._progress.all_suspects
             )
         if inspection is None:
             return False
@@ -462,7 +462,7 @@ class RepairAttempt:
         """Recover and close the ledger. The next round repairs it."""
         if hold := held_back(self._views.current.orders):
             return waiting(hold)
-        open_ledgers, copies = self._repairer.open_ledgers, self._memory.copies
+        open_ledgers, copies = self._repairer.open_ledgers, self._progress.copies
 
         async def record_targets(end: RecoveredEnd) -> None:
             copies.add(end.new_members)
@@ -473,7 +473,7 @@ class RepairAttempt:
                 await open_ledgers.recover(
                     versioned,
                     view,
-                    suspects=self._memory.found_bad,
+                    suspects=self._progress.found_bad,
                     guards=self._queue.guards(self._lease),
                     before_close=record_targets,
                 )

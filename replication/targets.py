@@ -61,7 +61,7 @@ class Targets(Struct, frozen=True, kw_only=True):
             more_bytes = byte_count + loads.get(bookie, 0)
             is_short = spare_bytes < (0 if more_bytes < SMALL_COPY_BYTES else more_bytes)
             if is_short and self._may_be_given(bookie):
-                short[bookie] = Exclusion.SHORT_OF_ROOM
+                short[bookie] = Exclusion.SHORT_OF_SPACE
         if not short:
             return self
         candidates = {b: each for b, each in self.candidates.items() if b not in short}
@@ -273,7 +273,7 @@ class TargetSelector:
             return Exclusion.MAINTENANCE
         if self._is_local_only and bookie != self._local:
             return Exclusion.NOT_LOCAL
-        return Exclusion.SHORT_OF_ROOM if self._is_short(bookie) else None
+        return Exclusion.SHORT_OF_SPACE if self._is_short(bookie) else None
 
     def _is_short(self, bookie: BookieId) -> bool:
         spare_bytes = self._spare(bookie)
@@ -318,7 +318,7 @@ def exclusion_counts(
     barred.update(
         (bookie, Exclusion.MEMBER)
         for bookie in members
-        if bookie in targets.candidates or barred.get(bookie) is Exclusion.SHORT_OF_ROOM
+        if bookie in targets.candidates or barred.get(bookie) is Exclusion.SHORT_OF_SPACE
     )
     if len(barred) < len(targets.barred) + len(targets.candidates):
         return None

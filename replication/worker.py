@@ -60,7 +60,7 @@ class Summary:
             ledger_count=self.repaired_count,
             entry_count=self.entry_count,
             entry_bytes=self.entry_bytes,
-            put_aside_count=self.waiting_count,
+            deferred_count=self.waiting_count,
             at_work_count=at_work_count,
         )
         self.repaired_count = self.waiting_count = self.entry_count = self.entry_bytes = 0

@@ -140,7 +140,10 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         meaning="Workers tried these ledgers and found an obstacle that needs a bookie or a person. They try again from "
         "time to time. The fact counts the reasons.",
         causes="no-copy, no-coverage: bookies with the needed copies are absent. no-target: too few bookies accept "
-        "copies. corrupt-metadata, shut-away, write-refused: the metadata is damaged or an ACL denies access.",
+        "copies. misplaced: no bookie in the wanted place accepts copies. end-unproven, recovery-unended: the last entry of an "
+        "open ledger is not proven. digest-suspect: no copy matches the digest. corrupt-metadata, access-denied, "
+        "write-refused: the metadata is damaged or an ACL denies access. journal-unwritable: the state directory of a "
+        "node is full or not writable.",
         action="bookmender queue list shows the reason of each ledger, bookmender plan LEDGER the details. Start or add "
         "bookies, or open the ACL. Then bookmender repair LEDGER tries at once.",
         clears="when the ledgers are repaired or deleted.",

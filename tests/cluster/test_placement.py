@@ -133,7 +133,7 @@ def test_no_copy_goes_to_a_bookie_that_is_short_of_room(
             notes = WaitingNotes(on.seen.store, on.seen.paths)
             note = await wait_for(lambda: notes.read(ledger.ledger_id), "waiting note")
             assert note.reason is Reason.NO_TARGET
-            assert Exclusion.SHORT_OF_ROOM in dict(note.blocked.facts.excluded or ())
+            assert Exclusion.SHORT_OF_SPACE in dict(note.blocked.facts.excluded or ())
 
             await asyncio.to_thread(stop_all, [short], timeout_s=STOP_TIMEOUT_S)
             start("roomy", settings=with_floor(below))

@@ -277,7 +277,7 @@ async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() 
     await cluster.mark(B1, ledger_id=0)
     note = WaitingNote(
         ledger_id=0,
-        blocked=Blocked(reason=Reason.SHUT_AWAY, facts=Facts(errors=("the ACL shuts us out",))),
+        blocked=Blocked(reason=Reason.ACCESS_DENIED, facts=Facts(errors=("the ACL shuts us out",))),
         node="node-1",
         since_ms=1,
         next_try_ms=cluster.clock.wall_ms() + 3_600_000,

@@ -128,7 +128,7 @@ ROWS = [
         "`bookmender ledger restore 7` lists earlier metadata, if it was written on this host.",
     ),
     (
-        Reason.SHUT_AWAY,
+        Reason.ACCESS_DENIED,
         Facts(errors=("access denied",)),
         "its metadata cannot be read: access denied",
         "If an ACL denies access, a ZooKeeper user with permission can change it with `setAcl`.",

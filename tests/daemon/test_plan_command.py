@@ -97,11 +97,13 @@ def test_metadata_that_cannot_be_read_is_a_line_with_what_to_do_next() -> None:
 
 
 def test_of_metadata_that_acls_shut_away_no_earlier_state_is_offered() -> None:
-    shut = Blocked(reason=Reason.SHUT_AWAY, facts=Facts(errors=("the ACL shuts us out: open it",)))
+    shut = Blocked(
+        reason=Reason.ACCESS_DENIED, facts=Facts(errors=("the ACL shuts us out: open it",))
+    )
 
     text = to_text(previews(Plan(blocked=(shut,))))
 
-    assert "  blocked: shut-away: its metadata cannot be read: the ACL shuts us out" in text
+    assert "  blocked: access-denied: its metadata cannot be read: the ACL shuts us out" in text
     assert "ledger restore" not in text
 
 

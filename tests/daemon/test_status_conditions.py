@@ -590,27 +590,35 @@ def test_windows_are_named_only_if_every_queued_ledger_waits_for_one() -> None:
         assert "windows" not in fact(other, "LEDGERS_UNDER_REPLICATED")
 
 
-@pytest.mark.parametrize(
-    ("reason", "needs_help"),
-    [
-        (Reason.OPEN_LEDGER_GRACE, False),
-        (Reason.OPEN_FRAGMENT, False),
-        (Reason.WRITER_ALIVE, False),
-        (Reason.NO_COPY, True),
-        (Reason.NO_TARGET, True),
-        (Reason.MISPLACED, True),
-        (Reason.NO_ANSWER, False),
-        (Reason.RECOVERY_FAILED, False),
-        (Reason.NO_COVERAGE, True),
-        (Reason.END_UNPROVEN, True),
-        (Reason.RECOVERY_UNENDED, True),
-        (Reason.CORRUPT_METADATA, True),
-        (Reason.SHUT_AWAY, True),
-        (Reason.DIGEST_SUSPECT, True),
-        (Reason.CONFLICTS, False),
-        (Reason.JOURNAL, True),
-    ],
-)
+NEEDS_HELP = {
+    Reason.OPEN_LEDGER_GRACE: False,
+    Reason.OPEN_FRAGMENT: False,
+    Reason.WRITER_ALIVE: False,
+    Reason.NO_COPY: True,
+    Reason.NO_TARGET: True,
+    Reason.MISPLACED: True,
+    Reason.NO_ANSWER: False,
+    Reason.RECOVERY_FAILED: False,
+    Reason.NO_COVERAGE: True,
+    Reason.END_UNPROVEN: True,
+    Reason.RECOVERY_UNENDED: True,
+    Reason.CORRUPT_METADATA: True,
+    Reason.ACCESS_DENIED: True,
+    Reason.DIGEST_SUSPECT: True,
+    Reason.WRITE_REFUSED: True,
+    Reason.CONFLICTS: False,
+    Reason.MAINTENANCE: False,
+    Reason.HOLD: False,
+    Reason.LEFT_TO_OTHERS: False,
+    Reason.JOURNAL: True,
+}
+
+
+def test_the_table_of_needed_help_has_every_reason() -> None:
+    assert NEEDS_HELP.keys() == set(Reason)
+
+
+@pytest.mark.parametrize(("reason", "needs_help"), NEEDS_HELP.items())
 def test_reasons_that_time_alone_does_not_remove_block_a_repair(
     reason: Reason, needs_help: bool
 ) -> None:

@@ -27,7 +27,7 @@ BETTER = replace(WORLD, newest_czxid=8)
         pytest.param(None, [10, 20, 40, 80, 160, 300, 300], id="unknown: as set"),
         pytest.param(Reason.NO_COPY, [60, 120, 240, 480, 960, 1920, 3600], id="long"),
         pytest.param(Reason.CORRUPT_METADATA, [60, 120, 240, 480, 960, 1920, 3600], id="long, too"),
-        pytest.param(Reason.SHUT_AWAY, [60, 120, 240, 480, 960, 1920, 3600], id="likewise"),
+        pytest.param(Reason.ACCESS_DENIED, [60, 120, 240, 480, 960, 1920, 3600], id="likewise"),
         pytest.param(Reason.NO_ANSWER, [2, 4, 8, 16, 32, 60, 60], id="short"),
     ],
 )

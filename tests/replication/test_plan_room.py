@@ -63,7 +63,7 @@ def test_rule_s11_where_nobody_has_room_it_waits_and_says_why() -> None:
     (blocked,) = plan({B4: SHARE_BYTES // 2}, lost(1)).blocked
 
     assert blocked.reason is Reason.NO_TARGET
-    assert blocked.facts.excluded == ((Exclusion.MEMBER, 3), (Exclusion.SHORT_OF_ROOM, 1))
+    assert blocked.facts.excluded == ((Exclusion.MEMBER, 3), (Exclusion.SHORT_OF_SPACE, 1))
 
 
 def test_rule_s11_what_a_live_bookie_lacks_it_is_given_where_there_is_room_for_that() -> None:

@@ -251,7 +251,7 @@ async def test_metadata_that_acls_shut_away_is_in_the_way_of_that_ledger_alone()
 
     [blocked] = found.plan.blocked
     assert blocked == Blocked(
-        reason=Reason.SHUT_AWAY, facts=Facts(errors=("the ACL shuts us out",))
+        reason=Reason.ACCESS_DENIED, facts=Facts(errors=("the ACL shuts us out",))
     )
 
 

@@ -266,7 +266,7 @@ async def test_metadata_that_acls_shut_away_is_left_alone_and_said() -> None:
         shut_out(node.store, cluster.manager.path(LEDGER))
         outcome = await repair_with(node)
 
-    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.SHUT_AWAY)
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.ACCESS_DENIED)
     await assert_still_marked(cluster)
 
 

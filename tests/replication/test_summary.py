@@ -18,7 +18,7 @@ def test_when_nothing_is_at_hand_any_more_what_was_repaired_is_told_at_once() ->
         summary.tell_if_done()
         summary.tell_if_done()
 
-    assert [(line["ledger_count"], line["put_aside_count"]) for line in lines] == [(1, 1)]
+    assert [(line["ledger_count"], line["deferred_count"]) for line in lines] == [(1, 1)]
 
 
 def test_ledgers_that_are_tried_in_vain_again_and_again_fill_no_log() -> None:
@@ -31,7 +31,7 @@ def test_ledgers_that_are_tried_in_vain_again_and_again_fill_no_log() -> None:
         assert lines == []
 
         summary.tell(at_work_count=0)  # the interval is over
-    assert [line["put_aside_count"] for line in lines] == [100]
+    assert [line["deferred_count"] for line in lines] == [100]
 
 
 def test_nothing_is_told_of_nothing() -> None:

@@ -70,7 +70,7 @@ async def test_rule_s11_whoever_may_not_receive_is_told_by_its_rule() -> None:
     assert found.barred == {
         B2: Exclusion.DRAINING,
         B3: Exclusion.MAINTENANCE,
-        B4: Exclusion.SHORT_OF_ROOM,
+        B4: Exclusion.SHORT_OF_SPACE,
         B5: Exclusion.REFUSED,
     }
     assert set(found.candidates) == set(BOOKIES) - {B2, B3, B4, B5}
@@ -83,7 +83,7 @@ async def test_what_is_under_way_counts_as_load_and_against_the_room() -> None:
     with shared.under_way(B1, GB // 2):
         assert shared.targets(seen).candidates[B1].load_bytes == GB // 2
         with shared.under_way(B1, GB):
-            assert shared.targets(seen).barred == {B1: Exclusion.SHORT_OF_ROOM}
+            assert shared.targets(seen).barred == {B1: Exclusion.SHORT_OF_SPACE}
 
     assert shared.targets(seen).candidates[B1].load_bytes == 0
 
@@ -98,7 +98,7 @@ async def test_rule_s11_what_landed_counts_against_the_room_from_then_on() -> No
     found = shared.targets(seen)
     assert found.candidates[B1].load_bytes == 0
     assert B1 in found.having_room(GB // 2, {}).candidates
-    assert found.having_room(GB // 2 + 1, {}).barred == {B1: Exclusion.SHORT_OF_ROOM}
+    assert found.having_room(GB // 2 + 1, {}).barred == {B1: Exclusion.SHORT_OF_SPACE}
 
 
 @in_virtual_time
@@ -108,10 +108,10 @@ async def test_rule_s11_what_would_leave_too_little_goes_elsewhere() -> None:
     with shared.under_way(B1, GB // 2):
         found = shared.targets(view())
         assert B1 in found.having_room(GB // 2, {}).candidates
-        assert found.having_room(GB // 2 + 1, {}).barred == {B1: Exclusion.SHORT_OF_ROOM}
-        assert found.having_room(GB // 4, {B1: GB // 2}).barred == {B1: Exclusion.SHORT_OF_ROOM}
+        assert found.having_room(GB // 2 + 1, {}).barred == {B1: Exclusion.SHORT_OF_SPACE}
+        assert found.having_room(GB // 4, {B1: GB // 2}).barred == {B1: Exclusion.SHORT_OF_SPACE}
         assert found.having_room(5 * GB, {}).barred == dict.fromkeys(
-            (B1, B2), Exclusion.SHORT_OF_ROOM
+            (B1, B2), Exclusion.SHORT_OF_SPACE
         )
 
     assert B1 in shared.targets(view()).having_room(GB, {}).candidates
@@ -166,7 +166,7 @@ async def test_each_rule_that_leaves_nobody_is_told_with_its_number() -> None:
     assert exclusion_counts(found, {B1, B2, B3}) == (
         (Exclusion.MEMBER, 3),
         (Exclusion.REFUSED, 1),
-        (Exclusion.SHORT_OF_ROOM, 1),
+        (Exclusion.SHORT_OF_SPACE, 1),
         (Exclusion.DRAINING, 1),
     )
     assert exclusion_counts(target_selector().targets(view()), {B1}) is None, "others are left"
