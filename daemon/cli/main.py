@@ -114,7 +114,7 @@ def cli() -> None:
       bookmender local kill 2    crash a bookie (in another terminal)
       bookmender status          watch the repair
     \b
-    For another cluster give its address: -c FILE, or in the environment
+    For another cluster give its address: -c FILE after the command, or
     BOOKMENDER_METADATA_SERVICE_URI=zk+hierarchical://HOST:2181/ledgers
     Exit codes: 0 healthy or done, 1 found something, 2 wrong usage, 3 unknown.
     """

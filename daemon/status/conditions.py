@@ -167,7 +167,7 @@ def _bookie_conditions(status: Status) -> Iterator[Condition]:
             code=Code.BOOKIES_LOST,
             severity=Severity.WARN,
             fact=f"{count_is(len(bookies.lost), 'bookie')} lost: {some(bookies.lost)}.{why}",
-            action="Start the bookie if its data is intact. Otherwise its ledgers are copied to other bookies."
+            action="Start bookies whose data is intact. Ledgers of the others are copied to other bookies."
             if named
             else f"No ledger names it any more. Start it, or run: bookmender bookie decommission {bookies.lost[0]}",
             data={"bookies": list(bookies.lost), "named_by_ledgers": named},
@@ -202,17 +202,17 @@ def _bookie_conditions(status: Status) -> Iterator[Condition]:
         yield _draining(unfinished)
     if state.unavailable is not None and state.unavailable.count:
         yield _unavailable(state.unavailable, is_complete=state.is_count_complete)
-    if len(status.named_in_maintenance) > 1 and state.unavailable is None:
+    if len(status.named_unregistered) > 1 and state.unavailable is None:
         leads = status.services.leader_node is not None
         yield Condition(
             code=Code.AVAILABILITY_UNKNOWN,
             severity=Severity.UNKNOWN,
-            fact=f"{counted(len(status.named_in_maintenance), 'bookie')} absent for maintenance may have the only copies of "
+            fact=f"{counted(len(status.named_unregistered), 'bookie')} that are not registered may have the only copies of "
             f"some entries: {'the leader has not counted yet' if leads else 'no bookmender node leads and counts'}.",
             action="Wait some seconds."
             if leads
-            else "End a window, or let a bookmender node lead.",
-            data={"bookies": list(status.named_in_maintenance)},
+            else "Start a bookie, or let a bookmender node lead.",
+            data={"bookies": list(status.named_unregistered)},
         )
 
 

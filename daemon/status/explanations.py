@@ -218,12 +218,12 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
     ),
     Code.AVAILABILITY_UNKNOWN: Explanation(
         severity="UNKNOWN",
-        summary="several bookies are in maintenance, and nobody has counted unavailable ledgers",
-        meaning="Two or more bookies are absent for maintenance. Some entries may have all their copies on them, and "
+        summary="several bookies are not registered, and nobody has counted unavailable ledgers",
+        meaning="Two or more bookies are absent, lost or in maintenance. Some entries may have all their copies on them, and "
         "no leader has counted such ledgers since the last bookie came or went.",
         causes="A bookie went some seconds ago, or the leader is Java's auditor, which does not count.",
-        action="Wait some seconds. If Java leads, end one of the windows to be safe.",
-        clears="when a bookmender leader has counted, or fewer than two bookies are absent.",
+        action="Wait some seconds. If Java leads or no auditor runs, start one of the bookies to be safe.",
+        clears="when a bookmender leader has counted, or fewer than two bookies are not registered.",
     ),
     Code.BOOKIES_IN_MAINTENANCE: Explanation(
         severity="INFO",

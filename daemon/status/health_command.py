@@ -27,6 +27,7 @@ def explain_code(code: str | None) -> None:
         return
     wanted = code.upper().replace("-", "_")
     if wanted not in list(Code):
-        nearest = difflib.get_close_matches(wanted, list(Code), n=1, cutoff=0.0)
-        raise click.BadParameter(f"no condition is called {code!r}. Nearest: {nearest[0]}")
+        near = difflib.get_close_matches(wanted, list(Code), n=1)
+        hint = f"Did you mean {near[0]}?" if near else "bookmender health explain lists all codes."
+        raise click.UsageError(f"no condition is called {code!r}. {hint}")
     click.echo(explain(Code(wanted)))

@@ -195,6 +195,15 @@ class Status:
         )
 
     @property
+    def named_unregistered(self) -> tuple[BookieId, ...]:
+        """Bookies that are not registered, without those that certainly no ledger names."""
+        others = (*self.bookies.lost, *self.bookies.absent)
+        return (
+            *self.named_in_maintenance,
+            *(bookie for bookie in others if not self.leader_state.is_named_by_none(bookie)),
+        )
+
+    @property
     def marking_obstacle(self) -> str:
         """Why ledgers of a lost or reformatted bookie are not marked; empty if they will be."""
         if self.orders.hold is not None:

@@ -49,7 +49,7 @@ def test_an_unknown_code_is_wrong_usage_and_names_the_nearest() -> None:
     result = CliRunner().invoke(cli, ["health", "explain", "BOOKIE_LOST"])
 
     assert result.exit_code == 2
-    assert "Nearest: BOOKIES_LOST" in result.output
+    assert "Did you mean BOOKIES_LOST?" in result.output
 
 
 def test_the_help_of_status_is_short() -> None:

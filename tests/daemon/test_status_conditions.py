@@ -58,7 +58,7 @@ NO_AUDITOR = "NO_AUDITOR UNKNOWN"
         pytest.param(
             {"absent": (B1,), "lost": (B2,)},
             1,
-            ["BOOKIES_LOST WARN", "BOOKIES_ABSENT WARN"],
+            ["BOOKIES_LOST WARN", "BOOKIES_ABSENT WARN", "AVAILABILITY_UNKNOWN UNKNOWN"],
             id="both are listed",
         ),
         pytest.param(
@@ -702,7 +702,7 @@ def test_a_condition_is_told_to_programs_with_its_numbers_and_names() -> None:
         "code": "BOOKIES_LOST",
         "severity": "WARN",
         "fact": f"1 bookie is lost: {B1}.",
-        "action": "Start the bookie if its data is intact. Otherwise its ledgers are copied to other "
+        "action": "Start bookies whose data is intact. Ledgers of the others are copied to other "
         "bookies.",
         "data": {"bookies": [B1], "named_by_ledgers": [B1]},
     }

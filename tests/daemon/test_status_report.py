@@ -98,9 +98,10 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
     )
 
     assert told == [
-        "WARN  BOOKIES_LOST, BOOKIES_ABSENT, REPAIRS_BLOCKED, LEDGERS_UNDER_REPLICATED",
+        "WARN  BOOKIES_LOST, BOOKIES_ABSENT, REPAIRS_BLOCKED, LEDGERS_UNDER_REPLICATED, "
+        "AVAILABILITY_UNKNOWN",
         f"BOOKIES_LOST              WARN     1 bookie is lost: {B2}.",
-        "    Start the bookie if its data is intact. Otherwise its ledgers are copied to other bookies.",
+        "    Start bookies whose data is intact. Ledgers of the others are copied to other bookies.",
         f"BOOKIES_ABSENT            WARN     1 bookie is absent: {B3}. Next: {B3} lost in 1 min.",
         "    Start the bookie. Announce planned work with: bookmender bookie maintenance ID --for 2h",
         "REPAIRS_BLOCKED           WARN     Blocked: 1 of 105 queued ledgers (1 no-copy).",
@@ -108,6 +109,9 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         "Others: bookmender queue list",
         "LEDGERS_UNDER_REPLICATED  WARN     105 ledgers are under-replicated.",
         "    Nothing to do while workers repair. bookmender queue list shows each ledger.",
+        "AVAILABILITY_UNKNOWN      UNKNOWN  2 bookies that are not registered may have the only copies of "
+        "some entries: the leader has not counted yet.",
+        "    Wait some seconds.",
         "",
         "leader    host-a (pid 11)",
         "map       complete, 1,200 ledgers when it was built",
