@@ -1,9 +1,11 @@
-"""Ledgers that are made or changed while bookies are lost: what is marked for them, and no more."""
+"""Ledgers that are created or changed while bookies are lost: the auditor marks these and no
+others."""
 
 import asyncio
 from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from auditor.auditor import CHANGES_PAUSE_S, RETRY_S
 from ledgers.errors import UnavailableError
@@ -23,7 +25,7 @@ from tests.replication.nodes import PATHS, ROOT
 async def add_segment(
     cluster: Cluster, ledger_id: int, *ensemble: BookieId, first_entry_id: int
 ) -> None:
-    """As its writer does when it replaces a bookie; it goes on."""
+    """Append a segment, as a writer does that replaces a bookie and continues."""
     cluster.tree.watcher = lambda *_: None
     versioned = await cluster.manager.read(ledger_id)
     segment = Segment(first_entry_id=first_entry_id, ensemble=ensemble)
@@ -40,7 +42,7 @@ async def mark_version(cluster: Cluster, ledger_id: int) -> int:
 
 
 @in_virtual_time
-async def test_a_ledger_that_is_made_on_a_bookie_that_is_lost_already_is_marked() -> None:
+async def test_a_new_ledger_on_a_lost_bookie_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -57,7 +59,7 @@ async def test_a_ledger_that_is_made_on_a_bookie_that_is_lost_already_is_marked(
     why="at once, when the ledger appears, instead of at the next periodic check",
 )
 @in_virtual_time
-async def test_a_ledger_that_names_a_bookie_nobody_ever_saw_is_marked_when_it_appears() -> None:
+async def test_a_new_ledger_that_names_an_unknown_bookie_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
@@ -67,7 +69,7 @@ async def test_a_ledger_that_names_a_bookie_nobody_ever_saw_is_marked_when_it_ap
 
 
 @in_virtual_time
-async def test_a_marked_ledger_whose_writer_goes_on_is_not_marked_again() -> None:
+async def test_a_marked_ledger_is_not_marked_again_when_it_grows() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
     async with auditing(cluster):
@@ -81,9 +83,7 @@ async def test_a_marked_ledger_whose_writer_goes_on_is_not_marked_again() -> Non
 
 
 @in_virtual_time
-async def test_a_ledger_that_was_marked_when_it_appeared_is_not_marked_again_as_it_goes_on() -> (
-    None
-):
+async def test_a_ledger_marked_at_creation_is_not_marked_again() -> None:
     cluster = await Cluster.start()
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -97,7 +97,7 @@ async def test_a_ledger_that_was_marked_when_it_appeared_is_not_marked_again_as_
 
 
 @in_virtual_time
-async def test_a_ledger_whose_mark_could_not_be_made_when_it_appeared_is_marked_later(
+async def test_a_failed_mark_of_a_new_ledger_is_made_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B2, B3))
@@ -118,9 +118,7 @@ async def test_a_ledger_whose_mark_could_not_be_made_when_it_appeared_is_marked_
 
 
 @in_virtual_time
-async def test_repairs_of_marked_ledgers_make_the_leader_ask_for_nothing_but_their_metadata() -> (
-    None
-):
+async def test_partial_repairs_cost_the_leader_only_metadata_reads() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3)] * 50)
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
@@ -135,7 +133,7 @@ async def test_repairs_of_marked_ledgers_make_the_leader_ask_for_nothing_but_the
 
 
 @in_virtual_time
-async def test_a_ledger_that_is_repaired_and_then_put_on_the_lost_bookie_again_is_marked() -> None:
+async def test_a_repaired_ledger_put_on_the_lost_bookie_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -155,9 +153,8 @@ async def test_a_ledger_that_is_repaired_and_then_put_on_the_lost_bookie_again_i
 
 
 @in_virtual_time
-async def test_rule_s6_a_ledger_that_changes_under_a_mark_is_marked_anew_for_who_has_it_in_hand() -> (
-    None
-):
+async def test_rule_s6_a_ledger_that_changes_under_a_mark_is_marked() -> None:
+    """The new version of the mark tells the worker that has the lease."""
     cluster = await with_ledgers((B2, B3))
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -173,7 +170,7 @@ async def test_rule_s6_a_ledger_that_changes_under_a_mark_is_marked_anew_for_who
 
 
 @in_virtual_time
-async def test_what_changes_while_a_mark_cannot_be_made_is_marked_afterwards() -> None:
+async def test_changes_are_marked_once_marking_is_possible_again() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -189,7 +186,23 @@ async def test_what_changes_while_a_mark_cannot_be_made_is_marked_afterwards() -
 
 
 @in_virtual_time
-async def test_a_bookie_without_a_cookie_is_missed_as_long_as_a_ledger_names_it() -> None:
+async def test_a_decommissioned_bookie_is_no_longer_lost() -> None:
+    cluster = await with_ledgers((B2, B3))
+    async with auditing(cluster) as leader:
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        assert leader.auditor.losses.lost_since_s.keys() == {B1}
+
+        await cluster.store.delete(f"{ROOT}/cookies/{B1}")
+        await asyncio.sleep(SOON_S)
+
+        assert leader.auditor.losses.lost_since_s == {}
+        gauge = "bookmender_unregistered_bookies"
+        assert REGISTRY.get_sample_value(gauge, {"state": "lost"}) == 0
+
+
+@in_virtual_time
+async def test_a_bookie_without_cookie_is_lost_while_ledgers_name_it() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         await cluster.kill(B1)

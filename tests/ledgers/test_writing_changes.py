@@ -1,4 +1,4 @@
-"""A writer whose bookies fail, and what it may make of the ledger's metadata."""
+"""A writer whose bookies fail, and the changes it may make of the ledger's metadata."""
 
 from functools import partial
 
@@ -18,45 +18,45 @@ from ledgers.memory.bookies import Fault, Op
 from ledgers.model import LedgerMetadata, LedgerState, Segment
 from ledgers.writing import changed_by_writer, closed_by_writer
 from tests.ledgers.hooked_bookies import Call
-from tests.ledgers.world import BOOKIES, A, B, C, D, World
+from tests.ledgers.memory_cluster import BOOKIES, A, B, C, D, MemoryCluster
 from tests.virtual_time import run
 
 
 @pytest.mark.parametrize("error", [UnavailableError, ReadOnlyError])
-def test_a_failed_bookie_is_replaced_from_the_first_unacknowledged_entry_on(
+def test_a_failed_bookie_is_replaced_from_the_first_unconfirmed(
     error: type[BookmenderError],
 ) -> None:
     async def scenario() -> None:
-        world = World()
+        cluster = MemoryCluster()
 
-        async with world.writer(write_quorum=3, ack_quorum=3) as writer:
+        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
             before = writer.metadata.last_segment.ensemble
             await writer.add(b"0")
-            world.bookies.fail(before[1], Op.ADD, Fault(error=error))
+            cluster.bookies.fail(before[1], Op.ADD, Fault(error=error))
             futures = [await writer.send(payload) for payload in (b"1", b"2", b"3")]
             assert [await future for future in futures] == [1, 2, 3]
-            after = (await world.metadata(writer.ledger_id)).last_segment
+            after = (await cluster.metadata(writer.ledger_id)).last_segment
             await writer.close()
 
         assert after.first_entry_id == 1
         assert (after.ensemble[0], after.ensemble[2]) == (before[0], before[2])
         assert after.ensemble[1] not in before
         for entry_id in (1, 2, 3):
-            assert world.holders(entry_id, writer.ledger_id) >= set(after.ensemble)
-        assert await world.payloads(writer.ledger_id) == [b"0", b"1", b"2", b"3"]
+            assert cluster.stored_on(entry_id, writer.ledger_id) >= set(after.ensemble)
+        assert await cluster.payloads(writer.ledger_id) == [b"0", b"1", b"2", b"3"]
 
     run(scenario())
 
 
-def test_a_bookie_replaced_before_anything_was_acknowledged_is_replaced_in_place() -> None:
+def test_without_acknowledged_entries_it_is_replaced_in_place() -> None:
     async def scenario() -> None:
-        world = World()
+        cluster = MemoryCluster()
 
-        async with world.writer(write_quorum=3, ack_quorum=3) as writer:
+        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
             failed = writer.metadata.last_segment.ensemble[0]
-            world.down = {failed}
+            cluster.down = {failed}
             await writer.add(b"0")
-            (segment,) = (await world.metadata(writer.ledger_id)).segments
+            (segment,) = (await cluster.metadata(writer.ledger_id)).segments
 
         assert failed not in segment.ensemble
 
@@ -74,105 +74,104 @@ def test_a_bookie_replaced_before_anything_was_acknowledged_is_replaced_in_place
 def test_an_acknowledgement_of_a_replaced_bookie_does_not_count(
     first_s: float, second_s: float
 ) -> None:
-    """Entry 1 is on the first bookie, which fails entry 2, soon on the second, late on the
-    third."""
+    """Entry 1 reaches the first bookie, which fails entry 2, then the second, late the third."""
 
     async def scenario() -> None:
-        world = World()
+        cluster = MemoryCluster()
 
-        async with world.writer(write_quorum=3, ack_quorum=2) as writer:
+        async with cluster.writer(write_quorum=3, ack_quorum=2) as writer:
             first, second, third = writer.metadata.last_segment.ensemble
             await writer.add(b"0")
-            world.tree.latency = partial(world.clock.sleep, 1.0)
+            cluster.tree.latency = partial(cluster.clock.sleep, 1.0)
 
             async def spoil(call: Call) -> None:
                 if (call.bookie, call.entry_id) == (first, 2):
                     raise UnavailableError("EIO")
-                await world.clock.sleep(
+                await cluster.clock.sleep(
                     {first: first_s, second: second_s, third: 30}.get(call.bookie, 60)
                 )
 
-            world.bookies.before = spoil
+            cluster.bookies.before = spoil
             one, _ = [await writer.send(payload) for payload in (b"1", b"2")]
             await one
 
-            named = (await world.metadata(writer.ledger_id)).segment_of(1).ensemble
+            named = (await cluster.metadata(writer.ledger_id)).segment_of(1).ensemble
             assert first not in named
-            assert len(world.holders(1, writer.ledger_id) & set(named)) >= 2
+            assert len(cluster.stored_on(1, writer.ledger_id) & set(named)) >= 2
 
     run(scenario())
 
 
-def test_late_failures_of_a_replaced_bookie_are_not_held_against_its_replacement() -> None:
+def test_late_failures_of_a_replaced_bookie_are_ignored() -> None:
     async def scenario() -> None:
-        world = World()
+        cluster = MemoryCluster()
 
-        async with world.writer(write_quorum=3, ack_quorum=3) as writer:
+        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
             failing = writer.metadata.last_segment.ensemble[0]
 
             async def fail_later_and_later(call: Call) -> None:
                 if call.bookie == failing:
-                    await world.clock.sleep(call.entry_id)
+                    await cluster.clock.sleep(call.entry_id)
                     raise UnavailableError("EIO")
 
-            world.bookies.before = fail_later_and_later
+            cluster.bookies.before = fail_later_and_later
             futures = [await writer.send(b"entry") for _ in range(5)]
             await futures[-1]
-            await world.clock.sleep(10)
+            await cluster.clock.sleep(10)
             await writer.add(b"entry")
 
-            assert (await world.manager.read(writer.ledger_id)).version == 1
+            assert (await cluster.manager.read(writer.ledger_id)).version == 1
 
     run(scenario())
 
 
-def test_a_bookie_that_fails_while_another_is_being_replaced_is_replaced_too() -> None:
+def test_a_bookie_that_fails_during_a_change_is_replaced_too() -> None:
     async def scenario() -> None:
-        world = World()
+        cluster = MemoryCluster()
 
-        async with world.writer(write_quorum=3, ack_quorum=3) as writer:
+        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
             first, second, _ = writer.metadata.last_segment.ensemble
-            world.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
-            world.bookies.fail(second, Op.ADD, Fault(error=UnavailableError, delay_s=1))
+            cluster.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
+            cluster.bookies.fail(second, Op.ADD, Fault(error=UnavailableError, delay_s=1))
             await writer.add(b"0")
-            (segment,) = (await world.metadata(writer.ledger_id)).segments
+            (segment,) = (await cluster.metadata(writer.ledger_id)).segments
 
         assert not {first, second} & set(segment.ensemble)
-        assert world.holders(0, writer.ledger_id) == set(segment.ensemble)
+        assert cluster.stored_on(0, writer.ledger_id) == set(segment.ensemble)
 
     run(scenario())
 
 
-def test_a_replacement_that_fails_is_replaced_in_its_turn() -> None:
+def test_a_replacement_that_fails_is_replaced_in_turn() -> None:
     async def scenario() -> None:
-        world = World()
+        cluster = MemoryCluster()
 
-        async with world.writer(write_quorum=3, ack_quorum=3) as writer:
+        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
             ensemble = writer.metadata.last_segment.ensemble
             others = sorted(set(BOOKIES) - set(ensemble))
             for bookie in (ensemble[0], *others[:2]):
-                world.bookies.fail(bookie, Op.ADD, Fault(error=UnavailableError))
+                cluster.bookies.fail(bookie, Op.ADD, Fault(error=UnavailableError))
             await writer.add(b"0")
-            (segment,) = (await world.metadata(writer.ledger_id)).segments
+            (segment,) = (await cluster.metadata(writer.ledger_id)).segments
 
         assert segment.ensemble[0] == others[2]
 
     run(scenario())
 
 
-def test_without_a_replacement_writing_goes_on_as_long_as_an_ack_quorum_is_left() -> None:
+def test_without_a_replacement_an_ack_quorum_is_enough_to_write() -> None:
     async def scenario() -> None:
-        world = World()
+        cluster = MemoryCluster()
 
-        async with world.writer(ensemble_size=5, write_quorum=3, ack_quorum=2) as writer:
+        async with cluster.writer(ensemble_size=5, write_quorum=3, ack_quorum=2) as writer:
             ensemble = writer.metadata.last_segment.ensemble
-            world.unwritable = set(BOOKIES)
-            world.bookies.fail(ensemble[0], Op.ADD, Fault(error=UnavailableError))
+            cluster.unwritable = set(BOOKIES)
+            cluster.bookies.fail(ensemble[0], Op.ADD, Fault(error=UnavailableError))
             adds = [await writer.add(b"entry") for _ in range(5)]
             assert adds == [0, 1, 2, 3, 4]
-            assert (await world.metadata(writer.ledger_id)).last_segment.ensemble == ensemble
+            assert (await cluster.metadata(writer.ledger_id)).last_segment.ensemble == ensemble
 
-            world.bookies.fail(ensemble[1], Op.ADD, Fault(error=UnavailableError))
+            cluster.bookies.fail(ensemble[1], Op.ADD, Fault(error=UnavailableError))
             await writer.send(b"entry 5, for bookie indexes 0 to 2")
             with pytest.raises(NotEnoughBookiesError):
                 await writer.add(b"entry 6")
@@ -181,22 +180,22 @@ def test_without_a_replacement_writing_goes_on_as_long_as_an_ack_quorum_is_left(
 
 
 @pytest.mark.compat("BookieRecoveryTest.testMetadataConflictWithRecovery", verdict="same")
-def test_a_change_of_the_ensemble_survives_a_repair_of_an_earlier_segment() -> None:
+def test_a_repair_of_an_earlier_segment_is_kept_by_a_change() -> None:
     async def scenario() -> None:
-        world = World()
+        cluster = MemoryCluster()
 
-        async with world.writer(write_quorum=3, ack_quorum=3) as writer:
+        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
             first, second, third = writer.metadata.last_segment.ensemble
             await writer.add(b"0")
-            world.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
+            cluster.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
             await writer.add(b"1")
             other = (set(BOOKIES) - {*writer.metadata.bookies}).pop()
-            found = await world.manager.read(writer.ledger_id)
+            found = await cluster.manager.read(writer.ledger_id)
             repaired = Segment(first_entry_id=0, ensemble=(other, second, third))
-            await world.manager.write(
+            await cluster.manager.write(
                 writer.ledger_id, found.metadata.with_segment(repaired), read_as=found
             )
-            world.bookies.fail(second, Op.ADD, Fault(error=UnavailableError))
+            cluster.bookies.fail(second, Op.ADD, Fault(error=UnavailableError))
             await writer.add(b"2")
             closed = await writer.close()
 
@@ -207,18 +206,20 @@ def test_a_change_of_the_ensemble_survives_a_repair_of_an_earlier_segment() -> N
 
 
 @pytest.mark.parametrize("error", [UnauthorizedError, RejectedError])
-def test_what_every_bookie_would_refuse_stops_the_writer_and_replaces_nobody(
+def test_an_error_of_every_bookie_stops_the_writer(
     error: type[BookmenderError],
 ) -> None:
-    async def scenario() -> None:
-        world = World()
+    """It replaces none."""
 
-        async with world.writer() as writer:
+    async def scenario() -> None:
+        cluster = MemoryCluster()
+
+        async with cluster.writer() as writer:
             for bookie in BOOKIES:
-                world.bookies.fail(bookie, Op.ADD, Fault(error=error))
+                cluster.bookies.fail(bookie, Op.ADD, Fault(error=error))
             with pytest.raises(error):
                 await writer.add(b"entry")
-            assert (await world.manager.read(writer.ledger_id)).version == 0
+            assert (await cluster.manager.read(writer.ledger_id)).version == 0
 
     run(scenario())
 
@@ -235,7 +236,7 @@ BEFORE = OPEN.last_segment
 CHANGE = Segment(first_entry_id=4, ensemble=(A, B, D))
 
 
-def test_a_change_appends_a_segment_or_replaces_the_one_that_starts_there() -> None:
+def test_a_change_appends_a_segment_or_replaces_the_one_there() -> None:
     in_place = Segment(first_entry_id=0, ensemble=(A, B, D))
 
     assert changed_by_writer(OPEN, CHANGE, before=BEFORE).segments == (BEFORE, CHANGE)
@@ -243,13 +244,13 @@ def test_a_change_appends_a_segment_or_replaces_the_one_that_starts_there() -> N
 
 
 @pytest.mark.compat("MetadataUpdateLoopTest.testConflictOnWriteBothWritingSame", verdict="same")
-def test_a_change_that_is_there_already_is_not_made_twice() -> None:
+def test_an_existing_change_is_not_made_twice() -> None:
     changed = OPEN.with_segment(CHANGE)
 
     assert changed_by_writer(changed, CHANGE, before=BEFORE) is changed
 
 
-def test_a_change_keeps_what_it_does_not_know() -> None:
+def test_a_change_keeps_unknown_fields() -> None:
     segment = Segment(first_entry_id=0, ensemble=(A, B, C), unknown_fields=b"new")
     metadata = OPEN.with_segment(segment)
     in_place = Segment(first_entry_id=0, ensemble=(A, B, D))
@@ -276,7 +277,7 @@ def test_only_an_open_ledger_changes_its_ensemble(state: LedgerState) -> None:
     "MetadataUpdateLoopTest.testNewestValueCannotBeUsedAfterReadBack",
     verdict="same",
 )
-def test_an_ensemble_that_somebody_else_changed_is_not_ours_to_change() -> None:
+def test_an_ensemble_changed_by_another_client_is_not_ours() -> None:
     other = OPEN.with_segment(Segment(first_entry_id=0, ensemble=(A, D, C)))
 
     with pytest.raises(ConflictError):
@@ -288,7 +289,7 @@ def test_an_ensemble_that_somebody_else_changed_is_not_ours_to_change() -> None:
     verdict="same",
 )
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-def test_a_writer_closes_also_while_somebody_recovers(state: LedgerState) -> None:
+def test_a_writer_may_close_during_a_recovery(state: LedgerState) -> None:
     metadata = OPEN.with_state(state)
 
     closed = closed_by_writer(metadata, last_entry_id=4, length=50)

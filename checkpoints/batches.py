@@ -1,0 +1,224 @@
+"""Reading the feed in batches, without a client's tasks: from one checkpoint id to another.
+
+A batch covers the checkpoints after ``begin`` up to ``end``. It has each ledger once, at its latest
+version within the batch. Reading a batch again gives the same changes. ``read_batch`` proves that
+no checkpoint is left out: each one names the id before it.
+
+An ``Offset`` is a place in the feed that outlives processes, such as Spark's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from typing import Final, Self
+
+from checkpoints.chain import FeedChain, Segment, read_chain
+from checkpoints.feed_ledgers import FeedLedgers, logs_after
+from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId, Version
+from checkpoints.model import ledger_id_of as ledger_id_of_key
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.errors import BookmenderError, CorruptionError, SettingsError, UnavailableError
+from ledgers.manager import LedgerManager
+from ledgers.store import MetadataStore
+from replication.znodes import ClusterPaths
+
+LAGGING_TRIES: Final = 20
+LAGGING_WAIT_S: Final = 0.25
+"""A reader may ask bookies that do not know the end of the log yet. It asks again this often."""
+CHANGES_AT_ONCE: Final = 8_000
+
+
+class ChangesLostError(BookmenderError):
+    """The feed does not have these changes any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """A place in the feed: everything up to this checkpoint was given. ``generation``: of the
+    feed; ids of different generations have nothing in common."""
+
+    generation: int
+    checkpoint: CheckpointId
+
+    @classmethod
+    def parse(cls, stored: Mapping[str, object]) -> Self:
+        """Raises SettingsError if it is not an offset of the feed."""
+        generation, checkpoint = stored.get("generation"), stored.get("checkpoint")
+        if not isinstance(generation, int) or not isinstance(checkpoint, int):
+            raise SettingsError(f"not an offset of the change feed: {dict(stored)}")
+        return cls(generation=generation, checkpoint=checkpoint)
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The changes after ``begin`` up to ``end``, ids of checkpoints of one feed."""
+
+    generation: int
+    begin: CheckpointId
+    end: CheckpointId
+
+    @property
+    def is_empty(self) -> bool:
+        return self.begin >= self.end
+
+
+def latest_offset(start: Offset, end: Offset) -> Offset:
+    """Return where the next batch ends. ``end``: of the log, as far as it is known: a new reader
+    may know less than the one before it."""
+    if start.generation == end.generation and start.checkpoint > end.checkpoint:
+        return start
+    return end
+
+
+def batch_between(start: Offset, end: Offset, *, may_lose: bool) -> Batch:
+    """Return the batch between two offsets.
+
+    ``may_lose``: go on with a new feed if the one of ``start`` was disabled. Raises
+    ChangesLostError, because what changed between the two is unknown.
+    """
+    if start.generation != end.generation:
+        if not may_lose:
+            raise ChangesLostError(
+                "the change feed was disabled and enabled again, and what changed between is not "
+                "known. Compare your state with all ledgers, and go on with another checkpoint "
+                "location, or with failOnDataLoss=false",
+                before=start.generation,
+                after=end.generation,
+            )
+        return Batch(generation=end.generation, begin=NO_CHECKPOINT, end=end.checkpoint)
+    return Batch(generation=end.generation, begin=start.checkpoint, end=end.checkpoint)
+
+
+def segments_of(chain: FeedChain, batch: Batch) -> list[Segment]:
+    """Return the log ledgers that may have checkpoints of the batch, latest first."""
+    found = [each for each in logs_after(chain, batch.begin) if each.previous_id < batch.end]
+    return found[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerChange:
+    """The latest version of a ledger within a batch. ``fingerprint``: None if it is deleted."""
+
+    ledger_id: int
+    version: Version
+    time_ms: int
+    fingerprint: int | None
+
+    @property
+    def is_deleted(self) -> bool:
+        return self.fingerprint is None
+
+
+class BatchReader:
+    """Reads batches from the log."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        paths: ClusterPaths,
+        manager: LedgerManager,
+        bookies: Bookies,
+        clock: Clock,
+    ) -> None:
+        self._store, self._paths, self._clock = store, paths, clock
+        self._ledgers = FeedLedgers(manager, bookies, clock)
+
+    async def read(
+        self, batch: Batch, *, may_lose: bool = False
+    ) -> AsyncGenerator[list[LedgerChange], None]:
+        """Yield the changes of a batch, latest first, each ledger once. Use it within ``aclosing``.
+
+        ``may_lose``: give what the feed still has. Otherwise raises ChangesLostError if it lacks a
+        part of the batch. Raises UnavailableError.
+        """
+        seen: set[bytes] = set()
+        changes: list[LedgerChange] = []
+        async with aclosing(self._checkpoints(batch, may_lose=may_lose)) as checkpoints:
+            async for checkpoint in checkpoints:
+                for span in checkpoint.spans:
+                    if span.key in seen or span.end <= batch.begin:
+                        continue
+                    seen.add(span.key)
+                    if (ledger_id := ledger_id_of_key(span.key)) is not None:
+                        change = LedgerChange(
+                            ledger_id=ledger_id,
+                            version=span.end,
+                            time_ms=checkpoint.time_ms,
+                            fingerprint=span.fingerprint,
+                        )
+                        changes.append(change)
+                if len(changes) >= CHANGES_AT_ONCE:
+                    yield changes
+                    changes = []
+                    await asyncio.sleep(0)
+        if changes:
+            yield changes
+
+    async def _checkpoints(
+        self, batch: Batch, *, may_lose: bool
+    ) -> AsyncGenerator[Checkpoint, None]:
+        """Yield all checkpoints of the batch, latest first."""
+        if batch.is_empty:
+            return
+        expected = batch.end
+        for _ in range(LAGGING_TRIES):
+            chain = await self._read_chain()
+            is_kept = chain.is_enabled and chain.generation == batch.generation
+            async with aclosing(self._backwards(chain, batch)) as checkpoints:
+                async for checkpoint in checkpoints:
+                    if not is_kept or checkpoint.id < expected:
+                        break
+                    if checkpoint.id > expected:
+                        raise CorruptionError(
+                            "checkpoints overlap", checkpoint_id=checkpoint.id, expected=expected
+                        )
+                    yield checkpoint
+                    expected = checkpoint.previous_id
+                    if expected <= batch.begin:
+                        return
+            if not is_kept or not chain.logs or expected <= chain.logs[0].previous_id:
+                if may_lose:
+                    return
+                raise _lost(batch, expected)
+            if expected < batch.end:
+                raise UnavailableError("the log changed while it was read", checkpoint_id=expected)
+            await self._clock.sleep(LAGGING_WAIT_S)  # the end of the batch is not visible yet
+        raise UnavailableError("the log is not readable up to this checkpoint", id=batch.end)
+
+    async def _backwards(self, chain: FeedChain, batch: Batch) -> AsyncGenerator[Checkpoint, None]:
+        """Yield the checkpoints up to the end of the batch that the log has, latest first."""
+        for segment in segments_of(chain, batch):
+            opened = await self._ledgers.open(segment.ledger_id)
+            if opened is None:  # retention has deleted it, or the leader is about to create it
+                continue
+            async with aclosing(self._ledgers.checkpoints_backwards(opened)) as checkpoints:
+                async for _, checkpoint in checkpoints:
+                    if checkpoint.id <= batch.end:
+                        yield checkpoint
+
+    async def _read_chain(self) -> FeedChain:
+        await self._store.sync(self._paths.feed)  # the server of this session may lag
+        stored = await read_chain(self._store, self._paths)
+        if stored.error is not None:
+            raise UnavailableError(f"the chain of the feed is unreadable: {stored.error}")
+        if stored.value is None:
+            raise UnavailableError("the feed has no chain", path=self._paths.feed)
+        return stored.value
+
+
+def _lost(batch: Batch, to_id: CheckpointId) -> ChangesLostError:
+    return ChangesLostError(
+        "the change feed keeps only later changes. Compare your state with all ledgers, and go on "
+        "with failOnDataLoss=false or another checkpoint location. To keep more, enable the feed "
+        "with a longer retention",
+        from_id=batch.begin,
+        to_id=to_id,
+    )

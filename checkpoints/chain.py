@@ -1,0 +1,302 @@
+"""The chain: the znode that says whether the feed is on, and which ledgers it consists of.
+
+The chain changes only by compare-and-set. A leader's write also proves its leadership (rule S9).
+Readers follow the znode.
+
+No ledger of the feed is ever forgotten. A ledger is named here before it is created, and until it
+is deleted:
+
+1. ``segments`` names the ledgers of the log and the bases, in order. The id is reserved and written
+   here, and then the ledger is created with exactly this id.
+   A second write says that it was created; only then the first checkpoint follows. So if a ledger
+   does not exist, this tells whether checkpoints are lost with it.
+2. ``unfinished`` names a base that is being written. When it is complete, it becomes a segment.
+3. ``deleting`` names ledgers that are no longer needed. The leader deletes them, and then removes
+   their ids from the list.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from ledgers.errors import (
+    ConflictError,
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    UnavailableError,
+)
+from ledgers.store import MetadataStore, MultiFailed, SetData, Stat
+from replication.records import Count, Record, Stored, TimeMs, read_stored
+from replication.transactions import Batcher
+from replication.znodes import ClusterPaths, ensure_znode
+
+TRIES_MAX = 5
+RETENTION_DEFAULT_S = 7 * 86_400
+
+
+class Kind(enum.Enum):
+    LOG = "log"
+    BASE = "base"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A ledger of the feed.
+
+    ``previous_id``: of a log, the ``previous_id`` of its first checkpoint; of a base, the id of the
+    last checkpoint before the base was begun. ``begun_ms``: wall clock.
+    """
+
+    ledger_id: Count
+    kind: Kind
+    previous_id: Count
+    begun_ms: TimeMs
+    size_bytes: Count = 0
+    """Size of a base; 0 for a log."""
+    is_created: bool = False
+    """True if the ledger exists, or did. A log without it has no checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedChain(Record):
+    """The feed. ``generation``: grows each time that the feed is enabled; checkpoints of different
+    generations have nothing in common. ``retention_s``: how long log ledgers are kept."""
+
+    is_enabled: bool
+    generation: Count
+    changed_ms: TimeMs
+    by: str = ""
+    """Who enabled or disabled the feed."""
+    retention_s: Count = RETENTION_DEFAULT_S
+    segments: tuple[Segment, ...] = ()
+    unfinished: tuple[Count, ...] = ()
+    deleting: tuple[Count, ...] = ()
+    lost_ledger_id: Count | None = None
+    """The ledger whose loss made the leader begin this generation; None: an operator did."""
+    renewed_ms: TimeMs = 0
+    """When the leader began this generation, wall clock."""
+
+    @property
+    def logs(self) -> tuple[Segment, ...]:
+        """The ledgers of the log, oldest first."""
+        return tuple(segment for segment in self.segments if segment.kind is Kind.LOG)
+
+    @property
+    def base(self) -> Segment | None:
+        """The newest base."""
+        bases = [segment for segment in self.segments if segment.kind is Kind.BASE]
+        return bases[-1] if bases else None
+
+    def with_log(self, segment: Segment, *, empty: frozenset[int] = frozenset()) -> FeedChain:
+        """Return the chain with another log ledger at its end, and without these empty ones."""
+        kept = tuple(each for each in self.segments if each.ledger_id not in empty)
+        return replace(self, segments=(*kept, segment), deleting=(*self.deleting, *sorted(empty)))
+
+    def with_created(self, ledger_id: int) -> FeedChain:
+        """Return the chain that says that this log ledger was created."""
+        segments = (
+            replace(each, is_created=True) if each.ledger_id == ledger_id else each
+            for each in self.segments
+        )
+        return replace(self, segments=tuple(segments))
+
+    def with_unfinished(self, ledger_id: int) -> FeedChain:
+        """Return the chain with a base that is going to be written. Others are given up."""
+        return replace(self, unfinished=(ledger_id,), deleting=(*self.deleting, *self.unfinished))
+
+    def with_base(self, base: Segment) -> FeedChain:
+        """Return the chain with a complete base. Earlier bases are deleted."""
+        others = tuple(each for each in self.segments if each.kind is not Kind.BASE)
+        old = tuple(each.ledger_id for each in self.segments if each.kind is Kind.BASE)
+        return replace(
+            self,
+            segments=(*others, base),
+            unfinished=tuple(i for i in self.unfinished if i != base.ledger_id),
+            deleting=(*self.deleting, *old),
+        )
+
+    def retained(self, now_ms: int) -> FeedChain:
+        """Return the chain without log ledgers that neither the retention nor the base needs.
+
+        A log ledger is needed while it may have a checkpoint that is younger than the retention,
+        or one that is not in the base. Its end is where the next log ledger begins.
+        """
+        base, logs = self.base, self.logs
+        if base is None:
+            return self
+        old = frozenset(
+            segment.ledger_id
+            for segment, following in pairwise(logs)
+            if following.previous_id <= base.previous_id
+            and following.begun_ms + self.retention_s * 1000 <= now_ms
+        )
+        kept = tuple(each for each in self.segments if each.ledger_id not in old)
+        return replace(self, segments=kept, deleting=(*self.deleting, *sorted(old)))
+
+    def without_lost(self, ledger_id: int) -> FeedChain:
+        """Return the chain without this log ledger and the earlier ones, as retention would drop
+        them. The base must contain them."""
+        ids = [each.ledger_id for each in self.logs]
+        lost = ids[: ids.index(ledger_id) + 1] if ledger_id in ids else []
+        kept = tuple(each for each in self.segments if each.ledger_id not in lost)
+        return replace(self, segments=kept, deleting=(*self.deleting, *lost))
+
+    def without_deleted(self, ledger_ids: frozenset[int]) -> FeedChain:
+        return replace(self, deleting=tuple(i for i in self.deleting if i not in ledger_ids))
+
+    def enabled(
+        self, *, now_ms: int, by: str, retention_s: int, generation_min: int = 0
+    ) -> FeedChain:
+        """Return the chain of a new feed.
+
+        ``generation_min``: a number that grows, such as the time. If the chain was lost, the count
+        of generations was too, and receipts of the lost feed must not count for this one.
+        """
+        return replace(
+            self.disabled(now_ms=now_ms, by=by),
+            is_enabled=True,
+            generation=max(self.generation + 1, generation_min),
+            retention_s=retention_s,
+            lost_ledger_id=None,
+            renewed_ms=0,
+        )
+
+    def renewed(self, *, now_ms: int, lost_ledger_id: int) -> FeedChain:
+        """Return the chain of a new feed, because checkpoints or the base were lost with this
+        ledger. It stays the order of the operator who enabled the feed."""
+        fresh = self.enabled(now_ms=self.changed_ms, by=self.by, retention_s=self.retention_s)
+        return replace(fresh, lost_ledger_id=lost_ledger_id, renewed_ms=now_ms)
+
+    def with_retention(self, retention_s: int) -> FeedChain:
+        return replace(self, retention_s=retention_s)
+
+    def disabled(self, *, now_ms: int, by: str) -> FeedChain:
+        """Return the chain without feed. All its ledgers are deleted by the leader."""
+        gone = (*(segment.ledger_id for segment in self.segments), *self.unfinished)
+        return replace(
+            self,
+            is_enabled=False,
+            changed_ms=now_ms,
+            by=by,
+            segments=(),
+            unfinished=(),
+            deleting=(*self.deleting, *gone),
+        )
+
+
+NO_FEED = FeedChain(is_enabled=False, generation=0, changed_ms=0)
+
+
+async def read_chain(store: MetadataStore, paths: ClusterPaths) -> Stored[FeedChain]:
+    """Raises UnavailableError."""
+    return await read_stored(store, paths.feed, FeedChain.parse)
+
+
+class FeedChangedError(ConflictError):
+    """An operator disabled the feed or enabled it again, or the leader began it again after a
+    loss. ``lost_ledger_id``: the lost ledger, in the latter case."""
+
+    lost_ledger_id: int | None = None
+
+    @classmethod
+    def of(cls, chain: FeedChain) -> FeedChangedError:
+        """Return the error for a client of an earlier generation than this."""
+        if chain.lost_ledger_id is None:
+            return cls("the feed was disabled and enabled again")
+        error = cls("the feed began again after a loss", lost_ledger_id=chain.lost_ledger_id)
+        error.lost_ledger_id = chain.lost_ledger_id
+        return error
+
+
+class ChainWriter:
+    """Changes the chain as leader."""
+
+    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
+        self._store, self._batcher, self._paths = store, batcher, paths
+
+    async def read(self) -> FeedChain:
+        """Return the chain. Raises CorruptionError or UnauthorizedError if it is unreadable,
+        UnavailableError."""
+        return _readable(await read_chain(self._store, self._paths))
+
+    async def change(
+        self, change: Callable[[FeedChain], FeedChain], *, generation: int
+    ) -> tuple[FeedChain, int]:
+        """Replace the chain by ``change`` of it, and return it and the zxid of the write. Writes
+        even if nothing changes.
+
+        The reply proves that the session has seen every event up to this zxid. Raises what ``read``
+        and ``Batcher.send`` raise, UnknownOutcomeError, and FeedChangedError.
+        """
+        for _ in range(TRIES_MAX):
+            await self._store.sync(self._paths.feed)
+            stored = await read_chain(self._store, self._paths)
+            before = _readable(stored)
+            if not before.is_enabled or before.generation != generation:
+                raise FeedChangedError("the feed was disabled, or began again")
+            after = change(before)
+            assert stored.stat is not None
+            try:
+                zxid = await self._put(after, version=stored.stat.version)
+            except (ConflictError, NoNodeError):
+                continue
+            return after, zxid
+        raise UnavailableError("other clients keep changing the record", path=self._paths.feed)
+
+    async def forget_deleted(self, ledger_ids: frozenset[int]) -> None:
+        """Remove deleted ledgers from the list, also while the feed is off."""
+        for _ in range(TRIES_MAX):
+            stored = await read_chain(self._store, self._paths)
+            assert stored.stat is not None
+            try:
+                after = _readable(stored).without_deleted(ledger_ids)
+                await self._put(after, version=stored.stat.version)
+            except (ConflictError, NoNodeError):
+                continue
+            return
+
+    async def _put(self, chain: FeedChain, *, version: int) -> int:
+        write = SetData(path=self._paths.feed, data=chain.to_json(), version=version)
+        try:
+            (stat,) = await self._batcher.send([write])
+        except MultiFailed as failure:
+            raise failure.cause from failure
+        assert isinstance(stat, Stat), stat
+        return stat.mzxid
+
+
+def _readable(stored: Stored[FeedChain]) -> FeedChain:
+    if stored.error is not None:
+        raise stored.error
+    return stored.value or NO_FEED
+
+
+async def order_change(
+    store: MetadataStore, paths: ClusterPaths, change: Callable[[FeedChain], FeedChain]
+) -> FeedChain:
+    """Change the chain by an operator's order. An unreadable chain is replaced. Its ledgers, which
+    cannot be known, remain.
+
+    Raises UnavailableError, ConflictError if others keep changing the chain.
+    """
+    for _ in range(TRIES_MAX):
+        stored = await read_chain(store, paths)
+        if stored.error is not None and not isinstance(stored.error, CorruptionError):
+            raise stored.error
+        after = change(stored.value or NO_FEED)
+        try:
+            if stored.stat is None:
+                await store.create(paths.feed, after.to_json())
+            else:
+                await store.set(paths.feed, after.to_json(), version=stored.stat.version)
+        except NoNodeError:
+            await ensure_znode(store, paths.feed.rpartition("/")[0])
+        except (ConflictError, NodeExistsError):
+            continue
+        else:
+            return after
+    raise ConflictError("other clients keep changing it", path=paths.feed)

@@ -1,0 +1,101 @@
+"""Receipts in memory, for tests and simulations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from checkpoints.model import CheckpointId, Key, Version
+from checkpoints.receipts import Failure, ReceiptRange
+from ledgers.errors import ClientFencedError
+
+
+@dataclass(slots=True)
+class ClientState:
+    """What is stored of one client. ``epoch`` counts the stores that were opened for it."""
+
+    epoch: int = 0
+    low_watermark: CheckpointId | None = None
+    end_by_begin: dict[Version, CheckpointId] = field(default_factory=dict)
+    failures: dict[Key, Failure] = field(default_factory=dict)
+
+
+class MemoryReceipts:
+    """The table that all clients share. It outlives the stores that are opened on it."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, ClientState] = {}
+
+    async def open(self, client: str) -> MemoryReceiptStore:
+        """Return the store of this client, and fence the one opened before."""
+        await asyncio.sleep(0)
+        state = self._clients.setdefault(client, ClientState())
+        state.epoch += 1
+        return MemoryReceiptStore(state)
+
+    def state(self, client: str) -> ClientState:
+        """Return what is stored of a client that was opened before."""
+        return self._clients[client]
+
+
+class MemoryReceiptStore:
+    """A ``ReceiptStore`` in memory."""
+
+    def __init__(self, state: ClientState) -> None:
+        self._all = state
+        self._epoch = state.epoch
+
+    async def store_low_watermark(self, checkpoint_id: CheckpointId) -> None:
+        state = await self._state()
+        state.low_watermark = max(checkpoint_id, state.low_watermark or 0)
+
+    async def get_low_watermark(self) -> CheckpointId | None:
+        return (await self._state()).low_watermark
+
+    async def store_checkpoint_range_receipts(self, ranges: Sequence[ReceiptRange]) -> None:
+        stored = (await self._state()).end_by_begin
+        for begin, end in ranges:
+            stored[begin] = max(end, stored.get(begin, end))
+
+    async def get_checkpoint_range_receipts(
+        self, antecedent: CheckpointId
+    ) -> AsyncGenerator[ReceiptRange, None]:
+        stored = (await self._state()).end_by_begin
+        for begin, end in sorted(stored.items(), reverse=True):
+            if end > antecedent:
+                yield ReceiptRange(begin, end)
+
+    async def purge_checkpoint_receipts(self, ranges: Sequence[ReceiptRange]) -> None:
+        state = await self._state()
+        for each in ranges:
+            state.end_by_begin = {
+                begin: end
+                for begin, end in state.end_by_begin.items()
+                if not each.contains(ReceiptRange(begin, end)) or (begin, end) == each
+            }
+
+    async def store_failure(self, failure: Failure) -> None:
+        failures = (await self._state()).failures
+        before = failures.get(failure.key)
+        if before is None or before.version <= failure.version:
+            failures[failure.key] = failure
+
+    async def get_failures(self) -> Sequence[Failure]:
+        failures = (await self._state()).failures.values()
+        return sorted(failures, key=lambda failure: failure.version)
+
+    async def delete_failure(self, key: Key, *, up_to: Version) -> None:
+        failures = (await self._state()).failures
+        failure = failures.get(key)
+        if failure is not None and failure.version <= up_to:
+            del failures[key]
+
+    async def close(self) -> None:
+        pass
+
+    async def _state(self) -> ClientState:
+        await asyncio.sleep(0)
+        if self._all.epoch != self._epoch:
+            raise ClientFencedError("another process follows the feed as this client")
+        return self._all

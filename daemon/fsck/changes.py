@@ -1,0 +1,204 @@
+"""The ledgers that ``fsck run --changed`` checks: those that changed since the last run.
+
+fsck is a client of the feed. Its receipts follow the results:
+
+1. ``fetch_changes`` reads what the client was not told, or decides that the run checks all ledgers
+   (``why_whole``). The run stores this with its plan.
+2. The run checks the ledgers and stores its results. After a run over all ledgers, the folder's
+   position is that of its begin.
+3. ``acknowledge`` stores the position in the folder of the results, and then the receipts.
+
+A run that dies before step 3 is continued, or the next run is given the same ledgers again. The
+folder knows up to which checkpoint its results are complete. The receipts may be behind it, and
+are raised then. If they are ahead, another folder uses the client, and the run checks all ledgers.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Container
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from auditor.fsck.options import FeedChanges, Level
+from auditor.fsck.results.positions import (
+    ClientPosition,
+    keep_position,
+    read_positions,
+)
+from checkpoints.client import ClusterConnection, open_client_in
+from checkpoints.model import CheckpointId, CommittedVersion, ledger_key
+from checkpoints.recovery import Missed
+from ledgers.errors import SettingsError
+
+FEED_IS_OFF: Final = (
+    "--changed needs the change feed, and the feed is not enabled. Enable it: bookmender feed "
+    "enable. Or run fsck without --changed"
+)
+
+
+class WhyWhole(enum.Enum):
+    """Why a run with ``--changed`` checks all ledgers."""
+
+    FIRST = "first"
+    """No earlier run in this folder followed the feed as this client."""
+    OTHER_LEVEL = "other_level"
+    """The last run of this client was at another level."""
+    NEW_FEED = "new_feed"
+    """The feed was disabled and enabled since the last run."""
+    OTHER_FOLDER = "other_folder"
+    """Changes were acknowledged that this folder has no results of."""
+    RETENTION = "retention"
+    """The log has deleted changes since the last run."""
+
+
+def client_name(level: Level) -> str:
+    """Return the client of runs at this level, unless the user names one."""
+    return f"fsck-{level.value}"
+
+
+def why_whole(
+    known: ClientPosition | None, *, level: Level, generation: int, stored: CheckpointId | None
+) -> WhyWhole | None:
+    """Return why the run checks all ledgers; None if the changes since ``known`` suffice.
+
+    ``known``: of the folder; None: it has none. ``generation``: of the present feed. ``stored``:
+    the low watermark of the client. None: it has no receipts, because a run died before it stored
+    them, or an operator deleted them. The results in the folder count all the same.
+    """
+    if known is None:
+        return WhyWhole.FIRST
+    if known.level is not level:
+        return WhyWhole.OTHER_LEVEL
+    if known.generation != generation:
+        return WhyWhole.NEW_FEED
+    if stored is not None and stored > known.position:
+        return WhyWhole.OTHER_FOLDER
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """``why``: why a new run checks all ledgers; None if it does not. ``changes``: None only for an
+    unfinished run that does not follow the feed, and so cannot be continued with ``--changed``."""
+
+    changes: FeedChanges | None
+    why: WhyWhole | None
+
+
+class _Ignoring:
+    """A listener for changes after ``subscribe``: the next run is given them."""
+
+    async def receive(self, committed: CommittedVersion) -> None:
+        pass
+
+
+def _refuse() -> None:
+    raise SettingsError(FEED_IS_OFF)
+
+
+async def fetch_changes(
+    cluster: ClusterConnection, *, client: str, level: Level, state: Path, **parts: Any
+) -> Fetched:
+    """Return what a new run checks. ``state``: the folder of the positions. ``parts``: for
+    ``open_client_in``. Raises SettingsError if the feed is disabled; UnavailableError."""
+    known = read_positions(state).get(client)
+    async with open_client_in(cluster, name=client, on_disabled=_refuse, **parts) as opened:
+        end = await opened.log.wait_started()
+        generation = opened.log.chain.generation
+        stored = await opened.store.get_low_watermark()
+        why = why_whole(known, level=level, generation=generation, stored=stored)
+        whole = FeedChanges(client=client, generation=generation, position=end, is_whole=True)
+        if why is not None:
+            return Fetched(changes=whole, why=why)
+        assert known is not None
+        if stored is None or stored < known.position:
+            await opened.store.store_low_watermark(known.position)
+        missed = await opened.service.subscribe(_Ignoring())
+        if missed.lifted is not None:
+            return Fetched(changes=whole, why=WhyWhole.RETENTION)
+        changes = _changes_of(missed, client, generation)
+    # The watermark may have passed changes that later ones replace. It is known once all is closed.
+    position = opened.service.low_watermark
+    assert position is not None
+    keep_position(state, client, replace(known, position=position))
+    return Fetched(changes=replace(changes, position=position), why=None)
+
+
+def _changes_of(missed: Missed, client: str, generation: int) -> FeedChanges:
+    ledger_ids, versions, are_deleted = array("q"), array("Q"), bytearray()
+    for committed in missed:
+        if (ledger_id := committed.ledger_id) is not None:
+            ledger_ids.append(ledger_id)
+            versions.append(committed.version)
+            are_deleted.append(committed.is_deleted)
+    return FeedChanges(
+        client=client,
+        generation=generation,
+        position=0,
+        is_whole=False,
+        ledger_ids=ledger_ids,
+        versions=versions,
+        are_deleted=bytes(are_deleted),
+    )
+
+
+class Acknowledged(enum.Enum):
+    """The outcome of storing the receipts of a run."""
+
+    STORED = "stored"
+    NEW_FEED = "new_feed"
+    """The feed was disabled and enabled during the run."""
+    OTHER_FOLDER = "other_folder"
+    """Another run acknowledged changes as this client meanwhile."""
+    RETENTION = "retention"
+    """The log has deleted the changes during the run."""
+
+
+async def acknowledge(
+    cluster: ClusterConnection,
+    changes: FeedChanges,
+    *,
+    level: Level,
+    state: Path,
+    unanswered: Container[int],
+    **parts: Any,
+) -> Acknowledged:
+    """Store the position in the folder, and the receipts of what was checked. After a run over all
+    ledgers the folder has the position already.
+
+    ``unanswered``: ledgers that could not be checked. They get no receipt, so the next run is given
+    them again. Raises UnavailableError, and SettingsError if the feed is disabled: then the next
+    run is given all of it again, except after a run that checked all ledgers.
+    """
+    position = ClientPosition(level=level, generation=changes.generation, position=changes.position)
+    async with open_client_in(cluster, name=changes.client, on_disabled=_refuse, **parts) as opened:
+        if opened.log.chain.generation != changes.generation:
+            return Acknowledged.NEW_FEED
+        stored = await opened.store.get_low_watermark()
+        if changes.is_whole:
+            if stored is not None and stored > changes.position:
+                return Acknowledged.OTHER_FOLDER
+            await opened.store.store_low_watermark(changes.position)
+            return Acknowledged.STORED
+        if stored is not None and stored > changes.position:
+            return Acknowledged.OTHER_FOLDER
+        service = opened.service
+        missed = await service.subscribe(_Ignoring())
+        if missed.lifted is not None:
+            return Acknowledged.RETENTION
+        for committed in missed:
+            if committed.ledger_id is None:  # other kinds of objects are no concern of fsck
+                service.submit_receipt(committed.key, committed.version)
+        for ledger_id, version in zip(changes.ledger_ids, changes.versions, strict=True):
+            if ledger_id not in unanswered:
+                service.submit_receipt(ledger_key(ledger_id), version)
+        # Before the receipts are written, which begins with the next await: else a crash between
+        # the two would look as if another folder used this client.
+        assert service.low_watermark is not None
+        keep_position(state, changes.client, replace(position, position=service.low_watermark))
+    assert service.low_watermark is not None  # later changes may have replaced some
+    keep_position(state, changes.client, replace(position, position=service.low_watermark))
+    return Acknowledged.STORED

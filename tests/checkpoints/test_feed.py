@@ -1,0 +1,415 @@
+"""The feed in a cluster in memory: what a leader writes, and what followers read."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+from structlog.testing import capture_logs
+
+from auditor.ledger_map_updater import LedgerMapUpdater
+from checkpoints.chain import Kind, Segment, order_change
+from checkpoints.model import ledger_key
+from checkpoints.publisher import FeedSettings
+from ledgers.appending import BookiePool
+from ledgers.errors import (
+    NoAnswerError,
+    NoSuchEntryError,
+    UnavailableError,
+    UnsupportedError,
+)
+from ledgers.placement import Candidate
+from tests.checkpoints.feed_cluster import BOOKIES, PATHS, FeedCluster, Follower
+from tests.ledgers.hooked_bookies import Call
+from tests.replication.cluster import in_virtual_time, shut_out
+
+
+@in_virtual_time
+async def test_a_follower_learns_every_change() -> None:
+    cluster = await FeedCluster.start()
+    first = [await cluster.create() for _ in range(5)]
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.wait_published(follower)
+
+        await cluster.change(first[0])
+        await cluster.delete(first[1])
+        await cluster.create()
+        await cluster.wait_published(follower)
+
+    await cluster.assert_log_is_right()
+
+
+@pytest.mark.parametrize("tells_zxids", [True, False])
+@in_virtual_time
+async def test_a_ledger_that_lives_for_a_moment_is_told_as_deleted(tells_zxids: bool) -> None:
+    cluster = await FeedCluster.start()
+    cluster.tree.tells_zxids = tells_zxids
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.create()
+        await cluster.wait_published(follower)
+        ledger_id = await cluster.create()
+        await cluster.delete(ledger_id)
+        await cluster.create()
+        await cluster.wait_published(follower)
+
+        spans = [each for checkpoint in follower.received for each in checkpoint.spans]
+        (told,) = [each for each in spans if each.key == ledger_key(ledger_id)]
+        assert told.is_deleted
+        assert told.begin == 0
+
+
+@in_virtual_time
+async def test_nothing_is_written_until_the_feed_is_enabled() -> None:
+    cluster = await FeedCluster.start()
+    await cluster.create()
+    async with cluster.leader():
+        before = cluster.ledgers()
+        await asyncio.sleep(60)
+
+        assert cluster.ledgers() == before
+
+
+@in_virtual_time
+async def test_the_next_leader_publishes_what_changed_in_between() -> None:
+    cluster = await FeedCluster.start()
+    ids = [await cluster.create() for _ in range(10)]
+    async with cluster.follower() as follower:
+        async with cluster.leader():
+            await cluster.enable()
+            await cluster.wait_published(follower)
+        await cluster.change(ids[0])
+        await cluster.delete(ids[1])
+        await cluster.create()
+        async with cluster.leader():
+            await cluster.wait_published(follower)
+
+    await cluster.assert_log_is_right()
+
+
+async def ids_by_log(follower: Follower) -> set[int]:
+    return set((await follower.log.published_versions()).ledger_ids())
+
+
+@in_virtual_time
+async def test_the_ledgers_of_the_log_are_those_whose_deletion_is_told() -> None:
+    cluster = await FeedCluster.start()
+    kept, deleted = await cluster.create(), await cluster.create()
+    async with cluster.follower() as follower:
+        async with cluster.leader():
+            await cluster.enable()
+            await cluster.wait_published(follower)
+        unseen = await cluster.create()
+        await cluster.delete(deleted)
+
+        assert await ids_by_log(follower) == follower.catalogue.keys() >= {kept, deleted}
+
+        await cluster.delete(unseen)
+        async with cluster.leader():
+            await cluster.wait_published(follower)
+            assert await ids_by_log(follower) == cluster.ledgers().keys()
+        told = {span.key for checkpoint in follower.received for span in checkpoint.spans}
+        assert ledger_key(deleted) in told
+        assert ledger_key(unseen) not in told
+
+
+@in_virtual_time
+async def test_the_ledgers_of_the_log_are_those_of_its_base_and_what_follows() -> None:
+    settings = FeedSettings(roll_bytes=200, base_bytes_min=500, base_factor=0.0)
+    cluster = await FeedCluster.start(settings=settings)
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable(retention_s=1)
+        for number in range(100):
+            created = await cluster.create()
+            if number % 3 == 0:
+                await cluster.delete(created)
+            await asyncio.sleep(1)
+        await cluster.wait_published(follower)
+
+        assert (await cluster.chain()).logs[0].previous_id > 0
+        ours = {i for i in cluster.ledgers() if i >= 1_000}  # those of the feed change all the time
+        assert {i for i in await ids_by_log(follower) if i >= 1_000} == ours
+
+
+@in_virtual_time
+async def test_the_ledgers_of_the_log_are_known_before_its_last_ledger_is_created() -> None:
+    cluster = await FeedCluster.start()
+    async with cluster.follower() as follower:
+        async with cluster.leader():
+            await cluster.enable()
+            await cluster.wait_published(follower)
+        named = Segment(
+            ledger_id=5_000, kind=Kind.LOG, previous_id=follower.log.last_id, begun_ms=0
+        )
+        await order_change(cluster.store, PATHS, lambda chain: chain.with_log(named))
+
+        assert await ids_by_log(follower) == follower.catalogue.keys()
+
+
+@in_virtual_time
+async def test_a_log_that_is_read_less_far_than_it_was_delivered_is_unavailable() -> None:
+    cluster = await FeedCluster.start()
+    await cluster.create()
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.wait_published(follower)
+        await asyncio.sleep(10)
+        follower.log.last_id += 1
+
+        with pytest.raises(UnavailableError):
+            await follower.log.published_versions()
+
+
+@in_virtual_time
+async def test_a_ledger_that_acls_hide_from_the_next_leader_is_told_when_it_is_deleted() -> None:
+    cluster = await FeedCluster.start(settings=FeedSettings(base_bytes_min=1, base_factor=0.0))
+    hidden, other = await cluster.create(), await cluster.create()
+    async with cluster.follower() as follower:
+        async with cluster.leader():
+            await cluster.enable()
+            await cluster.wait_published(follower)
+        leader = cluster.start_leader()
+        shut_out(leader.store, cluster.manager.path(hidden), is_stat_open=False)
+        await cluster.change(other)
+        await asyncio.sleep(60)  # a base was written
+        await cluster.delete(hidden)
+        await cluster.wait_published(follower)
+        await cluster.stop_leader(leader)
+    await cluster.assert_log_is_right()
+
+
+@in_virtual_time
+async def test_the_log_rolls_and_retention_deletes_old_ledgers() -> None:
+    settings = FeedSettings(roll_bytes=200, base_bytes_min=500, base_factor=0.0)
+    cluster = await FeedCluster.start(settings=settings)
+    async with cluster.follower() as follower:
+        async with cluster.leader():
+            await cluster.enable(retention_s=10)
+            for _ in range(100):
+                await cluster.create()
+                await asyncio.sleep(1)
+            await cluster.wait_published(follower)
+            chain = await cluster.chain()
+            assert chain.base is not None
+            assert chain.logs[0].previous_id > 0
+            assert len(chain.logs) < 40
+        ids = [i for i in follower.catalogue if i >= 1_000]
+        await cluster.delete(ids[0])
+        await cluster.change(ids[1])
+        async with cluster.leader():
+            await cluster.wait_published(follower)
+            await asyncio.sleep(60)
+            await cluster.wait_published(follower)
+
+    assert (await cluster.chain()).deleting == ()
+    feed = {segment.ledger_id for segment in (await cluster.chain()).segments}
+    assert {i for i in cluster.ledgers() if i < 1_000} == feed
+
+
+@in_virtual_time
+async def test_a_follower_goes_on_with_a_feed_that_was_enabled_again() -> None:
+    cluster = await FeedCluster.start()
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.wait_published(follower)
+        await cluster.disable()
+        await cluster.create()
+        await asyncio.sleep(60)
+        follower.forget()
+        await cluster.enable()
+        await cluster.wait_published(follower)
+
+    await cluster.assert_log_is_right()
+
+
+@in_virtual_time
+async def test_a_disabled_feed_leaves_no_ledger() -> None:
+    cluster = await FeedCluster.start()
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.wait_published(follower)
+        await cluster.disable()
+        await asyncio.sleep(60)
+
+    assert cluster.ledgers() == {}
+
+
+@in_virtual_time
+async def test_a_ledger_that_cannot_be_deleted_stops_no_housekeeping() -> None:
+    cluster = await FeedCluster.start(settings=FeedSettings(base_bytes_min=1, base_factor=0.0))
+    for _ in range(2):
+        async with cluster.leader(), cluster.follower() as follower:
+            await cluster.enable()
+            await cluster.create()
+            await cluster.wait_published(follower)
+        await cluster.disable()
+    damaged = min((await cluster.chain()).deleting)
+    await cluster.store.set(cluster.manager.path(damaged), b"rubbish", version=-1)
+
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await asyncio.sleep(120)
+        chain = await cluster.chain()
+
+        assert chain.base is not None
+        others = set(chain.deleting) - {damaged}
+        assert all(i > chain.logs[-1].ledger_id for i in others)  # bases that were just replaced
+
+
+@in_virtual_time
+async def test_the_feed_waits_for_bookies_and_misses_nothing() -> None:
+    settings = FeedSettings(pending_max=3)
+    cluster = await FeedCluster.start(settings=settings)
+    async with cluster.leader() as leader, cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.wait_published(follower)
+
+        for bookie in BOOKIES:
+            cluster.bookies.bookie(bookie).is_down = True
+        for _ in range(10):
+            await cluster.create()
+            await asyncio.sleep(30)
+        assert leader.is_leading
+        assert follower.catalogue != cluster.ledgers()
+        assert leader.publisher is not None
+        assert leader.publisher.pending_count <= 4  # too many are forgotten, and found again
+        for bookie in BOOKIES:
+            cluster.bookies.bookie(bookie).start()
+        await cluster.wait_published(follower)
+
+    await cluster.assert_log_is_right()
+
+
+@in_virtual_time
+async def test_two_bookies_are_enough() -> None:
+    cluster = await FeedCluster.start()
+    cluster.unwritable = set(BOOKIES[2:])
+    await cluster.create()
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.wait_published(follower)
+
+        (segment,) = (await cluster.chain()).logs
+        metadata = (await cluster.manager.read(segment.ledger_id)).metadata
+        assert (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum) == (2, 2, 2)
+
+
+@in_virtual_time
+async def test_a_restored_zookeeper_is_reported_and_ends_no_leadership() -> None:
+    cluster = await FeedCluster.start()
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.create()
+        await cluster.wait_published(follower)
+    cluster.tree._zxid = 1
+
+    with capture_logs() as logs:
+        async with cluster.leader() as leader:
+            await asyncio.sleep(30)
+            assert leader.is_leading
+
+    assert len([each for each in logs if each["event"] == "feed.zookeeper_restored"]) == 1
+
+
+@in_virtual_time
+async def test_a_read_that_fails_midway_repeats_no_checkpoint() -> None:
+    cluster = await FeedCluster.start(settings=FeedSettings(interval_s=0.0))
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.create()
+        await asyncio.sleep(10)
+        assert follower.catalogue == cluster.ledgers()
+        before_count = len(follower.received)
+        last_entry_id = max(call.entry_id for call in cluster.bookies.called("add"))
+        failing: set[tuple[str, int]] = {("read_lac", -1)}
+
+        async def fail(call: Call) -> None:
+            if (call.operation, call.entry_id) in failing:
+                raise NoAnswerError("a fault of the test")
+
+        cluster.bookies.before = fail
+        for _ in range(5):  # the follower learns of these checkpoints together
+            await cluster.create()
+            await asyncio.sleep(1)
+        failing |= {("read", last_entry_id + 5)}
+        failing -= {("read_lac", -1)}
+        await asyncio.sleep(30)
+        delivered_count = len(follower.received)
+        failing.clear()
+        await cluster.wait_published(follower)
+
+        assert before_count < delivered_count < len(follower.received)
+    await cluster.assert_log_is_right()
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_created_after_the_feed_was_disabled_is_deleted() -> None:
+    cluster = await FeedCluster.start()
+    has_room = asyncio.Event()
+    writable = cluster.pool.writable
+
+    async def wait_writable() -> list[Candidate]:
+        await has_room.wait()
+        return list(await writable())
+
+    cluster.pool = BookiePool(writable=wait_writable, placement=cluster.pool.placement)
+    async with cluster.leader():
+        await cluster.enable()
+        await asyncio.sleep(30)
+        assert (await cluster.chain()).logs  # reserved, not created
+        await cluster.disable()
+        await asyncio.sleep(30)
+        has_room.set()
+        await asyncio.sleep(60)
+
+    assert cluster.ledgers() == {}
+    assert (await cluster.chain()).deleting == ()
+
+
+@in_virtual_time
+async def test_the_feed_reports_a_zookeeper_that_is_too_old() -> None:
+    cluster = await FeedCluster.start()
+    cluster.tree.has_recursive_watches = False
+    await cluster.create()
+    with capture_logs() as logs:
+        async with cluster.leader() as leader:
+            await cluster.enable()
+            await asyncio.sleep(60)
+            assert leader.is_leading
+
+    (failure,) = [each for each in logs if each["event"] == "feed.write_failed"]
+    assert "3.6" in failure["error"]
+
+
+@in_virtual_time
+async def test_the_wait_for_changes_ends_when_zookeeper_turns_out_to_be_too_old() -> None:
+    cluster = await FeedCluster.start()
+    cluster.tree.has_recursive_watches = False
+    await cluster.create()
+    updater = LedgerMapUpdater(
+        store=cluster.store, manager=cluster.manager, clock=cluster.clock, rescan_interval_s=3_600
+    )
+    waiting = asyncio.ensure_future(updater.wait_known())
+    running = asyncio.ensure_future(updater.run())
+
+    with pytest.raises(UnsupportedError):
+        await asyncio.wait_for(waiting, 60)
+    running.cancel()
+
+
+@in_virtual_time
+async def test_a_log_that_is_deleted_while_it_is_read_can_be_read_again() -> None:
+    cluster = await FeedCluster.start()
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.create()
+        await asyncio.sleep(10)
+
+        async def fail(call: Call) -> None:
+            if call.operation == "read":
+                raise NoSuchEntryError("a fault of the test")
+
+        cluster.bookies.before = fail
+        async with aclosing(follower.log.request_checkpoints(0)) as found:
+            with pytest.raises(UnavailableError):
+                await anext(found)

@@ -1,0 +1,142 @@
+"""The decisions of the recovery that need no store: tables, stale receipts, foreign feeds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from checkpoints.model import Checkpoint, Span, ledger_id_of, ledger_key
+from checkpoints.receipt_book import ReceiptBook
+from checkpoints.receipts import ReceiptRange
+from ledgers.errors import CorruptionError
+
+
+def checkpoint(previous_id: int, id: int, *spans: Span) -> Checkpoint:
+    return Checkpoint(id=id, previous_id=previous_id, time_ms=0, spans=spans)
+
+
+def span(ledger_id: int, end: int) -> Span:
+    return Span(ledger_key(ledger_id), 0, end, end)
+
+
+def missed(book: ReceiptBook, *, now_s: float = 0.0) -> dict[int, int]:
+    found: dict[int, int] = {}
+    while (committed := book.take_missed(now_s=now_s)) is not None:
+        ledger_id = ledger_id_of(committed.key)
+        assert ledger_id is not None
+        assert ledger_id not in found
+        found[ledger_id] = committed.version
+    return found
+
+
+def test_tables_are_rebuilt_without_losing_objects() -> None:
+    """Many objects come and go, more than a table holds before it is rebuilt."""
+    rng = random.Random(1)
+    book = ReceiptBook(low_watermark=0)
+    book.end_recovery()
+    pending: dict[int, int] = {}
+    last_id = 0
+    for _ in range(1_500):
+        ledger_ids = rng.sample(range(3_000), 5)
+        spans = [span(each, last_id + number) for number, each in enumerate(ledger_ids, start=1)]
+        book.add(checkpoint(last_id, last_id + 5, *spans), now_s=0.0)
+        last_id += 5
+        pending |= {each: found.end for each, found in zip(ledger_ids, spans, strict=True)}
+        for ledger_id in rng.sample(sorted(pending), min(len(pending), rng.choice([0, 5, 9]))):
+            book.submit(ledger_key(ledger_id), pending.pop(ledger_id))
+        if (unstored := book.unstored()) is not None:
+            book.mark_stored(unstored)
+
+    assert book.pending_count == len(pending)
+    book.offer_again(shared_until_s=0.0)
+    assert missed(book) == pending
+    assert book.low_watermark is not None
+    assert book.low_watermark < min(pending.values())
+
+
+def test_taking_goes_on_while_the_table_is_rebuilt() -> None:
+    book = ReceiptBook(low_watermark=0)
+    for start in range(18_000, -1, -2_000):
+        spans = [span(start + number, start + number + 1) for number in range(2_000)]
+        book.recover(checkpoint(start, start + 2_000, *spans))
+    book.end_recovery()
+    taken = []
+
+    while (committed := book.take_missed(now_s=0.0)) is not None:
+        taken.append(committed.version)
+        book.submit(committed.key, committed.version)
+
+    assert sorted(taken) == list(range(1, 20_001))
+    assert book.pending_count == 0
+    assert book.low_watermark == 20_000
+
+
+def test_receipts_of_a_foreign_feed_are_forgotten() -> None:
+    """A new feed may cut the same time into other checkpoints."""
+    book = ReceiptBook(low_watermark=10, receipts=[ReceiptRange(15, 24), ReceiptRange(31, 40)])
+
+    for each in (
+        checkpoint(30, 40, span(4, 40)),
+        checkpoint(20, 30, span(3, 30)),
+        checkpoint(0, 20, span(1, 9), span(2, 20)),
+    ):
+        book.recover(each)
+    book.end_recovery()
+
+    assert missed(book) == {2: 20, 3: 30}
+    for ledger_id, version in ((2, 20), (3, 30)):
+        book.submit(ledger_key(ledger_id), version)
+    assert book.low_watermark == 40
+
+
+def test_a_change_beyond_its_checkpoint_is_refused() -> None:
+    book = ReceiptBook(low_watermark=0)
+
+    with pytest.raises(CorruptionError):
+        book.recover(checkpoint(0, 10, span(1, 11)))
+
+
+def test_receipts_that_the_source_does_not_know_yet_are_kept() -> None:
+    """The log of a process that starts may lag behind that of the process before."""
+    book = ReceiptBook(low_watermark=10, receipts=[ReceiptRange(21, 30)])
+    book.recover(checkpoint(10, 20, span(1, 20), span(2, 15)))
+    book.end_recovery()
+
+    assert book.add(checkpoint(20, 30, span(2, 25)), now_s=0.0) == ()
+    assert missed(book) == {1: 20}
+    book.submit(ledger_key(1), 20)
+    assert book.low_watermark == 30
+
+
+def test_a_receipt_of_what_the_filter_leaves_out_subsumes_nothing() -> None:
+    """A change that the client does not want to see does not subsume an earlier one."""
+    book = ReceiptBook(
+        low_watermark=10, receipts=[ReceiptRange(21, 30)], wanted=lambda span: span.end < 20
+    )
+    book.recover(checkpoint(10, 20, span(1, 15)))
+    book.end_recovery()
+
+    assert book.add(checkpoint(20, 30, span(1, 25)), now_s=0.0) == ()
+    assert missed(book) == {1: 15}
+
+
+def test_a_watermark_ahead_of_the_source_is_kept() -> None:
+    book = ReceiptBook(low_watermark=30)
+    assert not book.recover(checkpoint(10, 20, span(1, 20)))
+    book.end_recovery()
+
+    assert book.add(checkpoint(20, 30, span(1, 25)), now_s=0.0) == ()
+    assert [each.end for each in book.add(checkpoint(30, 40, span(1, 35)), now_s=0.0)] == [35]
+
+
+def test_many_separate_receipts_are_looked_up_quickly() -> None:
+    """Each second checkpoint has a receipt. A search through all of them would take minutes."""
+    count = 20_000
+    stored = [ReceiptRange(20 * each + 11, 20 * each + 20) for each in range(count)]
+    book = ReceiptBook(low_watermark=0, receipts=stored)
+    for each in reversed(range(2 * count)):
+        book.recover(checkpoint(10 * each, 10 * each + 10, span(each, 10 * each + 10)))
+    book.end_recovery()
+
+    assert book.missed_count == count

@@ -1,0 +1,383 @@
+"""What the recovery relies on, for every kind of receipt store."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from checkpoints.compaction import compact
+from checkpoints.model import ledger_key
+from checkpoints.receipts import ClientTable, Failure, ReceiptRange, ReceiptStore
+from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
+from checkpoints.stores.zookeeper import ZooKeeperClientTable, ZooKeeperReceiptStore
+from ledgers.errors import ClientFencedError, ConflictError
+from ledgers.memory.store import MemoryStore, MemoryTree
+from tests.checkpoints.stores import KINDS, OpenStore, RunScenario, receipted, receipts, run_on
+
+OpenGeneration = Callable[[str, int], Awaitable[ReceiptStore]]
+"""Opens the store of a client for the feed of this generation."""
+
+
+@pytest.fixture(params=KINDS)
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunScenario:
+    return run_on(request, tmp_path)
+
+
+def failure(ledger_id: int, version: int, because: str = "no space") -> Failure:
+    return Failure(key=ledger_key(ledger_id), version=version, because=because, time_ms=1_000)
+
+
+def test_a_new_client_has_nothing(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+
+        assert await store.get_low_watermark() is None
+        assert await receipts(store) == []
+        assert list(await store.get_failures()) == []
+
+    run(scenario)
+
+
+def test_everything_outlives_the_process(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+        await store.store_low_watermark(2**62)
+        await store.store_checkpoint_range_receipts([ReceiptRange(2**62 + 10, 2**62 + 20)])
+        await store.store_failure(failure(1, 7, "ä\0 reason"))
+        await store.close()
+
+        store = await open_store("catalogue")
+
+        assert await store.get_low_watermark() == 2**62
+        assert await receipts(store) == [(2**62 + 10, 2**62 + 20)]
+        (kept,) = await store.get_failures()
+        assert (kept.key, kept.version, kept.time_ms) == (ledger_key(1), 7, 1_000)
+        assert kept.because.replace("\0", " ") == "ä  reason"
+
+    run(scenario)
+
+
+def test_the_low_watermark_only_rises(run: RunScenario) -> None:
+    """A write that is applied late must not lower it."""
+
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+
+        for written, stored in ((0, 0), (5, 5), (3, 5), (5, 5), (9, 9)):
+            await store.store_low_watermark(written)
+            assert await store.get_low_watermark() == stored
+
+    run(scenario)
+
+
+def test_receipts_come_with_the_highest_begin_first(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+
+        await store.store_checkpoint_range_receipts([ReceiptRange(30, 39), ReceiptRange(10, 19)])
+        await store.store_checkpoint_range_receipts([ReceiptRange(50, 59)])
+        await store.store_checkpoint_range_receipts([])
+
+        assert await receipts(store) == [(50, 59), (30, 39), (10, 19)]
+        assert await receipts(store, 19) == [(50, 59), (30, 39)]
+        assert await receipts(store, 35) == [(50, 59), (30, 39)]
+        assert await receipts(store, 59) == []
+
+    run(scenario)
+
+
+def test_a_receipt_is_extended_and_never_shortened(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+        await store.store_checkpoint_range_receipts([ReceiptRange(10, 19)])
+
+        await store.store_checkpoint_range_receipts([ReceiptRange(10, 29)])
+        await store.store_checkpoint_range_receipts([ReceiptRange(10, 15)])
+
+        assert await receipts(store) == [(10, 29)]
+
+    run(scenario)
+
+
+def test_overlapping_receipts_are_kept(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+
+        await store.store_checkpoint_range_receipts([ReceiptRange(10, 19), ReceiptRange(15, 29)])
+        await store.store_checkpoint_range_receipts([ReceiptRange(12, 13)])
+
+        assert await receipted(store) == set(range(10, 30))
+
+    run(scenario)
+
+
+def test_a_purge_deletes_what_lies_within_and_is_not_equal(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+        ranges = [(10, 19), (30, 39), (50, 59), (70, 79), (90, 99)]
+        await store.store_checkpoint_range_receipts([ReceiptRange(*each) for each in ranges])
+
+        await store.purge_checkpoint_receipts([ReceiptRange(50, 59)])
+        await store.purge_checkpoint_receipts([])
+        assert await receipts(store) == [ReceiptRange(*each) for each in reversed(ranges)]
+
+        await store.purge_checkpoint_receipts([ReceiptRange(31, 78), ReceiptRange(0, 29)])
+        assert await receipts(store) == [(90, 99), (70, 79), (30, 39)]
+
+    run(scenario)
+
+
+def test_compaction_keeps_the_size_constant(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+        await store.store_low_watermark(9)
+        for begin in (60, 20, 40, 10, 50, 30):
+            await store.store_checkpoint_range_receipts([ReceiptRange(begin, begin + 9)])
+        await store.store_checkpoint_range_receipts([ReceiptRange(80, 89), ReceiptRange(5, 9)])
+        await store.store_low_watermark(15)
+
+        await compact(store)
+
+        assert await receipts(store) == [(80, 89), (10, 69)]
+
+    run(scenario)
+
+
+def test_an_interrupted_compaction_loses_nothing(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+        await store.store_low_watermark(9)
+        for begin in (20, 30, 50, 60, 80):
+            await store.store_checkpoint_range_receipts([ReceiptRange(begin, begin + 9)])
+        expected = await receipted(store)
+
+        for steps in range(10):
+            with_limit = _Limited(steps)
+            try:
+                await compact(store, write=with_limit)
+            except InterruptedError:
+                assert await receipted(store) == expected
+
+        assert await receipts(store) == [(80, 89), (50, 69), (20, 39)]
+
+    run(scenario)
+
+
+class _Limited:
+    """Makes so many calls, then raises InterruptedError after one that was applied."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    async def __call__(self, call: object) -> None:
+        assert callable(call)
+        await call()
+        self._left -= 1
+        if self._left < 0:
+            raise InterruptedError
+
+
+def test_failures_are_kept_by_object(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+
+        await store.store_failure(failure(1, 20, "first"))
+        await store.store_failure(failure(2, 10))
+        await store.store_failure(failure(1, 30, "second"))
+        await store.store_failure(failure(1, 25, "late"))
+
+        kept = [(each.key, each.version, each.because) for each in await store.get_failures()]
+        assert kept == [(ledger_key(2), 10, "no space"), (ledger_key(1), 30, "second")]
+
+    run(scenario)
+
+
+def test_a_failure_is_replaced_by_one_of_the_same_version(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+
+        await store.store_failure(failure(1, 20, "first"))
+        await store.store_failure(failure(1, 20, "second"))
+
+        assert [each.because for each in await store.get_failures()] == ["second"]
+
+    run(scenario)
+
+
+def test_a_failure_is_deleted_up_to_a_version(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+        await store.store_failure(failure(1, 20))
+        await store.store_failure(failure(2, 20))
+
+        await store.delete_failure(ledger_key(1), up_to=19)
+        await store.delete_failure(ledger_key(2), up_to=20)
+        await store.delete_failure(ledger_key(3), up_to=20)
+
+        assert [each.key for each in await store.get_failures()] == [ledger_key(1)]
+
+    run(scenario)
+
+
+def test_many_clients_share_one_table(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        names = ("catalogue", "billing", "a/b", "ä")
+        stores = [await open_store(name) for name in names]
+        for number, store in enumerate(stores, start=1):
+            await store.store_low_watermark(number)
+            await store.store_checkpoint_range_receipts([ReceiptRange(10, 10 + number)])
+            await store.store_failure(failure(1, number))
+
+        await stores[0].purge_checkpoint_receipts([ReceiptRange(0, 100)])
+        await stores[0].delete_failure(ledger_key(1), up_to=100)
+
+        assert await receipts(stores[0]) == []
+        for number, store in enumerate(stores[1:], start=2):
+            assert await store.get_low_watermark() == number
+            assert await receipts(store) == [(10, 10 + number)]
+            assert [each.version for each in await store.get_failures()] == [number]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "znodes"])
+def test_operators_see_and_change_all_clients(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    async def scenario(table: ClientTable, open_store: OpenGeneration) -> None:
+        first, second = await open_store("shown", 1), await open_store("shown/2", 1)
+        await first.store_low_watermark(20)
+        await first.store_checkpoint_range_receipts([ReceiptRange(31, 40)])
+        await first.store_failure(failure(4711, 25))
+
+        names = [each.name for each in await table.list()]  # other tests share the server
+        assert [name for name in names if name.startswith("shown")] == ["shown", "shown/2"]
+        assert await table.find("nobody") is None
+        found = await table.find("shown")
+        assert found is not None
+        assert (found.generation, found.low_watermark, found.receipt_count) == (1, 20, 1)
+        assert list(found.failures) == [failure(4711, 25)]
+
+        assert await table.order_retries("shown") == 1
+        (ordered,) = await first.get_failures()
+        assert ordered.is_retry_ordered
+        await first.store_failure(failure(4711, 25))
+        assert list(await first.get_failures()) == [failure(4711, 25)]
+
+        assert await table.delete("shown")
+        assert not await table.delete("shown")
+        assert await table.order_retries("shown") == 0
+        with pytest.raises(ClientFencedError):
+            await first.store_low_watermark(30)
+        await second.store_low_watermark(30)
+
+        again = await open_store("shown", 2)
+        with pytest.raises(ClientFencedError):
+            await first.store_low_watermark(30)
+        assert await again.get_low_watermark() is None
+
+    async def main() -> None:
+        if kind == "znodes":
+            session = MemoryStore(MemoryTree())
+            table: ClientTable = ZooKeeperClientTable(session, folder="/clients")
+
+            async def open_store(client: str, generation: int) -> ReceiptStore:
+                return await ZooKeeperReceiptStore.open(
+                    session, folder="/clients", client=client, generation=generation
+                )
+
+            await scenario(table, open_store)
+            return
+        file = tmp_path / "feed.db"
+        file.touch()
+        url = f"sqlite:///{file}" if kind == "sqlite" else postgresql
+        table = await SqlClientTable.open(url)
+        opened: list[ReceiptStore] = []
+
+        async def open_sql(client: str, generation: int) -> ReceiptStore:
+            opened.append(await SqlReceiptStore.open(url, client=client, generation=generation))
+            return opened[-1]
+
+        await scenario(table, open_sql)
+        await table.close()
+        for store in opened:
+            await store.close()
+
+    postgresql = request.getfixturevalue("postgresql") if kind == "postgresql" else ""
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
+def test_receipts_of_an_earlier_feed_are_deleted(kind: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        session = MemoryStore(MemoryTree())
+
+        async def open_store(generation: int) -> SqlReceiptStore | ZooKeeperReceiptStore:
+            if kind == "znodes":
+                return await ZooKeeperReceiptStore.open(
+                    session, folder="/clients", client="a", generation=generation
+                )
+            url = f"sqlite:///{tmp_path / 'feed.db'}"
+            return await SqlReceiptStore.open(url, client="a", generation=generation)
+
+        store = await open_store(1)
+        await store.store_low_watermark(20)
+        await store.store_checkpoint_range_receipts([ReceiptRange(31, 40)])
+        await store.store_failure(failure(4711, 25))
+        await store.close()
+
+        same = await open_store(1)
+        assert not same.was_reset
+        assert await same.get_low_watermark() == 20
+        await same.close()
+        new = await open_store(2)
+        assert new.was_reset
+        assert await new.get_low_watermark() is None
+        assert await receipts(new) == []
+        assert list(await new.get_failures()) == []
+        await new.close()
+
+        for _ in range(2):  # the process may have died before it could tell
+            new = await open_store(2)
+            assert new.was_reset
+            await new.close()
+        new = await open_store(2)
+        await new.store_low_watermark(30)
+        await new.close()
+        new = await open_store(2)
+        assert not new.was_reset
+        with pytest.raises(ConflictError):  # by a process that read the chain before
+            await open_store(1)
+        assert await new.get_low_watermark() == 30
+        await new.close()
+
+    asyncio.run(main())
+
+
+def test_a_later_process_fences_the_earlier(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        earlier = await open_store("catalogue")
+        await earlier.store_low_watermark(5)
+        other = await open_store("billing")
+        later = await open_store("catalogue")
+
+        for call in (
+            lambda: earlier.store_low_watermark(7),
+            earlier.get_low_watermark,
+            lambda: earlier.store_checkpoint_range_receipts([ReceiptRange(10, 19)]),
+            lambda: receipts(earlier),
+            lambda: earlier.purge_checkpoint_receipts([ReceiptRange(0, 100)]),
+            lambda: earlier.store_failure(failure(1, 7)),
+            earlier.get_failures,
+            lambda: earlier.delete_failure(ledger_key(1), up_to=7),
+        ):
+            with pytest.raises(ClientFencedError):
+                await call()
+
+        assert await later.get_low_watermark() == 5
+        assert await receipts(later) == []
+        assert list(await later.get_failures()) == []
+        await other.store_low_watermark(7)
+
+    run(scenario)

@@ -1,0 +1,143 @@
+"""What only ZooKeeper does: one record by compare-and-set, of limited size."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from checkpoints.receipts import ReceiptRange
+from checkpoints.stores.zookeeper import (
+    RECORD_BYTES_MAX,
+    ZooKeeperReceiptStore,
+    client_path,
+    decode_client,
+)
+from ledgers.errors import (
+    ClientFencedError,
+    CorruptionError,
+    QuotaError,
+    SettingsError,
+    UnavailableError,
+)
+from ledgers.memory.store import Fault, MemoryStore, MemoryTree
+from ledgers.store import Operation
+from tests.checkpoints.stores import receipts
+
+FOLDER = "/clients"
+Scenario = Callable[[MemoryTree, MemoryStore, ZooKeeperReceiptStore], Awaitable[None]]
+
+
+def run(scenario: Scenario) -> None:
+    async def main() -> None:
+        tree = MemoryTree()
+        session = MemoryStore(tree)
+        store = await ZooKeeperReceiptStore.open(session, folder=FOLDER, client="catalogue")
+        await scenario(tree, session, store)
+
+    asyncio.run(main())
+
+
+def test_the_record_is_compact_json() -> None:
+    async def scenario(
+        tree: MemoryTree, session: MemoryStore, store: ZooKeeperReceiptStore
+    ) -> None:
+        await store.store_low_watermark(10)
+        await store.store_checkpoint_range_receipts([ReceiptRange(21, 30), ReceiptRange(31, 40)])
+
+        data = tree.snapshot()[f"{FOLDER}/catalogue"]
+        epoch = decode_client(data, path="").epoch
+        assert data == (
+            b'{"format":1,"epoch":%d,"generation":0,"was_reset":false,"low_watermark":10,'
+            b'"receipts":[[21,40]],"failures":[]}' % epoch
+        )
+
+    run(scenario)
+
+
+def test_a_record_that_would_be_too_large_is_written_when_receipts_merge() -> None:
+    async def scenario(
+        tree: MemoryTree, session: MemoryStore, store: ZooKeeperReceiptStore
+    ) -> None:
+        first = 1 << 40
+        apart = [ReceiptRange(first + each, first + each) for each in range(0, 60_000, 2)]
+        await store.store_checkpoint_range_receipts(apart[:100])
+        with pytest.raises(QuotaError):
+            await store.store_checkpoint_range_receipts(apart)
+        assert len(await receipts(store)) == 100
+        assert len(tree.snapshot()[f"{FOLDER}/catalogue"]) < RECORD_BYTES_MAX
+
+        between = [ReceiptRange(first + each, first + each) for each in range(1, 60_000, 2)]
+        await store.store_checkpoint_range_receipts([*apart, *between])
+
+        assert await receipts(store) == [(first, first + 59_999)]
+
+    run(scenario)
+
+
+def test_a_write_whose_reply_was_lost_can_be_repeated() -> None:
+    async def scenario(
+        tree: MemoryTree, session: MemoryStore, store: ZooKeeperReceiptStore
+    ) -> None:
+        def lose_one(_: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+            if not operations:
+                return None
+            tree.faults = None
+            return Fault.LOST_REPLY
+
+        tree.faults = lose_one
+        with pytest.raises(UnavailableError):
+            await store.store_low_watermark(10)
+        tree.resume(session)
+        await store.store_low_watermark(10)
+        await store.store_low_watermark(11)
+
+        assert await store.get_low_watermark() == 11
+
+    run(scenario)
+
+
+def test_two_processes_may_write_at_the_same_time_until_one_is_fenced() -> None:
+    async def scenario(
+        tree: MemoryTree, session: MemoryStore, store: ZooKeeperReceiptStore
+    ) -> None:
+        async def write_on() -> None:
+            for watermark in itertools.count(1):
+                await store.store_low_watermark(watermark)
+
+        writing = asyncio.ensure_future(write_on())
+        await asyncio.sleep(0.001)
+        later = await ZooKeeperReceiptStore.open(session, folder=FOLDER, client="catalogue")
+        reached = await later.get_low_watermark()
+        with pytest.raises(ClientFencedError):
+            await writing
+
+        assert await later.get_low_watermark() == reached
+
+    run(scenario)
+
+
+def test_a_deleted_client_cannot_go_on() -> None:
+    async def scenario(
+        tree: MemoryTree, session: MemoryStore, store: ZooKeeperReceiptStore
+    ) -> None:
+        await session.delete(f"{FOLDER}/catalogue")
+
+        with pytest.raises(ClientFencedError):
+            await store.store_low_watermark(10)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("client", ["", ".", ".."])
+def test_names_that_are_no_znodes_are_refused(client: str) -> None:
+    with pytest.raises(SettingsError):
+        client_path(FOLDER, client)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"epoch":"a"}', b'{"format":2,"epoch":1}'])
+def test_an_unreadable_record_is_reported(data: bytes) -> None:
+    with pytest.raises(CorruptionError, match="path=/clients/a"):
+        decode_client(data, path="/clients/a")

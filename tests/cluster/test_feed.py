@@ -1,0 +1,172 @@
+"""The change feed on real bookies: a follower's catalogue equals ZooKeeper, whoever leads."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from auditor.election import current_leader
+from checkpoints.chain import RETENTION_DEFAULT_S
+from checkpoints.collector import fingerprint_of
+from checkpoints.log import CheckpointLog
+from daemon.cli.feed import disable_feed, enable_feed, read_feed
+from daemon.demo.workload import Ending
+from daemon.local.cluster import LocalCluster
+from ledgers.clock import SystemClock
+from ledgers.model import LedgerState
+from replication.nodes import live_nodes
+from tests.checkpoints.feed_cluster import Catalogue, Follower
+from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, errors, nodes, shape, wait_for
+from tests.java.messages import Shape
+from tests.java.tool import JavaTool, JavaWriter
+
+pytest_plugins = ["tests.java.fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+CLOCK = SystemClock()
+
+
+@asynccontextmanager
+async def following(on: Bench) -> AsyncIterator[Follower]:
+    log = CheckpointLog(
+        store=on.seen.store,
+        paths=on.seen.paths,
+        manager=on.seen.manager,
+        bookies=on.workload.bookies,
+        clock=CLOCK,
+    )
+    follower = Follower(log=log)
+    log.register_checkpoint_listener(follower)
+    task = asyncio.create_task(log.run())
+    try:
+        yield follower
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def in_zookeeper(on: Bench) -> Catalogue:
+    found: Catalogue = {}
+    async for ledger_ids in on.seen.manager.ledger_ids():
+        for ledger_id in ledger_ids:
+            versioned = await on.seen.manager.find(ledger_id)
+            if versioned is not None:
+                found[ledger_id] = fingerprint_of(versioned.data)
+    return found
+
+
+async def wait_equal(on: Bench, follower: Follower) -> None:
+    async def is_equal() -> bool:
+        return follower.catalogue == await in_zookeeper(on)
+
+    await wait_for(is_equal, "a catalogue that equals ZooKeeper")
+
+
+async def change(on: Bench, number: int) -> None:
+    """Create, close and delete ledgers."""
+    written = await on.write(
+        shape(number), shape(number + 1, ending=Ending.CLOSED), shape(number + 2, entry_count=1)
+    )
+    await on.seen.manager.delete(written[-1].ledger_id, version=-1)
+
+
+def test_a_follower_knows_all_ledgers_though_the_leader_is_killed(
+    module_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        uri = module_cluster.metadata_service_uri
+        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
+            await on.write(shape(0), shape(1))
+            first = start("first", settings=AUDITOR_ONLY)
+
+            async def leads() -> bool:
+                return await current_leader(on.seen.store, on.seen.paths) is not None
+
+            await wait_for(leads, "a leader")
+            second = start("second", settings=AUDITOR_ONLY)
+            await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
+            await wait_equal(on, follower)
+
+            await change(on, 10)
+            await wait_equal(on, follower)
+            await asyncio.to_thread(first.kill)
+            await change(on, 20)
+            await wait_equal(on, follower)
+
+            state = await read_feed(on.seen)
+            assert state.last is not None
+            assert state.last.id == follower.received[-1].id
+            async with aclosing(follower.log.request_checkpoints(0)) as found:
+                logged = [checkpoint.id async for checkpoint in found]
+            assert logged == [checkpoint.id for checkpoint in follower.received][::-1]
+            assert not errors(second)
+
+            segments = {each.ledger_id for each in (state.chain.segments if state.chain else ())}
+            await disable_feed(on.seen, clock=CLOCK)
+
+            async def are_deleted() -> bool:
+                return not segments & (await in_zookeeper(on)).keys()
+
+            await wait_for(are_deleted, "deletion of the feed's ledgers")
+            assert await live_nodes(on.seen.store, on.seen.paths)
+
+    asyncio.run(run())
+
+
+def test_a_follower_sees_each_change_by_javas_client(
+    module_cluster: LocalCluster, tmp_path: Path, java: JavaTool
+) -> None:
+    async def run() -> None:
+        uri = module_cluster.metadata_service_uri
+        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
+            node = start("node", settings=AUDITOR_ONLY)
+            await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
+
+            with JavaWriter(uri, Shape()) as writer:
+                ledger_id = writer.ledger_id
+                await wait_for(lambda: ledger_id in follower.catalogue, "created ledger")
+                await wait_equal(on, follower)
+                assert (await on.seen.manager.read(ledger_id)).metadata.state is LedgerState.OPEN
+                created = follower.catalogue[ledger_id]
+                await asyncio.to_thread(writer.stop)
+            await wait_for(lambda: follower.catalogue[ledger_id] != created, "closed ledger")
+            await wait_equal(on, follower)
+            await asyncio.to_thread(java.delete, uri, [ledger_id])
+            await wait_for(lambda: ledger_id not in follower.catalogue, "deleted ledger")
+            await wait_equal(on, follower)
+
+            assert follower.catalogue.keys() == java.ledger_ids(uri)
+            assert not errors(node)
+            await disable_feed(on.seen, clock=CLOCK)
+
+    asyncio.run(run())
+
+
+def test_a_change_reaches_a_follower_soon(module_cluster: LocalCluster, tmp_path: Path) -> None:
+    """Prints how soon. It asserts nothing about it, because other tests share the processors."""
+
+    async def run() -> None:
+        uri = module_cluster.metadata_service_uri
+        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
+            start("node", settings=AUDITOR_ONLY)
+            await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
+            (written,) = await on.write(shape(0))
+            await wait_equal(on, follower)
+            waits_s = []
+            for _ in range(30):
+                found = await on.seen.manager.read(written.ledger_id)
+                begun_s, count = time.monotonic(), len(follower.received)
+                await on.seen.store.set(
+                    on.seen.manager.path(written.ledger_id), found.data, version=found.version
+                )
+                while len(follower.received) == count:  # noqa: ASYNC110  # measures the time
+                    await asyncio.sleep(0.001)
+                waits_s.append(time.monotonic() - begun_s)
+                await asyncio.sleep(0.05)
+            print(f"change to follower, median: {sorted(waits_s)[15] * 1000:.0f} ms")
+            await disable_feed(on.seen, clock=CLOCK)
+
+    asyncio.run(run())
